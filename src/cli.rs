@@ -13,6 +13,7 @@ mod synth;
 #[cfg(test)]
 mod tests;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 
 pub use self::init::InitArgs;
@@ -23,7 +24,7 @@ pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateA
 pub use self::report::{ReportArgs, ReproduceArgs};
 pub use self::ring::{Announce, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
-pub use self::sweep::{MergeArgs, Shard, SweepArgs, SweepVerb};
+pub use self::sweep::{MergeArgs, SweepArgs, SweepVerb};
 pub use self::synth::SynthArgs;
 use crate::logging::LogFormat;
 
@@ -152,4 +153,13 @@ pub enum Verb {
     /// Write a man page for each command.
     #[command(after_help = "Example: hearth man ~/.local/share/man/man1")]
     Man(ManArgs),
+}
+
+/// Returns a parser for a flag with a fixed list of values: the name, the description and the result of each.
+fn choice<T: Copy + Send + Sync + 'static>(
+    values: &'static [(&'static str, &'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let described = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    let value = |name: String| values.iter().find(|value| value.0 == name).expect("a possible value").2;
+    PossibleValuesParser::new(described).map(value)
 }

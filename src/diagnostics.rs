@@ -9,11 +9,8 @@ use hearth_ring::{KeyError, RingError};
 use hearth_runtime::ExecError;
 use hearth_workflow::{Error, ErrorKind};
 
-/// Exit code if an operation failed.
 pub const EXIT_FAILED: u8 = 1;
-/// Exit code if the input is invalid.
 pub const EXIT_INVALID: u8 = 2;
-/// Exit code if the run did not complete.
 pub const EXIT_INCOMPLETE: u8 = 3;
 
 /// An error with the exit code of the process.
@@ -45,18 +42,10 @@ impl Failure {
         Self::invalid(what).hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
     }
 
-    /// Returns the error as one line of JSON.
     pub fn json(&self) -> String {
-        let (what, inner) = self.parts();
-        let error = serde_json::json!({
-            "error": {
-                "what": what,
-                "where": self.error.place(),
-                "hint": self.error.hint_text().or(inner),
-                "code": self.exit_code,
-            }
-        });
-        error.to_string()
+        let (what, hint) = self.parts();
+        let error = serde_json::json!({ "what": what, "where": self.error.location(), "hint": hint, "code": self.exit_code });
+        serde_json::json!({ "error": error }).to_string()
     }
 
     /// Splits the message into what is wrong and a hint: the message of a library may end with a hint after a
@@ -64,23 +53,20 @@ impl Failure {
     fn parts(&self) -> (&str, Option<&str>) {
         match (self.error.hint_text(), self.error.text().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),
-            _ => (self.error.text(), None),
+            (hint, _) => (self.error.text(), hint),
         }
     }
 
-    /// Adds the place of the error, such as a file.
     #[must_use]
-    pub fn at(self, place: impl fmt::Display) -> Self {
-        Self { error: self.error.at(place), ..self }
+    pub fn at(self, location: impl fmt::Display) -> Self {
+        Self { error: self.error.at(location), ..self }
     }
 
-    /// Adds a hint on how to fix the error.
     #[must_use]
     pub fn hint(self, hint: impl fmt::Display) -> Self {
         Self { error: self.error.hint(hint), ..self }
     }
 
-    /// Returns the error without its exit code.
     pub fn into_error(self) -> Error {
         self.error
     }
@@ -88,12 +74,12 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, inner) = self.parts();
+        let (what, hint) = self.parts();
         writeln!(f, "error: {what}")?;
-        if let Some(place) = self.error.place() {
-            writeln!(f, "where: {place}")?;
+        if let Some(location) = self.error.location() {
+            writeln!(f, "where: {location}")?;
         }
-        if let Some(hint) = self.error.hint_text().or(inner) {
+        if let Some(hint) = hint {
             writeln!(f, "hint:  {hint}")?;
         }
         Ok(())
@@ -125,14 +111,8 @@ impl From<RingError> for Failure {
             _ => EXIT_FAILED,
         };
         let failure = Failure { exit_code, ..Failure::failed(error.what()) };
-        let failure = match error.path() {
-            Some(path) => failure.at(path),
-            None => failure,
-        };
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        let failure = error.path().into_iter().fold(failure, Failure::at);
+        error.hint().into_iter().fold(failure, Failure::hint)
     }
 }
 

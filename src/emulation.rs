@@ -44,7 +44,6 @@ impl EmulatedLinks {
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
     }
 
-    /// Returns the contents of the file.
     pub fn to_json(&self) -> Result<String, Failure> {
         serde_json::to_string_pretty(self).map_err(Failure::failed)
     }
@@ -59,7 +58,7 @@ pub fn paths(path: &Path) -> EmulatedPaths {
     })
 }
 
-/// Returns the maximum delay of the paths in a file at three standard deviations, limited to 1 s.
+/// Returns the greatest delay of the paths in a file: latency * exp(3 sigma), at most 1 s.
 pub fn max_delay(path: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
     let max = EmulatedLinks::read(path).map_or(0.0, |links| {

@@ -67,7 +67,6 @@ pub mod tuned_kernels {
     }
 }
 
-/// Measures the GPU for `hearth profile`.
 #[cfg(not(feature = "gpu"))]
 pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
     match args.gpu {
@@ -78,7 +77,6 @@ pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Fai
     }
 }
 
-/// Measures the GPU for `hearth profile`.
 #[cfg(feature = "gpu")]
 pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
     use hearth_gpu::{CapabilityMask, Gpu, adapters, layers};
@@ -87,17 +85,11 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
 
     use crate::cli::MeasureGpu;
 
-    let found = adapters().into_iter().next();
-    let is_requested = match (args.gpu, &found) {
-        (MeasureGpu::Never, _) | (MeasureGpu::Auto, None) => false,
-        (MeasureGpu::Auto, Some(facts)) => !facts.is_software(),
-        (MeasureGpu::Always, _) => true,
-    };
-    let Some(facts) = found.filter(|_| is_requested) else {
-        return match args.gpu {
-            MeasureGpu::Always => Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
-            _ => Ok(None),
-        };
+    let facts = match (args.gpu, adapters().into_iter().next()) {
+        (MeasureGpu::Always, None) => return Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
+        (MeasureGpu::Always, Some(facts)) => facts,
+        (MeasureGpu::Auto, Some(facts)) if !facts.is_software() => facts,
+        _ => return Ok(None),
     };
     let shares_memory = matches!(facts.kind, "integrated" | "software");
     let memory = match args.gpu_memory {

@@ -20,15 +20,12 @@ pub struct Cancellation(());
 
 impl Cancellation {
     pub fn begin() -> Cancellation {
-        LISTENING.call_once(|| {
-            std::thread::spawn(listen);
-        });
+        LISTENING.call_once(|| spawn_listener(exit_or_cancel()));
         IS_CANCELLED.store(false, Ordering::SeqCst);
         IS_CANCELLABLE.store(true, Ordering::SeqCst);
         Cancellation(())
     }
 
-    /// Returns whether Ctrl-C was pressed since [`Cancellation::begin`].
     pub fn is_requested() -> bool {
         IS_CANCELLED.load(Ordering::SeqCst)
     }
@@ -42,29 +39,43 @@ impl Drop for Cancellation {
 
 /// Calls `handler` in a separate thread at every SIGINT and SIGTERM.
 pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
-    std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-            let (Ok(mut interrupted), Ok(mut terminated)) = signals else { return };
-            loop {
-                tokio::select! {
-                    _ = interrupted.recv() => {}
-                    _ = terminated.recv() => {}
-                }
-                handler();
+    spawn_listener(async move {
+        let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+        let (Ok(mut interrupted), Ok(mut terminated)) = signals else { return };
+        loop {
+            tokio::select! {
+                _ = interrupted.recv() => {}
+                _ = terminated.recv() => {}
             }
-        });
+            handler();
+        }
     });
 }
 
-fn listen() {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-    runtime.block_on(async {
-        while tokio::signal::ctrl_c().await.is_ok() {
-            if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
-                std::process::exit(EXIT_INTERRUPTED);
-            }
+/// Waits for SIGINT or SIGTERM.
+pub async fn termination_signal() {
+    let Ok(mut terminated) = signal(SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminated.recv() => {}
+    }
+}
+
+async fn exit_or_cancel() {
+    while tokio::signal::ctrl_c().await.is_ok() {
+        if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
+            std::process::exit(EXIT_INTERRUPTED);
         }
+    }
+}
+
+/// Runs a future that waits for signals in a separate thread.
+fn spawn_listener(listener: impl Future<Output = ()> + Send + 'static) {
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(listener);
     });
 }

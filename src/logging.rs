@@ -18,7 +18,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::diagnostics::Failure;
 
-/// The environment variable with the filter.
 const VARIABLE: &str = "HEARTH_LOG";
 
 /// The format of diagnostics.
@@ -32,14 +31,14 @@ pub enum LogFormat {
 
 /// Installs the logger. `filter` is the value of `--log`.
 pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
-    let (place, filter) = match filter {
+    let (location, filter) = match filter {
         Some(filter) => ("--log", Some(filter.to_owned())),
         None => (VARIABLE, std::env::var(VARIABLE).ok().filter(|filter| !filter.trim().is_empty())),
     };
     let targets = match filter {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
             Failure::invalid(format!("invalid log filter `{filter}`: {error}"))
-                .at(place)
+                .at(location)
                 .hint("use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),

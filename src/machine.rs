@@ -10,7 +10,7 @@ use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_schema::scenario::DeviceEntry;
 use hearth_workflow::{Error, LoadedScenario, Resolver, check_model_exists};
 
-use crate::cli::GpuWeights;
+use crate::cli::{GpuWeights, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::progress;
@@ -32,7 +32,7 @@ impl Resolver for ThisMachine {
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
-        open_model(path).map(|model| model.profile).map_err(Failure::into_error)
+        open_model(path, GpuWeights::AsStored).map(|model| model.profile).map_err(Failure::into_error)
     }
 }
 
@@ -45,9 +45,23 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     Ok(loaded)
 }
 
-/// Opens a model file, with the GPU of this machine as its backend.
-pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
+/// Reads a scenario and applies the planning flags and the flag `--tokens`.
+pub fn read_scenario_with(
+    path: &Path,
+    planning: &PlanningArgs,
+    tokens: Option<u32>,
+) -> Result<LoadedScenario, Error> {
+    let mut loaded = read_scenario(path)?;
+    planning.overrides().apply(&mut loaded)?;
+    if let Some(tokens) = tokens {
+        loaded.set_tokens(tokens)?;
+    }
+    Ok(loaded)
+}
+
+/// Opens a model file for the CPU and GPU of this machine; `gpu_weights` is the format of the weights on the GPU.
+pub fn open_model(path: &Path, gpu_weights: GpuWeights) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
-    Ok(model.with_backend_factory(gpu::backend_factory(GpuWeights::AsStored)))
+    Ok(model.with_backend_factory(gpu::backend_factory(gpu_weights)))
 }

@@ -10,7 +10,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::interruption::Cancellation;
 
 const SPINNER: &str = "{spinner} {msg} {elapsed}";
-const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
+/// Template of a bar that counts items.
+pub const ITEMS: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
+/// Template of a bar that counts bytes.
+pub const BYTES: &str = "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
 /// Shows the progress of a workflow; Ctrl-C cancels work that can end early.
 pub struct TerminalProgress {
@@ -31,7 +34,7 @@ impl Progress for TerminalProgress {
             return;
         }
         if self.bar.length() != Some(total) {
-            self.bar.set_style(style(if total == 0 { SPINNER } else { BAR }));
+            self.bar.set_style(style(if total == 0 { SPINNER } else { ITEMS }));
             self.bar.set_length(total);
         }
         self.bar.set_position(done);
@@ -50,31 +53,21 @@ impl Drop for TerminalProgress {
     }
 }
 
-/// Returns a progress bar that counts bytes.
-pub fn byte_bar(what: &str, total: u64) -> ProgressBar {
-    bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-        .with_message(what.to_string())
-}
-
-/// Returns a progress bar that counts items.
-pub fn item_bar(what: &str, total: u64) -> ProgressBar {
-    bar(total, BAR).with_message(what.to_string())
-}
-
 /// Returns a spinner with a message and the elapsed time, for work of unknown length.
 pub fn spinner() -> ProgressBar {
-    let spinner = bar(0, SPINNER);
+    let spinner = bar("", 0, SPINNER);
     if !spinner.is_hidden() {
         spinner.enable_steady_tick(Duration::from_millis(120));
     }
     spinner
 }
 
-fn bar(total: u64, template: &str) -> ProgressBar {
+/// Returns a progress bar with a message; hidden if standard error is not a terminal.
+pub fn bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    ProgressBar::new(total).with_style(style(template))
+    ProgressBar::new(total).with_style(style(template)).with_message(what)
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -22,7 +22,6 @@ const MAX_FILE_LEN: u64 = 16 << 20;
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
-/// The prompts of a command line.
 pub enum Prompts {
     Texts(Vec<String>),
     Conversations(Vec<Vec<Message>>),
@@ -33,18 +32,12 @@ pub enum Prompts {
     },
 }
 
-/// A line in JSON of a file of prompts.
+/// A line of a file of prompts that is JSON: a string or an object.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields)]
 enum Line {
     Text(String),
-    Named(Named),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Named {
-    prompt: String,
+    Named { prompt: String },
 }
 
 impl Prompts {
@@ -80,7 +73,6 @@ impl Prompts {
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
-    /// Returns the number of prompts.
     pub fn count(&self) -> usize {
         match self {
             Prompts::Texts(texts) => texts.len(),
@@ -89,7 +81,6 @@ impl Prompts {
         }
     }
 
-    /// Returns the token ids of each prompt.
     pub fn tokens(
         &self,
         model: &LocalModel,
@@ -152,7 +143,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             return Ok(line.to_owned());
         }
         let read = serde_json::from_str(line).map(|line| match line {
-            Line::Text(text) | Line::Named(Named { prompt: text }) => text,
+            Line::Text(text) | Line::Named { prompt: text } => text,
         });
         read.map_err(|_| {
             Failure::invalid("this line begins like JSON but is not a prompt")

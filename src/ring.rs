@@ -15,9 +15,8 @@ use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
 use hearth_workflow::{LoadedScenario, MidRunPlanner};
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::RingArgs;
+use crate::cli::{GpuWeights, RingArgs};
 use crate::diagnostics::Failure;
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
@@ -51,7 +50,8 @@ impl RingBuilder {
     ) -> Result<Self, Failure> {
         let scenario = args.scenario.as_deref().map(read_scenario).transpose()?;
         let mut plan = plan_for_sequences(plan, sequences);
-        let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
+        let open_draft = |path| open_model(path, GpuWeights::AsStored).map(Arc::new);
+        let draft = args.draft_model.as_deref().map(open_draft).transpose()?;
         if let (Some(draft), None) = (&draft, &plan.draft) {
             plan = plan_with_draft(plan, &model, draft)?;
         }
@@ -68,8 +68,8 @@ impl RingBuilder {
             on_fetch: Some(report_fetching()),
             ..RingOptions::default()
         };
-        let (micro_batch, discovery_timeout) =
-            (args.micro_batch.unwrap_or(default_batch), args.discover.map(Duration::from_secs));
+        let micro_batch = args.micro_batch.unwrap_or(default_batch);
+        let discovery_timeout = args.discover.map(Duration::from_secs);
         Ok(Self { plan, model, options, micro_batch, draft_tokens, discovery_timeout })
     }
 
@@ -100,51 +100,45 @@ pub trait TransportTask {
     async fn run<T: Transport>(self, transport: T) -> Self::Output;
 }
 
-/// The emulation of slow links.
-#[derive(Debug, Clone, Copy, Default)]
-pub enum LinkEmulation<'a> {
-    #[default]
-    None,
-    /// Delays everything that this device sends.
-    Delay(Duration),
-    /// Delays messages according to the paths in a file.
-    Paths(&'a Path),
-}
-
-impl<'a> LinkEmulation<'a> {
-    /// Returns the emulation for two flags, of which at most one is given.
-    pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
-        links.map(LinkEmulation::Paths).or(delay.map(LinkEmulation::Delay)).unwrap_or_default()
-    }
+/// The flags of a command that delay what this device sends; at most one is given.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkEmulation<'a> {
+    /// The delay of all messages.
+    pub delay: Option<Duration>,
+    /// The file with the emulated paths to other devices.
+    pub paths: Option<&'a Path>,
 }
 
 /// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
-pub async fn with_transport<V: TransportTask>(
+pub fn run_over_transport<K: TransportTask>(
     key: Option<Key>,
     emulation: LinkEmulation<'_>,
-    task: V,
-) -> V::Output {
-    let (output, delay) = match (emulation, key) {
-        (LinkEmulation::None, Some(key)) => {
-            return task.run(EncryptedTransport::new(TcpTransport, key)).await;
+    task: K,
+) -> Result<K::Output, Failure> {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
+    let output = runtime.block_on(async {
+        match key {
+            Some(key) => run_emulated(EncryptedTransport::new(TcpTransport, key), emulation, task).await,
+            None => run_emulated(TcpTransport, emulation, task).await,
         }
-        (LinkEmulation::None, None) => return task.run(TcpTransport).await,
-        (LinkEmulation::Delay(delay), Some(key)) => {
-            (task.run(DelayedTransport::new(EncryptedTransport::new(TcpTransport, key), delay)).await, delay)
+    });
+    // A thread may still be executing a step; the process does not wait for it.
+    runtime.shutdown_background();
+    Ok(output)
+}
+
+async fn run_emulated<K: TransportTask>(
+    transport: impl Transport,
+    emulation: LinkEmulation<'_>,
+    task: K,
+) -> K::Output {
+    let (output, delay) = match (emulation.paths, emulation.delay) {
+        (Some(file), _) => {
+            let transport = EmulatedTransport::new(transport, emulation::paths(file));
+            (task.run(transport).await, emulation::max_delay(file))
         }
-        (LinkEmulation::Delay(delay), None) => {
-            (task.run(DelayedTransport::new(TcpTransport, delay)).await, delay)
-        }
-        (LinkEmulation::Paths(file), key) => {
-            let paths = emulation::paths(file);
-            let output = match key {
-                Some(key) => {
-                    task.run(EmulatedTransport::new(EncryptedTransport::new(TcpTransport, key), paths)).await
-                }
-                None => task.run(EmulatedTransport::new(TcpTransport, paths)).await,
-            };
-            (output, emulation::max_delay(file))
-        }
+        (None, Some(delay)) => (task.run(DelayedTransport::new(transport, delay)).await, delay),
+        (None, None) => return task.run(transport).await,
     };
     // Waits until the last delayed message is delivered.
     tokio::time::sleep(2 * delay).await;
@@ -174,18 +168,6 @@ fn recovery_policy(
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
     Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
-}
-
-/// Waits for SIGINT or SIGTERM.
-pub async fn termination_signal() {
-    let Ok(mut terminated) = signal(SignalKind::terminate()) else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminated.recv() => {}
-    }
 }
 
 /// Exits when standard input ends, which happens when the parent process ends.

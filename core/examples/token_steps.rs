@@ -1,7 +1,7 @@
 //! Prints the steps in which a ring computes one token.
 //!
-//! `cargo run -p hearth-core --example token_steps`: a model of 8 layers on three devices with windows 2, 2 and 1.
-//! That makes two rounds, of which the last is partial. One token goes around the ring, message by message.
+//! `cargo run -p hearth-core --example token_steps`: a model of 8 layers on three devices with windows of 2, 2 and 1
+//! layers, which makes two rounds, the last of them partial. One token goes around the ring, message by message.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ devices:
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Arc::new(Plan::from_yaml(PLAN)?);
-    let mut ring: Vec<_> = (0..plan.devices.len()).map(|place| Schedule::new(plan.clone(), place)).collect();
+    let mut ring: Vec<_> = (0..plan.devices.len()).map(|index| Schedule::new(plan.clone(), index)).collect();
     let token = Pass::new(0, 0, 1, true);
     let mut next = Some((0, Event::Begin(token)));
-    while let Some((place, event)) = next.take() {
-        for step in ring[place].react(&event)? {
-            println!("{:<8} {}", plan.devices[place].name, description(&plan, &step));
+    while let Some((index, event)) = next.take() {
+        for step in ring[index].react(&event)? {
+            println!("{:<8} {}", plan.devices[index].name, description(&plan, &step));
             if let Step::Send { pass, next_round, receiver, .. } = step {
                 next = Some((receiver, Event::Arrived { pass, round: next_round }));
             }

@@ -1,7 +1,4 @@
 //! A scenario's devices, links and model, with every reference replaced by the profile that it names.
-//!
-//! The command line reads the files that a scenario names and builds a [`Cluster`]. Planners and the simulator
-//! receive it and open no files themselves.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,10 +15,8 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Workload};
 
-/// A device of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// The name of the device in the scenario.
     pub name: String,
     /// The address (`HOST:PORT`) of the device's worker.
     pub address: Option<String>,
@@ -30,7 +25,6 @@ pub struct Member {
     pub residency: Option<ResidencyOptions>,
 }
 
-/// The links between the devices of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkTable {
     links: Links,
@@ -38,10 +32,8 @@ pub struct LinkTable {
     channels: BTreeMap<String, usize>,
 }
 
-/// How two devices are connected.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Connection<'a> {
-    /// A dedicated link.
     Link(&'a Link),
     /// A path over Wi-Fi channels that other devices share.
     Wireless(WirelessPath<'a>),
@@ -69,14 +61,15 @@ impl LinkTable {
     pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
-        let named = self.links.between.iter().find(|named| joins(&named.devices));
-        match named.and_then(|named| named.unreachable) {
-            Some(Unreachable::Both) => return None,
-            Some(Unreachable::Forward) if named.is_some_and(|named| forward(&named.devices)) => return None,
-            _ => {}
-        }
-        if let Some(link) = named.and_then(|named| named.link.as_ref()) {
-            return Some(Connection::Link(link));
+        if let Some(named) = self.links.between.iter().find(|named| joins(&named.devices)) {
+            match named.unreachable {
+                Some(Unreachable::Both) => return None,
+                Some(Unreachable::Forward) if forward(&named.devices) => return None,
+                _ => {}
+            }
+            if let Some(link) = &named.link {
+                return Some(Connection::Link(link));
+            }
         }
         Some(self.wireless_path(from, to).map_or(Connection::Link(&self.links.default), Connection::Wireless))
     }
@@ -107,21 +100,16 @@ impl LinkTable {
 
     /// Checks that every device of a valid plan can reach all devices that it sends to.
     pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachableReceiver> {
-        let shared = Arc::new(plan.clone());
-        for (place, sender) in plan.devices.iter().enumerate() {
+        let (shared, devices) = (Arc::new(plan.clone()), plan.devices.len());
+        for (index, sender) in plan.devices.iter().enumerate() {
             let receivers = match plan.kind.tensor() {
-                None => Schedule::new(shared.clone(), place).receivers(),
-                Some(tensor) => {
-                    Collective { pattern: tensor.all_reduce, devices: plan.devices.len() }.receivers(place)
-                }
+                None => Schedule::new(shared.clone(), index).receivers(),
+                Some(tensor) => Collective { pattern: tensor.all_reduce, devices }.receivers(index),
             };
             for to in receivers {
-                let receiver = &plan.devices[to].name;
-                if self.connection(&sender.name, receiver).is_none() {
-                    return Err(UnreachableReceiver {
-                        sender: sender.name.clone(),
-                        receiver: receiver.clone(),
-                    });
+                let (sender, receiver) = (&sender.name, &plan.devices[to].name);
+                if self.connection(sender, receiver).is_none() {
+                    return Err(UnreachableReceiver { sender: sender.clone(), receiver: receiver.clone() });
                 }
             }
         }
@@ -129,7 +117,6 @@ impl LinkTable {
     }
 }
 
-/// The error that a plan sends between two devices that the scenario marks as unreachable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the plan sends from `{sender}` to `{receiver}`, which the scenario says cannot be reached from there; plan again \
@@ -153,17 +140,13 @@ pub struct Cluster {
     pub draft: Option<ModelProfile>,
     /// Capacity of the key-value cache of a sequence, in tokens.
     pub context: u32,
-    /// The element format of the key-value cache.
     pub kv_cache: KvFormat,
-    /// The format of activations in messages between devices.
     pub activations: ActivationFormat,
     pub workload: Workload,
-    /// The random seed of the run.
     pub seed: u64,
 }
 
 impl Cluster {
-    /// Returns the device with this name.
     pub fn member(&self, name: &str) -> Option<&Member> {
         self.members.iter().find(|member| member.name == name)
     }

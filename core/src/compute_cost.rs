@@ -10,45 +10,40 @@
 //! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
 //! which one thread can stream weights, however fast the disk is ([`stream_rate`]).
 //!
-//! Planner and simulator both use this module, so a plan's prediction and its simulation differ only in memory and
-//! links. A device with a SoC computes on its GPU and NPU instead of its CPU cores ([`crate::soc`]).
-//!
 //! Not here: waiting for weights and contention for the cores, which are simulated.
 
-use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest_rate};
-use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::device::{Cpu, Device, Disk, Gpu, Transfer, nearest_rate};
+use hearth_profiles::model::{FormatShare, ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
 use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
 
-/// The kernel's time to read these bytes ahead into the page cache: allocating, charging and queueing pages.
+/// CPU time of the operating system to read this many bytes ahead: allocating, charging and queueing of pages.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
-/// The kernel's time to unmap and free these bytes with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// CPU time of the operating system to unmap and free this many bytes with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
-/// The kernel's time to scan these bytes for pages to evict.
+/// CPU time of the operating system to scan this many bytes for pages to evict.
 /// source: measured on Linux 6.18: with 200 MiB to age and 200 MiB to evict, the calls for 200 MiB took 60 to 70 ms
 /// instead of 28 ms
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
 /// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
-/// disk: the rate in the profile, or a default that follows from the constants above.
+/// disk: the rate in the profile, or a default from [`PAGE_INSERT_COST`] and [`PAGE_DISCARD_COST`].
 pub fn turnover_rate(disk: &Disk) -> BytesPerSecond {
-    let default =
-        BytesPerSecond(1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST)));
-    disk.turnover.as_ref().map_or(default, |rate| rate.value)
+    let default = 1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST));
+    disk.turnover.as_ref().map_or(BytesPerSecond(default), |rate| rate.value)
 }
 
-/// Returns the rate at which a thread reads ahead if the operating system evicts: the rate of the disk, but at most
-/// that which the CPU time to insert, scan, unmap and free pages allows.
+/// Returns the rate at which a thread reads ahead while the operating system evicts: the rate of the disk, or the
+/// lower rate to which the CPU time for inserting, scanning, unmapping and freeing pages limits it.
 pub fn os_read_ahead_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(
-        disk.read_ahead_rate().0.min(1.0 / (1.0 / turnover_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST))),
-    )
+    let evicting = 1.0 / (1.0 / turnover_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST));
+    BytesPerSecond(disk.read_ahead_rate().0.min(evicting))
 }
 
 fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
@@ -63,7 +58,6 @@ pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
-/// Computation times of one model on one processor.
 #[derive(Debug, Clone)]
 pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
@@ -74,7 +68,7 @@ pub struct ComputeCost<'a> {
     matmul: &'a Rates,
     bandwidth: BytesPerSecond,
     attention: Option<FlopsPerSecond>,
-    kv_copy: &'a hearth_profiles::device::Transfer,
+    kv_copy: &'a Transfer,
     layer_overhead: Seconds,
     /// The SoC that computes layers and the output matrix instead of the CPU, if there is one.
     soc_model: Option<SocLatencyModel<'a>>,
@@ -144,22 +138,17 @@ impl<'a> ComputeCost<'a> {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
-    /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a group.
+    /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a tensor group.
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
-        group
-            .by_format()
-            .map(|(format, share)| {
-                let streamed =
-                    self.streamed.filter(|_| tokens == 1).and_then(|rates| nearest_rate(rates, format));
-                if let Some(rate) = streamed {
-                    return share.flops / rate;
-                }
-                longer(
-                    share.flops * f64::from(tokens) / self.rate(format, tokens),
-                    share.bytes / self.bandwidth,
-                )
-            })
-            .sum()
+        let streamed = self.streamed.filter(|_| tokens == 1);
+        let time = |(format, share): (Format, FormatShare)| {
+            if let Some(rate) = streamed.and_then(|rates| nearest_rate(rates, format)) {
+                return share.flops / rate;
+            }
+            let arithmetic = share.flops * f64::from(tokens) / self.rate(format, tokens);
+            longer(arithmetic, share.bytes / self.bandwidth)
+        };
+        group.by_format().map(time).sum()
     }
 
     /// Returns the time of attention in one layer for all tokens of a pass. Each token attends to one position more
@@ -174,7 +163,7 @@ impl<'a> ComputeCost<'a> {
         longer(work / rate, seen / self.bandwidth)
     }
 
-    /// Returns the arithmetic rate for a format. Profiles without rates have been refused before.
+    /// Returns the arithmetic rate for a format. It is infinite if the profile has none, which was refused earlier.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
         let batched = if tokens > 1 { nearest_rate(self.matmul, format) } else { None };
         batched.or_else(|| nearest_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))

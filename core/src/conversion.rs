@@ -21,8 +21,8 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
     let (mut weights, mut work) = (0u128, Flops(0.0));
     for (from, share) in group.by_format() {
         if is_matrix(group, from) {
-            weights +=
-                u128::from(share.bytes.0) * u128::from(from.block_len()) / u128::from(from.block_bytes());
+            let elements = u128::from(share.bytes.0) * u128::from(from.block_len());
+            weights += elements / u128::from(from.block_bytes());
             work = Flops(work.0 + share.flops.0);
         } else {
             result.add(from, share.bytes, share.flops);

@@ -1,4 +1,4 @@
-//! Solves the instances in a JSON Lines file and prints T, k, w and n of each as a JSON line.
+//! Solves the instances in a JSON Lines file and prints each plan as a JSON line: T, k, w and n (see GLOSSARY.md).
 //!
 //! ```text
 //! cargo run --release -p hearth-halda --example solve_jsonl -- halda/tests/data/lda/small.jsonl [STRATEGY]
@@ -29,10 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(solution) => {
                 let plan = &solution.assignment;
                 let (k, w, n) = (plan.rounds, &plan.window_layers, &plan.gpu_layers);
-                println!(
-                    "{}",
-                    json!({"name": instance.name, "t": solution.seconds(), "k": k, "w": w, "n": n})
-                );
+                let line = json!({"name": instance.name, "t": solution.seconds(), "k": k, "w": w, "n": n});
+                println!("{line}");
             }
             Err(error) => {
                 eprintln!("{file}:{}: {error}", index + 1);

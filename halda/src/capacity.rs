@@ -1,22 +1,18 @@
-//! Layer capacity: the number of layers that a device holds in memory, on its CPU and on its GPU.
+//! Layer capacity: the number of layers that fit in the memory of a device, for its CPU and for its GPU.
 //!
 //! ```text
 //! CPU capacity = x, GPU capacity = floor(GPU memory / b')      in general ([`crate::latency::coefficients`])
 //! CPU capacity + GPU capacity = x                              with Metal, where both share one memory
 //! ```
 //!
-//! These layers need no reading from disk. A device fills the processor that computes a layer faster, then the other
-//! one. The time of a share is therefore convex in its size, and a GPU that is slower than the CPU of its device is
-//! filled last. If the buffers of a device (and, on the head, the output weights) alone exceed its memory, it reads
-//! for every token in any case, and its capacity is zero.
-//!
-//! Not here: the time of reading ([`crate::latency`]), and splits that use a slow GPU to avoid reading
-//! ([`crate::latency::gpu_split`]).
+//! Layers within the capacity (x in main memory; b' bytes each, with the cache) are not read from disk. A device
+//! fills the processor that computes a layer faster, then the other one. The time of a share is therefore convex in
+//! its size, and a GPU that is slower than the CPU of its device is filled last. If the buffers of a device (and, on
+//! the head, the output weights) alone exceed its memory, it reads for every token anyway, and its capacity is zero.
 
-use crate::latency::LatencyModel;
-use crate::strategy::StrategyError;
+use crate::{Assignment, LatencyModel, Proposal, StrategyError};
 
-/// The number of layers that a device holds in memory.
+/// The number of layers that fit in the memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerCapacity {
     pub gpu: u32,
@@ -26,8 +22,12 @@ pub(crate) struct LayerCapacity {
 }
 
 impl LayerCapacity {
-    /// Computes the capacity of a device, at most L on each processor.
-    pub(crate) fn new(model: &LatencyModel, device: usize, head: bool) -> Self {
+    /// Computes the capacity of each device, at most all layers on each processor; device 0 is the head.
+    pub(crate) fn of_all_devices(model: &LatencyModel) -> Vec<Self> {
+        (0..model.device_count()).map(|device| Self::new(model, device, device == 0)).collect()
+    }
+
+    fn new(model: &LatencyModel, device: usize, head: bool) -> Self {
         let costs = &model.devices[device];
         let most = i64::from(model.model_layers());
         let fit = costs.layers_that_fit(head, &model.model);
@@ -43,37 +43,37 @@ impl LayerCapacity {
         Self { gpu: gpu.min(most) as u32, cpu: cpu.min(most) as u32, gpu_first }
     }
 
-    /// Returns the total number of layers that fit.
     pub(crate) fn layers(self) -> u32 {
         self.gpu + self.cpu
     }
 
-    /// Returns n, the number of layers of a window that are on the GPU.
     pub(crate) fn gpu_layers(self, window: u32) -> u32 {
         if self.gpu_first { window.min(self.gpu) } else { window.saturating_sub(self.cpu).min(self.gpu) }
     }
 }
 
-/// Returns the capacities of all devices for a strategy that reads no weights from disk; device 0 is the head.
-///
-/// # Errors
-/// If the devices cannot hold the model in memory, or the head cannot hold a layer.
+/// Returns the capacities of all devices, if together they have memory for the model, and the head for a layer.
 pub(crate) fn capacities(
     model: &LatencyModel,
     strategy: &'static str,
 ) -> Result<Vec<LayerCapacity>, StrategyError> {
-    let capacities: Vec<LayerCapacity> =
-        (0..model.device_count()).map(|device| LayerCapacity::new(model, device, device == 0)).collect();
+    let capacities = LayerCapacity::of_all_devices(model);
     let model_layers = model.model_layers();
     let held = capacities.iter().fold(0_u32, |held, capacity| held.saturating_add(capacity.layers()));
     if held < model_layers {
         return Err(StrategyError::OutOfMemory { strategy, held, model_layers });
     }
     if capacities[0].layers() == 0 {
-        let device = model.instance().devices[0].name.clone();
-        return Err(StrategyError::HeadOutOfMemory { strategy, device });
+        return Err(StrategyError::HeadOutOfMemory { strategy, device: model.device_name(0) });
     }
     Ok(capacities)
+}
+
+/// Proposes one round with these windows, each with as many layers as possible on the faster processor.
+pub(crate) fn one_round(window_layers: Vec<u32>, capacities: &[LayerCapacity]) -> Proposal {
+    let split = |(capacity, window): (&LayerCapacity, &u32)| capacity.gpu_layers(*window);
+    let gpu_layers = capacities.iter().zip(&window_layers).map(split).collect();
+    Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers))
 }
 
 #[cfg(test)]

@@ -46,10 +46,8 @@ pub use latency::coefficients::MemoryCase;
 pub use latency::constraints::{Rules, Violation, violations};
 pub use latency::steady_state::DeviceTiming;
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
-pub use plan_document::{
-    PlanConversionError, PlanError, empty_plan, plan_from_assignment, plan_from_solution,
-};
-pub use problem::assignment::{Assignment, Share, valid_rounds};
+pub use plan_document::{PlanError, empty_plan, plan_from_assignment, plan_from_solution};
+pub use problem::assignment::{Assignment, RoundWindow, Share, valid_rounds};
 pub use problem::instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use problem::total_memory;
 pub use problem::validation::InstanceError;

@@ -2,20 +2,10 @@
 
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
-use crate::baselines::edgeshard::EdgeShard;
-use crate::baselines::even::Even;
-use crate::baselines::exhaustive::Exhaustive;
-use crate::baselines::lingualinked::LinguaLinked;
-use crate::baselines::manual::Manual;
-use crate::baselines::memory_proportional::{MemoryProportional, MemorySizes};
-use crate::baselines::performance_proportional::PerformanceProportional;
-use crate::baselines::single::Single;
-use crate::latency::constraints::Rules;
-use crate::solvers::exact::Exact;
-use crate::solvers::halda::Halda;
-use crate::solvers::overlap::Overlap;
-use crate::solvers::search_space::{HeadChoice, OrderChoice};
-use crate::strategy::Strategy;
+use crate::{
+    EdgeShard, Even, Exact, Exhaustive, Halda, HeadChoice, LinguaLinked, Manual, MemoryProportional,
+    MemorySizes, OrderChoice, Overlap, PerformanceProportional, Rules, Single, Strategy,
+};
 
 /// The options of all strategies. Each strategy uses those that apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,7 +17,7 @@ pub struct StrategyOptions {
     pub best_head: bool,
     /// Whether `overlap` and `exact` choose the order of the ring.
     pub best_order: bool,
-    /// k; `None` lets the strategy choose it.
+    /// The number of rounds per token (k); `None` lets the strategy choose it.
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,
     pub gpu_layers: Option<Vec<u32>>,
@@ -81,43 +71,41 @@ pub const STRATEGY_NAMES: [&str; 13] = [
 /// If there is no such strategy, or it lacks an option that it needs.
 pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
     let StrategyOptions { rules, rounds, .. } = *options;
-    let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
-    let head = if options.best_head { HeadChoice::Best } else { fixed };
+    let first = options.head.unwrap_or(0);
+    let head = if options.best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
     let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
     Ok(match name {
         "exact" => Box::new(Exact { rules, head, rounds, order }),
         "overlap" => Box::new(Overlap { rules, head, rounds, order }),
         "halda" | "halda-shipped" => {
             let base = if name == "halda" { Halda::default() } else { Halda::PRIMA_CPP };
-            let may_drop = rules.may_drop;
-            Box::new(Halda { may_drop, head: options.head.unwrap_or(0), rounds, ..base })
+            Box::new(Halda { may_drop: rules.may_drop, head: first, rounds, ..base })
         }
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional::default()),
         "mem-total" => {
-            let needs = "the total memory of every device";
-            let missing = LookupError::MissingOption { strategy: "mem-total", needs };
-            let totals = options.total_memory.clone().ok_or(missing)?;
-            Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
+            let total =
+                required("mem-total", options.total_memory.clone(), "the total memory of every device")?;
+            Box::new(MemoryProportional { sizes: MemorySizes::Total(total) })
         }
         "perf" => Box::new(PerformanceProportional),
         "edgeshard" => Box::new(EdgeShard),
         "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
-        "manual" => {
-            let missing =
-                LookupError::MissingOption { strategy: "manual", needs: "a window for every device" };
-            Box::new(Manual {
-                head: options.head.unwrap_or(0),
-                rounds,
-                window_layers: options.window_layers.clone().ok_or(missing)?,
-                gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
-                residencies: Vec::new(),
-            })
-        }
+        "manual" => Box::new(Manual {
+            head: first,
+            rounds,
+            window_layers: required("manual", options.window_layers.clone(), "a window for every device")?,
+            gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
+            residencies: Vec::new(),
+        }),
         "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
         _ => return Err(LookupError::UnknownStrategy { name: name.to_owned() }),
     })
+}
+
+fn required<T>(strategy: &'static str, option: Option<T>, needs: &'static str) -> Result<T, LookupError> {
+    option.ok_or(LookupError::MissingOption { strategy, needs })
 }
 
 #[cfg(test)]

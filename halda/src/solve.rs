@@ -2,12 +2,13 @@
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::explanation::{Explanation, PlanToExplain};
-use crate::latency::constraints::{ring_violations, shape_violations, violations};
-use crate::latency::{Breakdown, LatencyModel};
-use crate::problem::assignment::Assignment;
+use crate::explanation::PlanToExplain;
+use crate::latency::constraints::{ring_violations, shape_violations};
 use crate::solvers::relays::with_relays;
-use crate::strategy::{Objective, Proposal, SearchStep, Strategy, StrategyError};
+use crate::{
+    Assignment, Breakdown, Explanation, LatencyModel, Objective, Proposal, SearchStep, Strategy,
+    StrategyError, violations,
+};
 
 /// A plan with its time and its explanation.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +23,6 @@ pub struct Solution {
 }
 
 impl Solution {
-    /// Returns the seconds per token.
     pub fn seconds(&self) -> f64 {
         self.breakdown.seconds
     }
@@ -39,25 +39,21 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     if residencies.is_empty() {
         residencies = model.instance().devices.iter().map(|device| device.runtime.residencies[0]).collect();
     }
-    let broken = match objective {
-        Objective::Paper => violations(model, &assignment, rules),
+    let (broken, breakdown) = match objective {
+        Objective::Paper => (violations(model, &assignment, rules), model.evaluate(&assignment)),
         Objective::SteadyState => {
             let mut broken = ring_violations(model, &assignment, rules);
             if shape_violations(model, &assignment).is_empty() {
                 broken.extend(model.memory_violations(&assignment, &residencies));
             }
-            broken
+            (broken, model.steady_state(&assignment, &residencies))
         }
     };
     let breaks = |violations| StrategyError::ConstraintsViolated { strategy: strategy.name(), violations };
     if !broken.is_empty() {
         return Err(breaks(broken));
     }
-    let breakdown = match objective {
-        Objective::Paper => model.evaluate(&assignment),
-        Objective::SteadyState => model.steady_state(&assignment, &residencies),
-    }
-    .map_err(|violation| breaks(vec![violation]))?;
+    let breakdown = breakdown.map_err(|violation| breaks(vec![violation]))?;
     if search_steps.is_empty() {
         search_steps.push(SearchStep {
             head: assignment.head,
@@ -66,12 +62,12 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             outcome: Ok(breakdown.seconds),
         });
     }
-    let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
-    let is_optimal = strategy.is_optimal() && !limit_costs;
-    let optimum = is_optimal.then_some(breakdown.seconds);
+    let is_limited = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    let is_optimal = strategy.is_optimal() && !is_limited;
+    let (planned, times) = (&assignment, &breakdown);
     let explained =
-        PlanToExplain { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
-    let explanation = Explanation { limit, ..Explanation::new(model, &explained, search_steps, optimum) };
+        PlanToExplain { model, assignment: planned, breakdown: times, rules, objective, is_optimal };
+    let explanation = Explanation { limit, ..Explanation::new(&explained, search_steps) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

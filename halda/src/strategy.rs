@@ -1,22 +1,18 @@
 //! The `Strategy` trait of all planners, with its proposals and errors.
 //!
-//! A strategy only proposes an assignment. [`crate::solve()`] does the rest in the same way for all strategies: it
-//! checks the named constraints, evaluates the latency model and explains the plan. So every returned plan satisfies
-//! the constraints, and its T is evaluated again. A proposal that violates a constraint is an error that names it.
+//! A strategy only proposes an assignment. [`crate::solve()`] checks the named constraints, evaluates the latency
+//! model and explains the plan. A proposal that violates a constraint is an error that names it.
 
 use std::mem::discriminant;
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::latency::LatencyModel;
-use crate::latency::coefficients::MemoryCase;
-use crate::latency::constraints::{Rules, Violation};
-use crate::problem::assignment::Assignment;
+use crate::{Assignment, LatencyModel, MemoryCase, Rules, Violation};
 
 /// The time per token that a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Objective {
-    /// The paper's latency model, which adds computing and reading from disk.
+    /// The prima.cpp paper's latency model, which adds computing and reading from disk.
     #[default]
     Paper,
     /// The steady state, in which devices read ahead ([`crate::latency::steady_state`]).
@@ -25,10 +21,10 @@ pub enum Objective {
 
 /// A planner, which chooses an assignment for an instance.
 pub trait Strategy {
-    /// Returns the name that selects the strategy.
+    /// The name that selects the strategy.
     fn name(&self) -> &'static str;
 
-    /// Returns the optional rules of its plans. By default devices may be dropped, and all rounds are whole.
+    /// Returns which optional rules its plans follow. By default devices may be dropped, and all rounds are whole.
     fn rules(&self) -> Rules {
         Rules { may_drop: true, may_leave_remainder: false }
     }
@@ -48,7 +44,7 @@ pub trait Strategy {
         Vec::new()
     }
 
-    /// Returns whether its plans are optimal under its rules. Their gap is then zero, without another search.
+    /// Returns whether its plans are optimal under its rules, so that no search for the gap to the optimum is needed.
     fn is_optimal(&self) -> bool {
         false
     }
@@ -58,7 +54,7 @@ pub trait Strategy {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
     pub assignment: Assignment,
-    /// The residency of each device. If empty, each device gets the first residency that it allows.
+    /// The residency of each device. If empty, each device gets the first residency of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
     /// Each ring size that was searched, with its outcome; empty if the strategy searches no ring sizes.
     pub search_steps: Vec<SearchStep>,
@@ -71,19 +67,14 @@ pub struct Proposal {
 pub struct SearchLimit {
     /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
-    /// A lower bound of T in seconds; `None` if the skipped part contains no faster plan.
+    /// A lower bound of the time per token (T) in seconds; `None` if the skipped part contains no faster plan.
     pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
     /// Creates a proposal that was found without a search over ring sizes.
     pub fn new(assignment: Assignment) -> Self {
-        Self::with_steps(assignment, Vec::new())
-    }
-
-    /// Creates a proposal with the ring sizes that were searched.
-    pub fn with_steps(assignment: Assignment, search_steps: Vec<SearchStep>) -> Self {
-        Self { assignment, residencies: Vec::new(), search_steps, limit: None }
+        Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), limit: None }
     }
 }
 
@@ -93,7 +84,7 @@ pub struct SearchStep {
     pub head: usize,
     pub rounds: u32,
     pub ring_layers: u32,
-    /// The best T in seconds, or why there is none.
+    /// The minimum time per token in seconds, or why there is no plan.
     pub outcome: Result<f64, InfeasibleReason>,
 }
 
@@ -118,9 +109,13 @@ pub enum InfeasibleReason {
     NoRoute { ring_layers: u32 },
     #[error("`{device}` has no possible window in memory case M{}", case.number())]
     NoWindowInCase { device: String, case: MemoryCase },
-    #[error("a round has {ring_layers} layers, but the assumed memory cases allow at most {held}")]
+    #[error(
+        "a round has {ring_layers} layers, but with the memory cases that the search assumes it has at most {held}"
+    )]
     CasesAllowTooFewLayers { ring_layers: u32, held: i64 },
-    #[error("a round has {ring_layers} layers, but the assumed memory cases require at least {least}")]
+    #[error(
+        "a round has {ring_layers} layers, but with the memory cases that the search assumes it has at least {least}"
+    )]
     CasesRequireMoreLayers { ring_layers: u32, least: i64 },
     #[error(
         "not searched: by the strategy's objective a token takes at least {bound} s, and a faster plan is known"
@@ -135,11 +130,6 @@ pub enum InfeasibleReason {
 }
 
 impl InfeasibleReason {
-    /// Returns whether the ring size was skipped because of other results.
-    fn is_skipped(&self) -> bool {
-        matches!(self, Self::Pruned { .. } | Self::LimitReached { .. })
-    }
-
     /// Returns what to change in the scenario or on the command line.
     pub fn hint(&self) -> &'static str {
         match self {
@@ -202,17 +192,26 @@ pub enum StrategyError {
 }
 
 impl StrategyError {
+    /// Returns the error for the only ring size that was tried, with device 0 as the head.
+    pub(crate) fn no_plan(rounds: u32, ring_layers: u32, reason: InfeasibleReason) -> Self {
+        Self::Infeasible(vec![SearchStep { head: 0, rounds, ring_layers, outcome: Err(reason) }])
+    }
+
     /// Returns what to change in the scenario or on the command line.
     pub fn hint(&self) -> &'static str {
+        let other_strategy = "try another strategy, such as `overlap`";
         match self {
             Self::Infeasible(steps) => {
                 let reasons = || steps.iter().filter_map(|step| step.outcome.as_ref().err());
                 // A skipped ring size says nothing about why there is no plan.
-                let named = reasons().find(|reason| !reason.is_skipped()).or_else(|| reasons().next());
-                named.map_or("try another strategy, such as `overlap`", InfeasibleReason::hint)
+                let is_skipped = |reason: &&InfeasibleReason| {
+                    matches!(reason, InfeasibleReason::Pruned { .. } | InfeasibleReason::LimitReached { .. })
+                };
+                let named = reasons().find(|reason| !is_skipped(reason)).or_else(|| reasons().next());
+                named.map_or(other_strategy, InfeasibleReason::hint)
             }
             Self::ConstraintsViolated { violations, .. } => {
-                violations.first().map_or("try another strategy, such as `overlap`", Violation::hint)
+                violations.first().map_or(other_strategy, Violation::hint)
             }
             Self::Rounds { .. } => "pass one of these to `--rounds`, or omit it so that the planner chooses",
             Self::NoSuchDevice { .. } => "name one of the scenario's devices, counted from 0",
@@ -228,7 +227,7 @@ impl StrategyError {
             Self::NoSolver { .. } => {
                 "build with `--features highs`, or use another strategy, such as `overlap`"
             }
-            Self::Unsolved { .. } => "try another strategy, such as `overlap`",
+            Self::Unsolved { .. } => other_strategy,
             Self::TooManyWindows { .. } => {
                 "use fewer devices, or `--strategy exact`, which does not try every window"
             }
@@ -237,7 +236,6 @@ impl StrategyError {
     }
 }
 
-/// Joins the descriptions of items with semicolons.
 fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
     items.iter().map(describe).collect::<Vec<_>>().join("; ")
 }

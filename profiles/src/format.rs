@@ -90,13 +90,10 @@ formats! {
 }
 
 impl Format {
-    /// Returns the size of a row of `len` weights, `None` if the row is not a whole number of blocks or the size
-    /// overflows.
+    /// Returns the size of a row of `len` weights, `None` if that is no whole number of blocks or the size overflows.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
-        len.is_multiple_of(self.block_len())
-            .then(|| (len / self.block_len()).checked_mul(self.block_bytes()))
-            .flatten()
-            .map(Bytes)
+        let blocks = len.is_multiple_of(self.block_len()).then(|| len / self.block_len())?;
+        blocks.checked_mul(self.block_bytes()).map(Bytes)
     }
 
     pub fn bits_per_weight(self) -> f64 {

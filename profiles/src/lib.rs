@@ -1,4 +1,4 @@
-//! Units, device and link profiles, and model shapes for all other crates, and measurements of this machine.
+//! Units, device and link profiles, model shapes, and measurements of this machine, for all other crates.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

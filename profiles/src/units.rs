@@ -37,7 +37,7 @@ pub struct FlopsPerSecond(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Layers(pub u32);
 
-/// A frequency in events per second.
+/// A rate in occurrences per second, such as tokens per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct PerSecond(pub f64);
 
@@ -54,27 +54,14 @@ pub struct Fraction(pub f64);
 pub enum UnitError {
     /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
-    MissingUnit {
-        text: String,
-        /// A correct example.
-        example: &'static str,
-    },
-    /// A unit of another kind of quantity, or an unknown one.
+    MissingUnit { text: String, example: &'static str },
+    /// A unit of another kind of quantity, or an unknown one. `known` is a suggestion: the unit that was probably
+    /// meant, or all units of this kind.
     #[error("`{unit}` is not a unit of {kind}: {known}")]
-    UnknownUnit {
-        unit: String,
-        kind: &'static str,
-        /// A suggestion: the unit that was probably meant, or all units of this kind.
-        known: String,
-    },
+    UnknownUnit { unit: String, kind: &'static str, known: String },
     /// The number cannot be parsed, is not finite, or is negative.
     #[error("`{text}` is not {kind}: write a finite number, not below zero, and a unit, as in `{example}`")]
-    Number {
-        text: String,
-        kind: &'static str,
-        /// A correct example.
-        example: &'static str,
-    },
+    Number { text: String, kind: &'static str, example: &'static str },
 }
 
 /// Smallest number that is written with a unit other than the base unit.
@@ -82,9 +69,20 @@ const MIN_NUMBER: f64 = 1e-3;
 
 /// A quantity that can be rounded for display.
 pub trait Rounded {
-    /// Rounds to four significant digits, which is finer than the precision of a measurement.
+    /// Rounds to the value with the shortest decimal text of at most four significant digits, which is finer than the
+    /// precision of a measurement.
     #[must_use]
     fn rounded(self) -> Self;
+}
+
+impl<Q: Unit> Rounded for Q {
+    fn rounded(self) -> Self {
+        let base = self.to_base();
+        // Excludes KiB, Mbit and min.
+        let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
+        let texts = decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
+        texts.min_by_key(|text| length(text)).and_then(|text| Self::parse(&text).ok()).unwrap_or(self)
+    }
 }
 
 /// Parsing and formatting of one kind of quantity.
@@ -152,16 +150,6 @@ trait Unit: Sized {
             // A few fractions have no exact text in percent; this is the nearest one.
             .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
-
-    /// Rounds to the value with the shortest decimal text of at most four significant digits.
-    fn to_four_digits(&self) -> Option<Self> {
-        let base = self.to_base();
-        // Excludes KiB, Mbit and min.
-        let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
-        let spellings =
-            decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
-        Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
-    }
 }
 
 /// Returns whether `written` probably means the unit `name`: they differ only in case, or `written` is a rate with
@@ -186,12 +174,11 @@ fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
-/// Returns the sort key of a text: its length, then the number of digits before the decimal point.
+/// Returns the key for choosing the shortest text: its length, then the number of digits before the decimal point.
 fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
 
-/// Rounds `value` to `digits` significant digits.
 fn significant(value: f64, digits: usize) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -201,23 +188,18 @@ fn significant(value: f64, digits: usize) -> f64 {
 }
 
 macro_rules! quantity {
-    ($name:ident, $kind:literal, $example:literal, $from:expr, $to:expr, [$(($unit:literal, $factor:expr)),+ $(,)?]) => {
+    ($($name:ident, $kind:literal, $example:literal, $convert:expr, [$(($unit:literal, $factor:expr)),+ $(,)?];)+) => {$(
         impl Unit for $name {
             const KIND: &'static str = $kind;
             const EXAMPLE: &'static str = $example;
             const UNITS: &'static [(&'static str, f64)] = &[$(($unit, $factor)),+];
             fn from_base(value: f64) -> Option<Self> {
                 #[allow(clippy::redundant_closure_call)]
-                ($from)(value)
+                ($convert)(value).map($name)
             }
+            #[allow(clippy::cast_lossless)] // `f64::from` exists for some of the types only
             fn to_base(&self) -> f64 {
-                #[allow(clippy::redundant_closure_call)]
-                ($to)(self)
-            }
-        }
-        impl Rounded for $name {
-            fn rounded(self) -> Self {
-                self.to_four_digits().unwrap_or(self)
+                self.0 as f64
             }
         }
         impl FromStr for $name {
@@ -258,7 +240,7 @@ macro_rules! quantity {
                 deserializer.deserialize_any(Text)
             }
         }
-    };
+    )+};
 }
 
 const KIB: f64 = 1024.0;
@@ -272,86 +254,30 @@ fn whole(value: f64, limit: f64) -> Option<f64> {
     (rounded < limit).then_some(rounded)
 }
 
-quantity!(
-    Bytes,
-    "a size in bytes",
-    "4.1 GiB",
-    |v| whole(v, 1.8e19).map(|v| Bytes(v as u64)),
-    |b: &Bytes| b.0 as f64,
-    [
-        ("B", 1.0),
-        ("KiB", KIB),
-        ("MiB", MIB),
-        ("GiB", GIB),
-        ("TiB", TIB),
-        ("kB", 1e3),
-        ("MB", 1e6),
-        ("GB", 1e9),
-        ("TB", 1e12),
-    ]
-);
-quantity!(
-    Seconds,
-    "a time",
-    "5 ms",
-    |v| Some(Seconds(v)),
-    |s: &Seconds| s.0,
-    [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("min", 60.0),]
-);
-quantity!(
-    BytesPerSecond,
-    "a rate in bytes per second",
-    "2.98 GB/s",
-    |v| Some(BytesPerSecond(v)),
-    |r: &BytesPerSecond| r.0,
-    [
-        ("B/s", 1.0),
-        ("kB/s", 1e3),
-        ("MB/s", 1e6),
-        ("GB/s", 1e9),
-        ("TB/s", 1e12),
-        ("KiB/s", KIB),
-        ("MiB/s", MIB),
-        ("GiB/s", GIB),
-        ("kbit/s", 1e3 / 8.0),
-        ("Mbit/s", 1e6 / 8.0),
-        ("Gbit/s", 1e9 / 8.0),
-    ]
-);
-quantity!(
-    Flops,
-    "an amount of work",
-    "2.4 GFLOP",
-    |v| Some(Flops(v)),
-    |f: &Flops| f.0,
-    [("FLOP", 1.0), ("MFLOP", 1e6), ("GFLOP", 1e9), ("TFLOP", 1e12),]
-);
-quantity!(
-    FlopsPerSecond,
-    "a speed in operations per second",
-    "40 GFLOP/s",
-    |v| Some(FlopsPerSecond(v)),
-    |f: &FlopsPerSecond| f.0,
-    [("FLOP/s", 1.0), ("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12)]
-);
-quantity!(
-    Layers,
-    "a number of layers",
-    "80 layers",
-    |v| whole(v, 4.0e9).filter(|&whole| whole == v).map(|v| Layers(v as u32)),
-    |l: &Layers| f64::from(l.0),
-    [("layers", 1.0), ("layer", 1.0)]
-);
-quantity!(
-    PerSecond,
-    "a number of times per second",
-    "0.15 /s",
-    |v| Some(PerSecond(v)),
-    |r: &PerSecond| r.0,
-    [("/s", 1.0), ("/min", 1.0 / 60.0)]
-);
-quantity!(Watts, "a power", "2.7 W", |v| Some(Watts(v)), |p: &Watts| p.0, [("W", 1.0), ("mW", 1e-3)]);
-quantity!(Fraction, "a share", "90 %", |v| Some(Fraction(v)), |s: &Fraction| s.0, [("%", 0.01)]);
+quantity! {
+    Bytes, "a size in bytes", "4.1 GiB", |v| whole(v, 1.8e19).map(|v| v as u64), [
+        ("B", 1.0), ("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB),
+        ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12),
+    ];
+    Seconds, "a time", "5 ms", Some, [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("min", 60.0)];
+    BytesPerSecond, "a rate in bytes per second", "2.98 GB/s", Some, [
+        ("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12),
+        ("KiB/s", KIB), ("MiB/s", MIB), ("GiB/s", GIB),
+        ("kbit/s", 1e3 / 8.0), ("Mbit/s", 1e6 / 8.0), ("Gbit/s", 1e9 / 8.0),
+    ];
+    Flops, "an amount of work", "2.4 GFLOP", Some, [
+        ("FLOP", 1.0), ("MFLOP", 1e6), ("GFLOP", 1e9), ("TFLOP", 1e12),
+    ];
+    FlopsPerSecond, "a speed in operations per second", "40 GFLOP/s", Some, [
+        ("FLOP/s", 1.0), ("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12),
+    ];
+    Layers, "a number of layers", "80 layers",
+        |v| whole(v, 4.0e9).filter(|&whole| whole == v).map(|v| v as u32),
+        [("layers", 1.0), ("layer", 1.0)];
+    PerSecond, "a number of times per second", "0.15 /s", Some, [("/s", 1.0), ("/min", 1.0 / 60.0)];
+    Watts, "a power", "2.7 W", Some, [("W", 1.0), ("mW", 1e-3)];
+    Fraction, "a share", "90 %", Some, [("%", 0.01)];
+}
 
 macro_rules! additive {
     ($($name:ident),+) => {$(

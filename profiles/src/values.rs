@@ -18,10 +18,8 @@ use crate::units::Fraction;
 
 /// A quantity and its source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a value and where it comes from, such as `{value: 5 ms, source: \"measured\"}`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "a value and where it comes from, such as `{value: 5 ms, source: \"measured\"}`")]
 pub struct Sourced<T> {
     /// The quantity, with its unit.
     pub value: T,

@@ -20,6 +20,5 @@ mod text;
 mod timeline;
 pub mod validation;
 
-pub use comparison::Comparison;
 pub use report::{Report, ReportError};
 pub use text::escape::csv_field;

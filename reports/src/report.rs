@@ -5,6 +5,7 @@
 //!
 //! Traces are validated first, so that all other code can rely on their times and device indices.
 
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_schema::Trace;
 
 use crate::charts::lines::LineChart;
@@ -15,11 +16,9 @@ use crate::published::PublishedResults;
 use crate::published::matching::{self, MatchError};
 use crate::sections;
 use crate::text::escape;
-use crate::timeline::tokens;
 
 /// Maximum time in a trace, in nanoseconds: 104 days. Up to this value an `f64` represents every nanosecond.
 const MAX_TIME: u64 = 1 << 53;
-/// Maximum number of devices in a plan.
 const MAX_DEVICES: usize = 1024;
 
 /// The reason why no report can be made from the traces.
@@ -46,7 +45,7 @@ pub enum ReportError {
 #[derive(Debug, Clone)]
 pub struct Report {
     traces: Vec<Trace>,
-    comparison: Comparison,
+    pub comparison: Comparison,
     sweeps: Vec<LineChart>,
 }
 
@@ -81,23 +80,19 @@ impl Report {
         self
     }
 
-    pub fn comparison(&self) -> &Comparison {
-        &self.comparison
-    }
-
     /// Returns all files: names relative to the report's folder, and contents.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let mut files = sections::document(&self.comparison, &self.traces, &self.sweeps).files();
         files.push(("comparison.csv".to_owned(), csv::comparison(&self.comparison)));
         files.push(("comparison.json".to_owned(), json(&self.comparison)));
         for (run, trace) in self.comparison.runs.iter().zip(&self.traces) {
-            files.push((format!("{}.perfetto.json", run.label), perfetto::export(trace)));
+            files.push((format!("{}.perfetto.json", run.label), perfetto::export(&[(None, trace)])));
         }
         for pair in &self.comparison.pairs {
-            let [predicted, measured] = [pair.predicted, pair.measured]
-                .map(|run| (self.comparison.runs[run].label.as_str(), &self.traces[run]));
-            let name = format!("{}-{}.perfetto.json", predicted.0, measured.0);
-            files.push((name, perfetto::overlay(&[predicted, measured])));
+            let both = [pair.predicted, pair.measured];
+            let labels = both.map(|run| self.comparison.runs[run].label.as_str());
+            let traces = both.map(|run| (Some(self.comparison.runs[run].label.as_str()), &self.traces[run]));
+            files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export(&traces)));
         }
         files
     }
@@ -125,7 +120,7 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
             return Err(ReportError::BadSpan { trace: number, what, index, start, end });
         }
     }
-    match tokens::of(trace).iter().find(|token| token.end < token.start) {
+    match TokenTimes::from_trace(trace).decode_steps.iter().find(|token| token.end < token.start) {
         Some(token) => Err(ReportError::TokenOrder { trace: number, pass: token.pass }),
         None => Ok(()),
     }

@@ -37,10 +37,8 @@ const MIN_SHARE_LEFT: f64 = 0.01;
 
 /// A change to a device or its links during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`")]
 pub struct Event {
     /// The time of the event from the start of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +124,7 @@ pub enum RejoinTime {
     NextRequest,
 }
 
-/// The change of an event.
+/// What an event changes. An event has exactly one change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
     Load(Load),
@@ -176,10 +174,9 @@ impl Event {
     fn validate(&self, place: &str) -> Result<Change, DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let Some(change) = self.change() else {
-            return refuse(
-                "give exactly one of `load`, `memory`, `swap`, `slow`, `disk_load`, `leaves: true`, `returns` or `stalls: true`"
-                    .into(),
-            );
+            let known =
+                "`load`, `memory`, `swap`, `slow`, `disk_load`, `leaves: true`, `returns` or `stalls: true`";
+            return refuse(format!("give exactly one of {known}"));
         };
         let key = change.key();
         if self.at.is_some() == self.token.is_some() {
@@ -196,20 +193,13 @@ impl Event {
                 return refuse(format!("`{name}` is longer than {MAX_TIME}"));
             }
         }
-        let needs_duration = change == Change::Stalls;
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
         match self.duration {
-            Some(_) if has_no_duration => {
-                return refuse(format!("`{key}` has no `for`: end it with a later event"));
-            }
-            None if needs_duration => return refuse(format!("`{key}` needs `for`, a duration")),
-            Some(duration) if duration.0 <= 0.0 => {
-                return refuse("`for` is 0 s: give a longer duration".into());
-            }
-            _ => {}
+            Some(_) if has_no_duration => refuse(format!("`{key}` has no `for`: end it with a later event")),
+            None if change == Change::Stalls => refuse(format!("`{key}` needs `for`, a duration")),
+            Some(duration) if duration.0 <= 0.0 => refuse("`for` is 0 s: give a longer duration".into()),
+            _ => self.check_values(change, place).map(|()| change),
         }
-        self.check_values(change, place)?;
-        Ok(change)
     }
 
     fn check_values(&self, change: Change, place: &str) -> Result<(), DocumentError> {
@@ -241,7 +231,7 @@ impl Event {
         }
     }
 
-    /// Returns start and end in seconds, `None` for an event that happens after a token.
+    /// Returns start and end in seconds from the start of the run, `None` for an event that happens after a token.
     fn span(&self) -> Option<(f64, f64)> {
         let at = self.at?.0;
         Some((at, self.duration.map_or(f64::INFINITY, |duration| at + duration.0)))
@@ -251,18 +241,15 @@ impl Event {
 /// Checks the events of a scenario. `names` are the names of its devices.
 pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
     if events.len() > MAX_EVENTS {
-        return Err(DocumentError::invalid(format!(
-            "`events` has {} entries; the maximum is {MAX_EVENTS}",
-            events.len()
-        )));
+        let what = format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len());
+        return Err(DocumentError::invalid(what));
     }
     let mut changes = Vec::new();
     for (index, event) in events.iter().enumerate() {
         let place = format!("events[{index}]");
         if let Some(name) = event.device.as_deref().filter(|name| !names.contains(name)) {
-            return Err(DocumentError::invalid(format!(
-                "{place} names `{name}`, which is not a device here"
-            )));
+            let what = format!("{place} names `{name}`, which is not a device here");
+            return Err(DocumentError::invalid(what));
         }
         changes.push(event.validate(&place)?);
     }
@@ -271,6 +258,7 @@ pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), Document
 }
 
 /// Checks that changes of the same kind do not overlap on a device, except `load` and `memory`, which add up.
+/// [`validate_presence`] checks `leaves` and `returns`.
 fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let adds_up = |change: &Change| {
         matches!(change, Change::Load(_) | Change::Memory(_) | Change::Leaves | Change::Returns(_))
@@ -280,11 +268,8 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
         for (earlier, (other, their)) in events.iter().zip(changes).enumerate().take(index) {
             let same_device =
                 event.device == other.device || event.device.is_none() || other.device.is_none();
-            let Some((begins, ends)) = other.span().filter(|_| same_device && their.key() == change.key())
-            else {
-                continue;
-            };
-            if from < ends && begins < to {
+            let is_same = same_device && their.key() == change.key();
+            if is_same && other.span().is_some_and(|(begins, ends)| from < ends && begins < to) {
                 return Err(DocumentError::invalid(format!(
                     "events[{index}]: `{}` overlaps that of events[{earlier}]: shorten one (`for`) or merge them",
                     change.key()

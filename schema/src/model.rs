@@ -9,11 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A reference to a model: a shipped model, a model document or a GGUF file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
-)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`")]
 pub struct ModelRef {
     /// The name of a shipped model, such as `llama-70b`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,16 +23,16 @@ pub struct Pass {
     /// Whether a token is sampled after the last position.
     pub output: bool,
     /// The index of the sequence, from 0.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub sequence: u32,
     /// The number of drafted tokens. They are the last tokens of the pass, and a token is sampled after each of them
     /// too.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub drafted: u32,
 }
 
-/// Whether a number is zero, which is omitted in documents.
-pub(crate) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
+/// Whether a value is the default, which is omitted in documents.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -42,8 +42,8 @@ impl Pass {
         Self { index, first_position, tokens, output, sequence: 0, drafted: 0 }
     }
 
-    /// Returns the number of positions after which a token is sampled: the last one, and one more for each drafted
-    /// token.
+    /// Returns the number of positions after which a token is sampled: 0 without `output`, else the last one
+    /// and one for each drafted token.
     pub fn output_count(&self) -> u32 {
         if self.output { self.drafted.saturating_add(1) } else { 0 }
     }

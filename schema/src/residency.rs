@@ -45,13 +45,7 @@ pub enum Residency {
 
 impl std::fmt::Display for Residency {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.pad(match self {
-            Residency::Os => "os",
-            Residency::Windowed => "windowed",
-            Residency::Managed => "managed",
-            Residency::Pinned => "pinned",
-            Residency::Sliding => "sliding",
-        })
+        self.serialize(f)
     }
 }
 
@@ -213,7 +207,7 @@ impl ResidencyOptions {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
-    /// Returns the format to which matrices are converted on the GPU or on the CPU, `None` if they are not converted.
+    /// Returns the format to which matrices are converted, on the GPU if `gpu` is true; `None` for no conversion.
     pub fn weight_format(&self, gpu: bool) -> Option<Format> {
         if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
     }
@@ -228,18 +222,18 @@ impl ResidencyOptions {
         self.stream_buffer.unwrap_or(DEFAULT_STREAM_BUFFER)
     }
 
-    /// Returns the maximum number of kept bytes of a share that these options allow.
+    /// Returns how many bytes of weights a device may keep in memory, if its part of the model has `share` bytes.
     pub fn max_kept(&self, share: u64) -> u64 {
         self.kept.map_or(share, |kept| kept.0.min(share))
     }
 
     /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
-    /// buffer, so that some pieces are in flight while others are in use, rounded down to a multiple of 64 KiB.
+    /// buffer, so that some pieces are in flight while others are in use, but at most 1 MiB; a multiple of 64 KiB.
     pub fn piece_bytes(&self) -> Bytes {
         Bytes((self.stream_buffer_bytes().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
-    /// Checks the options in a scenario, which must not have the policies of other systems. `place` is the key.
+    /// Checks the options in a scenario, in which `pinned` and `sliding` are errors. `place` is the key.
     pub fn validate_requested(&self, place: &str) -> Result<(), DocumentError> {
         if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
@@ -254,6 +248,7 @@ impl ResidencyOptions {
     /// Checks that the options do not contradict each other. `place` is the key in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
         self.validate_pinned(place)?;
+        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let managed = self.policy == Residency::Managed;
         let stray = if managed {
             [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
@@ -266,28 +261,26 @@ impl ResidencyOptions {
             } else {
                 ("`managed`", "`os` or `windowed`")
             };
-            return Err(DocumentError::invalid(format!(
-                "{place}: `{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
-            )));
+            return refuse(format!(
+                "`{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
+            ));
         }
         if self.one_call && self.policy != Residency::Os {
-            return Err(DocumentError::invalid(format!("{place}: `one_call` is for `os`: remove it")));
+            return refuse("`one_call` is for `os`: remove it".into());
         }
         if managed && self.release {
-            return Err(DocumentError::invalid(format!(
-                "{place}: `managed` always evicts weights that it does not keep: remove `release`"
-            )));
+            return refuse("`managed` always evicts weights that it does not keep: remove `release`".into());
         }
-        if self.stream_buffer_bytes() < MIN_STREAM_BUFFER || self.stream_buffer_bytes() > MAX_STREAM_BUFFER {
-            return Err(DocumentError::invalid(format!(
-                "{place}: `stream_buffer` is {}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}",
-                self.stream_buffer_bytes()
-            )));
+        let buffer = self.stream_buffer_bytes();
+        if !(MIN_STREAM_BUFFER..=MAX_STREAM_BUFFER).contains(&buffer) {
+            return refuse(format!(
+                "`stream_buffer` is {buffer}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}"
+            ));
         }
         Ok(())
     }
 
-    /// Checks the keys of `pinned` and `sliding`.
+    /// Checks that `pinned` and `sliding` have only keys that apply to them, and that no other policy has their keys.
     fn validate_pinned(&self, place: &str) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
@@ -300,10 +293,8 @@ impl ResidencyOptions {
             ("release", self.release && self.is_pinned(), "`os` and `windowed`"),
         ];
         if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
-            return refuse(format!(
-                "`{key}` is for {policies}, but the policy is `{}`: remove it",
-                self.policy
-            ));
+            let policy = self.policy;
+            return refuse(format!("`{key}` is for {policies}, but the policy is `{policy}`: remove it"));
         }
         if sliding && !self.blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
             return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));

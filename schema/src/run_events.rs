@@ -31,12 +31,12 @@ pub enum RunEventKind {
     Replanned,
     /// The ring needed a new plan, but there was none.
     NotReplanned,
-    /// A device had too little memory for its part.
+    /// A device had too little memory for its part of the model.
     OutOfMemory,
 }
 
 impl RunEventKind {
-    /// Returns a phrase for users.
+    /// Returns the kind as a phrase for users, such as `links stall`.
     pub fn phrase(self) -> &'static str {
         match self {
             RunEventKind::Load => "other programs compute",

@@ -13,8 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::address::host_and_port;
-use crate::events;
-use crate::events::Event;
+use crate::events::{self, Event};
 use crate::residency::ResidencyOptions;
 
 pub use crate::model::{ActivationFormat, KvFormat, ModelRef};
@@ -55,7 +54,6 @@ pub struct Scenario {
     pub events: Vec<Event>,
 }
 
-/// Returns the seed of a scenario without `seed`.
 fn default_seed() -> u64 {
     1
 }
@@ -90,11 +88,10 @@ impl DeviceEntry {
     fn validate(&self) -> Result<(), DocumentError> {
         let is_invalid = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
         if let Some(address) = self.address.as_ref().filter(is_invalid) {
-            let what = format!(
+            return Err(DocumentError::invalid(format!(
                 "device `{}`: `{address}` is not the address of a worker; write `address: HOST:PORT`, such as 192.168.1.7:9001",
                 self.name
-            );
-            return Err(DocumentError::invalid(what));
+            )));
         }
         self.limits.as_ref().map_or(Ok(()), |limits| limits.validate(&self.name))
     }
@@ -157,13 +154,9 @@ impl Limits {
         if distinct.is_empty() || distinct.len() < affinity.len() {
             return refuse("`limits.affinity` is empty or names a processor twice: write `[0, 1]`".into());
         }
-        match distinct.last() {
-            Some(&last) if last >= MAX_PROCESSORS => refuse(format!(
-                "`limits.affinity` names processor {last}; the highest number is {}",
-                MAX_PROCESSORS - 1
-            )),
-            _ => Ok(()),
-        }
+        let Some(last) = distinct.last().filter(|&&last| last >= MAX_PROCESSORS) else { return Ok(()) };
+        let highest = MAX_PROCESSORS - 1;
+        refuse(format!("`limits.affinity` names processor {last}; the highest number is {highest}"))
     }
 }
 
@@ -189,7 +182,7 @@ pub struct Links {
 }
 
 impl Links {
-    /// Creates links that are the same constant link between any two devices.
+    /// Creates links with the latency and the bandwidth of `default` between any two devices, without Wi-Fi.
     pub fn constant(default: Link) -> Self {
         Self { default, between: Vec::new(), wifi: None, emulated: false }
     }
@@ -197,11 +190,9 @@ impl Links {
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
         validate_link("links.default", &self.default)?;
         for named in &self.between {
-            for name in &named.devices {
-                if !devices.contains(name.as_str()) {
-                    let what = format!("links.between names `{name}`, which is not a device here");
-                    return Err(DocumentError::invalid(what));
-                }
+            if let Some(name) = named.devices.iter().find(|name| !devices.contains(name.as_str())) {
+                let what = format!("links.between names `{name}`, which is not a device here");
+                return Err(DocumentError::invalid(what));
             }
             named.validate()?;
         }
@@ -213,11 +204,11 @@ impl Links {
 /// source: assumed
 const MIN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125.0);
 
-/// Maximum latency of a link, for the same reason.
+/// Maximum latency of a link. With more, a run would last longer than a clock of nanoseconds can count.
 /// source: assumed
 const MAX_LATENCY: Seconds = Seconds(3600.0);
 
-/// Checks that messages on a link arrive in bounded time.
+/// Checks that a link is not so slow that times could overflow. `place` is the key in the document.
 fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
     if bandwidth < MIN_BANDWIDTH {
@@ -228,20 +219,16 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
         return Err(DocumentError::invalid_at(place, what));
     }
     if latency > MAX_LATENCY {
-        return Err(DocumentError::invalid_at(
-            place,
-            format!("{place}: `latency` is {latency}, but must be at most an hour"),
-        ));
+        let what = format!("{place}: `latency` is {latency}, but must be at most an hour");
+        return Err(DocumentError::invalid_at(place, what));
     }
     Ok(())
 }
 
 /// The link between two named devices. The first entry for a pair applies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`")]
 pub struct NamedLink {
     /// The names of the two devices.
     pub devices: [String; 2],
@@ -268,19 +255,16 @@ impl NamedLink {
     fn validate(&self) -> Result<(), DocumentError> {
         let [first, second] = &self.devices;
         let place = format!("links.between [{first}, {second}]");
+        let refuse = |what: &str| Err(DocumentError::invalid(format!("{place}{what}")));
         if first == second {
-            return Err(DocumentError::invalid(format!("{place} names one device twice")));
+            return refuse(" names one device twice");
         }
         if let Some(link) = &self.link {
             validate_link(&place, link)?;
         }
         match (&self.link, self.unreachable) {
-            (None, None) => {
-                Err(DocumentError::invalid(format!("{place} has no effect: give `link` or `unreachable`")))
-            }
-            (Some(_), Some(Unreachable::Both)) => {
-                Err(DocumentError::invalid(format!("{place}: give `link` or `unreachable: both`, not both")))
-            }
+            (None, None) => refuse(" has no effect: give `link` or `unreachable`"),
+            (Some(_), Some(Unreachable::Both)) => refuse(": give `link` or `unreachable: both`, not both"),
             _ => Ok(()),
         }
     }

@@ -19,7 +19,7 @@ use std::ops::Range;
 use hearth_profiles::device::PageCachePolicy;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::{Pass, is_zero};
+use crate::pass::{Pass, is_default};
 use crate::plan::Parallelism;
 use crate::run_events::RunEvent;
 
@@ -30,7 +30,7 @@ const MAX_RUN_EVENTS: usize = 5000;
 /// Maximum number of lines, enough for two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
-/// The runner that wrote a trace.
+/// Whether the simulator or the executor wrote a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -51,13 +51,13 @@ pub struct TracedDevice {
     pub profile_digest: Option<String>,
     /// Total memory in bytes. Memory pressure is relative to it.
     pub memory_total: u64,
-    /// Operating system and kernel version, if measured.
+    /// Operating system and kernel version of a measured device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
     /// The parts of the simulation model of this device that have not been validated, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unvalidated: Option<String>,
-    /// The simulated page-cache policy.
+    /// The page-cache policy of a simulated device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PageCachePolicy>,
 }
@@ -125,10 +125,10 @@ pub enum Kind {
     /// The draft model drafts tokens or processes a batch of the prompt.
     Draft,
     /// A GPU kernel or an NPU graph of a SoC runs, as a part of a `compute` or `output` line. Its round is the index
-    /// of the sync interval in the layer.
+    /// of the interval between two synchronisations in the layer.
     Kernel,
     /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` line. Its `cpu` cost is the
-    /// time of polling, its `copy` cost the time of the events.
+    /// time of polling, its `copy` cost the time of the synchronisation events.
     Synchronise,
     /// Graphs for the NPU of a SoC are built at run time.
     Prepare,
@@ -143,13 +143,13 @@ pub struct Cost {
     /// Run-queue delay: time runnable but not running.
     pub queue: u64,
     /// Time of memory copies.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub copy: u64,
     /// Bytes of the step's weights that were in memory.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub resident: u64,
     /// Bytes of the step's weights that had to be read from disk.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub faulted: u64,
 }
 
@@ -163,7 +163,7 @@ pub struct Record {
     pub kind: Kind,
     pub pass: u32,
     pub round: u32,
-    /// The first layer and the end of the layers.
+    /// The first layer, and the index after the last layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u32; 2]>,
     /// Start in nanoseconds from the start of the run.
@@ -171,7 +171,7 @@ pub struct Record {
     /// End in nanoseconds from the start of the run.
     pub end: u64,
     /// Bytes of the weights used, the message sent or the data prefetched.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub bytes: u64,
     /// The device at the other end of a message, or the device whose message started the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -221,11 +221,11 @@ pub struct Reading {
     pub pass: u32,
     /// Time in nanoseconds from the start of the run.
     pub at: u64,
-    /// The value, in bytes unless the counter has another unit.
+    /// The value: a number of tokens for [`Counter::Accepted`], a number of bytes for every other counter.
     pub value: u64,
 }
 
-/// The kind of memory of a shortage.
+/// The kind of memory that was too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -283,6 +283,17 @@ enum Line {
     End(Outcome),
 }
 
+impl Line {
+    fn device(&self) -> Option<u16> {
+        match self {
+            Line::Step(Record { device, .. })
+            | Line::Counter(Reading { device, .. })
+            | Line::Shortage(Shortage { device, .. }) => Some(*device),
+            _ => None,
+        }
+    }
+}
+
 /// A whole trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
@@ -302,16 +313,11 @@ pub struct Trace {
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A line is not valid.
+    /// A line, counted from 1, is not valid.
     #[error(
         "line {line}: {what}; give a complete trace that `hearth simulate` or `hearth execute` of this version wrote"
     )]
-    Line {
-        /// The line number, from 1.
-        line: usize,
-        /// The violated rule.
-        what: String,
-    },
+    Line { line: usize, what: String },
     /// The trace has no end line, because its writer was stopped.
     #[error("the trace has no end line: the run that wrote it was stopped; run it again")]
     Truncated,
@@ -321,41 +327,31 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// The schema that is written and read.
+    /// The schema name in the header of every trace.
     pub const SCHEMA: &'static str = "trace/1";
 
     /// Writes the trace as JSON lines.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let mut line = |line: &Line| {
-            serde_json::to_writer(&mut *out, line)?;
-            out.write_all(b"\n")
-        };
-        line(&Line::Header(self.header.clone()))?;
-        for pass in &self.passes {
-            line(&Line::Pass(*pass))?;
+        let lines = [Line::Header(self.header.clone())]
+            .into_iter()
+            .chain(self.passes.iter().copied().map(Line::Pass))
+            .chain(self.records.iter().cloned().map(Line::Step))
+            .chain(self.readings.iter().cloned().map(Line::Counter))
+            .chain(self.shortages.iter().cloned().map(Line::Shortage))
+            .chain(self.run_events.iter().cloned().map(Line::Event))
+            .chain([Line::End(self.outcome)]);
+        for line in lines {
+            serde_json::to_writer(&mut *out, &line)?;
+            out.write_all(b"\n")?;
         }
-        for record in &self.records {
-            line(&Line::Step(record.clone()))?;
-        }
-        for reading in &self.readings {
-            line(&Line::Counter(reading.clone()))?;
-        }
-        for shortage in &self.shortages {
-            line(&Line::Shortage(shortage.clone()))?;
-        }
-        for run_event in &self.run_events {
-            line(&Line::Event(run_event.clone()))?;
-        }
-        line(&Line::End(self.outcome))
+        Ok(())
     }
 
     /// Reads a trace that [`Trace::write`] has written.
     pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
-        let (mut header, mut outcome) = (None, None);
+        let (mut header, mut outcome) = (None::<Header>, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut shortages = Vec::new();
-        let mut run_events = Vec::new();
-        let mut text = Vec::new();
+        let (mut shortages, mut run_events, mut text) = (Vec::new(), Vec::new(), Vec::new());
         for number in 1..=MAX_LINES {
             text.clear();
             let read = std::io::Read::take(&mut *input, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
@@ -364,14 +360,17 @@ impl Trace {
             }
             let fail = |what: String| TraceError::Line { line: number, what };
             let line: Line = serde_json::from_slice(&text).map_err(|error| {
+                if number > 1 {
+                    return fail(error.to_string());
+                }
                 let begins = String::from_utf8_lossy(&text).chars().take(40).collect::<String>();
-                fail(match number {
-                    1 => {
-                        format!("this is not a {} file: it begins with `{}`", Self::SCHEMA, begins.trim_end())
-                    }
-                    _ => error.to_string(),
-                })
+                fail(format!("this is not a {} file: it begins with `{}`", Self::SCHEMA, begins.trim_end()))
             })?;
+            if let (Some(device), Some(header)) = (line.device(), &header)
+                && usize::from(device) >= header.devices.len()
+            {
+                return Err(fail(format!("device {device} is not in the header")));
+            }
             match (line, &header) {
                 (Line::Header(found), None) if found.schema == Self::SCHEMA => header = Some(found),
                 (Line::Header(found), None) => {
@@ -380,22 +379,12 @@ impl Trace {
                 (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),
                 (Line::Pass(pass), _) => passes.push(pass),
-                (Line::Step(record), Some(header)) => {
-                    check(&record, header.devices.len()).map_err(fail)?;
-                    records.push(record);
+                (Line::Step(Record { start, end, .. }), _) if end < start => {
+                    return Err(fail(format!("a step ends at {end}, before its start at {start}")));
                 }
-                (Line::Counter(reading), Some(header)) => {
-                    if usize::from(reading.device) >= header.devices.len() {
-                        return Err(fail(format!("device {} is not in the header", reading.device)));
-                    }
-                    readings.push(reading);
-                }
-                (Line::Shortage(shortage), Some(header)) => {
-                    if usize::from(shortage.device) >= header.devices.len() {
-                        return Err(fail(format!("device {} is not in the header", shortage.device)));
-                    }
-                    shortages.push(shortage);
-                }
+                (Line::Step(record), _) => records.push(record),
+                (Line::Counter(reading), _) => readings.push(reading),
+                (Line::Shortage(shortage), _) => shortages.push(shortage),
                 (Line::Event(_), _) if run_events.len() == MAX_RUN_EVENTS => {
                     return Err(fail(format!("the trace has more than {MAX_RUN_EVENTS} events")));
                 }
@@ -411,14 +400,4 @@ impl Trace {
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
         Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
     }
-}
-
-fn check(record: &Record, devices: usize) -> Result<(), String> {
-    if usize::from(record.device) >= devices {
-        return Err(format!("device {} is not in the header", record.device));
-    }
-    if record.end < record.start {
-        return Err(format!("a step ends at {}, before its start at {}", record.end, record.start));
-    }
-    Ok(())
 }

@@ -85,7 +85,7 @@ impl Workload {
         self.speculation.as_ref().map_or(0, |speculation| speculation.tokens)
     }
 
-    /// Checks that the workload fits a context.
+    /// Checks the values, and that each request fits in a context of `context` tokens.
     pub fn validate(&self, context: u32) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         if self.prompt == 0 || self.generate == 0 {
@@ -98,24 +98,18 @@ impl Workload {
                  `generate`"
             ));
         }
-        if !(1..=MAX_SEQUENCES).contains(&self.sequences) {
-            return refuse(format!(
-                "`workload.sequences` is {}: it must be 1 to {MAX_SEQUENCES}",
-                self.sequences
-            ));
+        let (sequences, batch) = (self.sequences, self.micro_batch);
+        if !(1..=MAX_SEQUENCES).contains(&sequences) {
+            return refuse(format!("`workload.sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}"));
         }
-        if u64::from(self.sequences) * u64::from(context) > u64::from(u32::MAX) {
+        if u64::from(sequences) * u64::from(context) > u64::from(u32::MAX) {
             return refuse(format!(
-                "{} sequences with a `context` of {context} need more than {} positions: lower one of them",
-                self.sequences,
+                "{sequences} sequences with a `context` of {context} need more than {} positions: lower one of them",
                 u32::MAX
             ));
         }
-        if !(1..=MAX_PASS_TOKENS).contains(&self.micro_batch) {
-            return refuse(format!(
-                "`workload.micro_batch` is {}: it must be 1 to {MAX_PASS_TOKENS}",
-                self.micro_batch
-            ));
+        if !(1..=MAX_PASS_TOKENS).contains(&batch) {
+            return refuse(format!("`workload.micro_batch` is {batch}: it must be 1 to {MAX_PASS_TOKENS}"));
         }
         self.speculation.as_ref().map_or(Ok(()), Speculation::validate)
     }
@@ -133,9 +127,8 @@ impl Speculation {
         }
         let acceptance = self.acceptance.value.0;
         if !(0.0..=1.0).contains(&acceptance) {
-            return refuse(format!(
-                "`workload.speculation.acceptance` is {acceptance}: a share is 0 % to 100 %"
-            ));
+            let what = format!("`workload.speculation.acceptance` is {acceptance}: a share is 0 % to 100 %");
+            return refuse(what);
         }
         self.draft.validate("workload.speculation.draft")
     }

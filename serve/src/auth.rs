@@ -14,20 +14,20 @@ use axum::response::{IntoResponse, Response};
 use crate::AppState;
 use crate::error::{ApiError, excerpt};
 
-/// Rejects requests whose `Host` names another machine, unless the server has a token.
+/// Rejects requests whose `Host` header does not name this machine, unless the server requires a bearer token.
 pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if state.bearer_token.is_some() || is_loopback_host(host) {
         return next.run(request).await;
     }
+    let host = excerpt(host);
     let message = format!(
-        "`{}` is not a loopback address: use localhost or 127.0.0.1, or start the server with --token",
-        excerpt(host)
+        "`{host}` is not a loopback address: use localhost or 127.0.0.1, or start the server with --token"
     );
     ApiError::new(StatusCode::FORBIDDEN, "wrong_host", message).into_response()
 }
 
-/// Rejects requests without the token, if the server has one.
+/// Rejects requests that lack the bearer token, if the server requires one.
 pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let Some(token) = &state.bearer_token else { return next.run(request).await };
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -42,7 +42,6 @@ pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, n
     ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
 }
 
-/// Whether a `Host` header names a loopback address.
 fn is_loopback_host(host: &str) -> bool {
     let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
     let name = name.map_or(host, |(name, _)| name);
@@ -51,7 +50,6 @@ fn is_loopback_host(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || is_loopback
 }
 
-/// Compares two texts in a time that does not depend on the number of equal bytes.
 fn equal_in_constant_time(given: &str, token: &str) -> bool {
     let difference = given.bytes().zip(token.bytes()).fold(0, |sum, (one, other)| sum | (one ^ other));
     difference == 0 && given.len() == token.len()

@@ -27,9 +27,9 @@ const MAX_CONNECTIONS: usize = 512;
 /// The time limit for the head of a request to arrive, from the start of the connection or the previous response.
 /// source: assumed; clients keep connections open for their next request
 const HEAD_DEADLINE: Duration = Duration::from_mins(1);
-/// The time limit for the body of a request to arrive. source: assumed
+/// The time limit for the body of a request to arrive, from the end of its head. source: assumed
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
-/// The time limit for a client to read some bytes when all buffers are full.
+/// The time limit for a client to read some bytes when all send buffers are full.
 /// source: assumed; a program reads faster than its user
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);
 /// The pause after a failed accept. source: assumed
@@ -50,8 +50,9 @@ pub async fn serve(listener: TcpListener, router: Router) {
         tokio::spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+            let stream = WriteTimeout { stream, deadline: None };
             // The client sees that its connection ended.
-            let _ = http.serve_connection(TokioIo::new(WriteTimeout::new(stream)), service).await;
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
             drop(permit);
         });
     }
@@ -65,10 +66,6 @@ struct WriteTimeout<S> {
 }
 
 impl<S: Unpin> WriteTimeout<S> {
-    fn new(stream: S) -> Self {
-        Self { stream, deadline: None }
-    }
-
     fn with_deadline<T>(
         &mut self,
         context: &mut Context,
@@ -137,8 +134,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slow_client_is_kept_and_stalled_client_is_disconnected() {
-        let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut ours = WriteTimeout::new(ours);
+        let (stream, mut theirs) = tokio::io::duplex(8);
+        let mut ours = WriteTimeout { stream, deadline: None };
         let reader = tokio::spawn(async move {
             for _ in 0..4 {
                 tokio::time::sleep(WRITE_DEADLINE / 2).await;

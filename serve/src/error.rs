@@ -5,14 +5,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// A request that is refused or failed.
+/// The reason why a request was refused or has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
-    /// The HTTP status code.
     pub status: StatusCode,
     /// The problem, and how to fix it.
     pub message: String,
-    /// The field of the request that is invalid.
+    /// The invalid field of the request; `None` if the error does not concern a single field.
     pub param: Option<&'static str>,
     /// The machine-readable identifier of the error.
     pub code: &'static str,
@@ -26,12 +25,7 @@ impl ApiError {
 
     /// Creates the error for an invalid value of the field `param`.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            message: message.into(),
-            param: Some(param),
-            code: "invalid_value",
-        }
+        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
     /// Returns the JSON document of the error.

@@ -11,6 +11,8 @@ use hearth_runtime::{TextStream, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use crate::metrics::ActiveRequest;
+
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -33,7 +35,7 @@ pub enum Chunk {
 #[expect(clippy::struct_field_names, reason = "the names of the API")]
 pub struct Usage {
     pub prompt_tokens: u32,
-    /// Tokens of the prompt that were found in the cache.
+    /// Tokens of the prompt whose keys and values were already in the ring's cache.
     pub cached_tokens: u32,
     pub generated_tokens: u32,
 }
@@ -54,40 +56,42 @@ pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     text: TextStream,
     stop: StopMatcher,
-    usage: Usage,
+    /// The token counts so far.
+    pub usage: Usage,
+    active: ActiveRequest,
     /// Why the generation ended, once it has.
     reason: Option<FinishReason>,
     is_done: bool,
 }
 
 impl Generation {
-    /// Creates a generation for a prompt of `prompt` tokens.
+    /// Creates a generation after a prompt of `prompt_tokens` tokens; it ends before any of the strings `stops`.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
-        prompt: u32,
-        stop: Vec<String>,
+        prompt_tokens: u32,
+        stops: Vec<String>,
+        active: ActiveRequest,
     ) -> Self {
         Self {
             events,
             tokenizer,
             text: TextStream::default(),
-            stop: StopMatcher::new(stop),
-            usage: Usage { prompt_tokens: prompt, ..Usage::default() },
+            stop: StopMatcher { stops, buffered: String::new() },
+            usage: Usage { prompt_tokens, ..Usage::default() },
+            active,
             reason: None,
             is_done: false,
         }
     }
 
-    /// Returns the token counts so far.
-    pub fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    /// Returns the next chunk, and `None` after the end.
+    /// Returns the next chunk, and `None` after the end. Records the time to first token and the final usage in the
+    /// metrics.
     pub async fn next(&mut self) -> Option<Chunk> {
         loop {
             if self.is_done {
+                self.active.finish();
+                self.active.record_usage(self.usage);
                 return None;
             }
             if let Some(reason) = self.reason {
@@ -102,6 +106,7 @@ impl Generation {
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {
                     self.is_done = true;
+                    self.active.finish();
                     return Some(Chunk::Failed(message));
                 }
                 None => {
@@ -110,6 +115,7 @@ impl Generation {
                 }
             };
             if !text.is_empty() {
+                self.active.record_text();
                 return Some(Chunk::Text(text));
             }
         }
@@ -129,14 +135,14 @@ impl Generation {
         text
     }
 
-    /// Returns the buffered text when the generation ends.
+    /// Empties the buffers at the end of the generation; returns their text up to the first stop string.
     fn flush(&mut self) -> String {
         let last = std::mem::take(&mut self.text).finish();
         let (mut text, stopped) = self.stop.push(&last);
         if stopped {
             self.reason = Some(FinishReason::Stop);
         } else {
-            text += &self.stop.finish();
+            text += &std::mem::take(&mut self.stop.buffered);
         }
         text
     }
@@ -150,11 +156,7 @@ struct StopMatcher {
 }
 
 impl StopMatcher {
-    fn new(stops: Vec<String>) -> Self {
-        Self { stops, buffered: String::new() }
-    }
-
-    /// Adds text. Returns the text that is certain, and whether a stop string was found.
+    /// Adds text. Returns the text that cannot belong to a stop string, and whether a stop string was found.
     fn push(&mut self, text: &str) -> (String, bool) {
         self.buffered += text;
         if let Some(at) = self.stops.iter().filter_map(|stop| self.buffered.find(stop.as_str())).min() {
@@ -169,48 +171,35 @@ impl StopMatcher {
         let rest = self.buffered.split_off(self.buffered.len() - kept);
         (std::mem::replace(&mut self.buffered, rest), false)
     }
-
-    /// Returns the buffered text.
-    fn finish(&mut self) -> String {
-        std::mem::take(&mut self.buffered)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn matched(stops: &[&str], texts: &[&str]) -> (Vec<String>, bool) {
-        let mut scan = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
-        let mut out = Vec::new();
-        for text in texts {
-            let (text, stopped) = scan.push(text);
-            out.push(text);
-            if stopped {
-                return (out, true);
-            }
-        }
-        out.push(scan.finish());
-        (out, false)
-    }
-
     #[test]
     fn possible_stop_strings_are_buffered() {
-        let strings = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(matched(&["END"], &["a", "bE", "N", "x"]), (strings(&["a", "b", "", "ENx", ""]), false));
-        assert_eq!(matched(&["END"], &["aE", "ND of it"]), (strings(&["a", ""]), true));
-        assert_eq!(matched(&["é!"], &["caf", "é", "!"]), (strings(&["caf", "", ""]), true));
-        assert_eq!(matched(&["aab"], &["aaa", "b"]), (strings(&["a", ""]), true));
-        assert_eq!(
-            matched(&["x", "yz"], &["wyz x"]),
-            (strings(&["w"]), true),
-            "the first match ends the text"
-        );
-        assert_eq!(matched(&[], &["all", "of it"]), (strings(&["all", "of it", ""]), false));
-        assert_eq!(
-            matched(&["END"], &["THE EN"]),
-            (strings(&["THE ", "EN"]), false),
-            "a partial match is released at the end"
-        );
+        let check = |case: &str, stops: &[&str], texts: &[&str], expected: &[&str], is_stopped: bool| {
+            let stops = stops.iter().map(ToString::to_string).collect();
+            let mut matcher = StopMatcher { stops, buffered: String::new() };
+            let mut out = Vec::new();
+            let stopped = texts.iter().any(|text| {
+                let (text, stopped) = matcher.push(text);
+                out.push(text);
+                stopped
+            });
+            if !stopped {
+                out.push(matcher.buffered);
+            }
+            let expected = expected.iter().map(ToString::to_string).collect();
+            assert_eq!((out, stopped), (expected, is_stopped), "{case}");
+        };
+        check("no match", &["END"], &["a", "bE", "N", "x"], &["a", "b", "", "ENx", ""], false);
+        check("match in two parts", &["END"], &["aE", "ND of it"], &["a", ""], true);
+        check("character of two bytes", &["é!"], &["caf", "é", "!"], &["caf", "", ""], true);
+        check("repeated beginning", &["aab"], &["aaa", "b"], &["a", ""], true);
+        check("the first match ends the text", &["x", "yz"], &["wyz x"], &["w"], true);
+        check("no stop string", &[], &["all", "of it"], &["all", "of it", ""], false);
+        check("a partial match is released at the end", &["END"], &["THE EN"], &["THE ", "EN"], false);
     }
 }

@@ -3,7 +3,7 @@
 //! A handler turns an HTTP request into a request to the ring ([`hearth_ring::Request`]) and the ring's events into
 //! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
 //!
-//! Not here: connecting the ring and reconnecting it after failures (the `serve` verb).
+//! Not here: connecting the ring and reconnecting it after failures (the command `hearth serve`).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -37,7 +37,6 @@ use self::connections::JsonBody;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};
 use self::generation::{Chunk, FinishReason, Generation, Usage};
-use self::metrics::ActiveRequest;
 pub use self::metrics::Metrics;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseHeader, ResponseKind};
@@ -110,7 +109,7 @@ async fn unknown_path(request: Request) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
 }
 
-/// axum adds the `Allow` header.
+/// Returns the error for a path without the requested method; axum adds the `Allow` header.
 async fn method_not_allowed(request: Request) -> ApiError {
     let path = excerpt(request.uri().path());
     let message =
@@ -133,8 +132,8 @@ async fn get_metrics(State(state): State<Arc<AppState>>) -> Response {
 
 async fn get_ring(State(state): State<Arc<AppState>>) -> Json<Value> {
     let plan = state.plan.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
-        let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
+    let device = |(index, device): (usize, &hearth_schema::plan::PlannedDevice)| {
+        let layers: u32 = plan.windows(index).iter().map(|window| window.len() as u32).sum();
         json!({"name": device.name, "layers": layers, "window": device.window})
     };
     let devices: Vec<Value> = plan.devices.iter().enumerate().map(device).collect();
@@ -168,9 +167,9 @@ async fn create_chat_completion(
     let id = state.next_request_id();
     let parsed = body.and_then(|chat| {
         let params = state.params(&chat.common, id)?;
-        Ok((vec![state.chat_tokens(&chat)?], params))
+        Ok((vec![state.chat_tokens(chat)?], params))
     });
-    respond(&state, (ResponseKind::Chat, id), "chat", parsed).await
+    respond(&state, ResponseKind::Chat, id, parsed).await
 }
 
 async fn create_completion(
@@ -184,22 +183,25 @@ async fn create_completion(
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
         Ok((prompts.collect::<Result<_, _>>()?, GenerationParams { max_tokens, ..params }))
     });
-    respond(&state, (ResponseKind::Completion, id), "completions", parsed).await
+    respond(&state, ResponseKind::Completion, id, parsed).await
 }
 
 /// Starts a generation for each prompt. Returns the response, streamed or complete.
 async fn respond(
     state: &Arc<AppState>,
-    (kind, id): (ResponseKind, u64),
-    endpoint: &'static str,
+    kind: ResponseKind,
+    id: u64,
     parsed: Result<(Vec<Vec<u32>>, GenerationParams), ApiError>,
 ) -> Response {
+    let (endpoint, id_prefix) = match kind {
+        ResponseKind::Chat => ("chat", "chatcmpl"),
+        ResponseKind::Completion => ("completions", "cmpl"),
+    };
     let started = parsed.and_then(|(prompts, params)| Ok((state.start(prompts, &params)?, params)));
     let response = match started {
         Err(error) => error.into_response(),
         Ok((generations, params)) => {
-            let prefix = if kind == ResponseKind::Chat { "chatcmpl" } else { "cmpl" };
-            let id = format!("{prefix}-{}-{id}", state.start_time);
+            let id = format!("{id_prefix}-{}-{id}", state.start_time);
             let header = ResponseHeader { kind, id, created: unix_time(), model: state.model_name.clone() };
             if params.stream {
                 response::stream(header, generations, params.include_usage)
@@ -214,13 +216,10 @@ async fn respond(
 
 /// Waits for all generations concurrently, so that the time to first token of each is measured correctly. Dropping
 /// the future cancels them.
-async fn collect_all(
-    header: &ResponseHeader,
-    generations: Vec<(Generation, ActiveRequest)>,
-) -> Result<Json<Value>, ApiError> {
+async fn collect_all(header: &ResponseHeader, generations: Vec<Generation>) -> Result<Json<Value>, ApiError> {
     let mut tasks = JoinSet::new();
-    for (index, (generation, active)) in generations.into_iter().enumerate() {
-        tasks.spawn(async move { (index, collect(generation, active).await) });
+    for (index, generation) in generations.into_iter().enumerate() {
+        tasks.spawn(async move { (index, collect(generation).await) });
     }
     let ring_failed = |message| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
     let mut finished = BTreeMap::new();
@@ -233,27 +232,16 @@ async fn collect_all(
 }
 
 /// Waits for a generation to end. Returns its text, its finish reason and its usage, or the reason of a failure.
-async fn collect(
-    mut generation: Generation,
-    mut active: ActiveRequest,
-) -> Result<((String, FinishReason), Usage), String> {
+async fn collect(mut generation: Generation) -> Result<((String, FinishReason), Usage), String> {
     let (mut text, mut reason) = (String::new(), FinishReason::Length);
     while let Some(chunk) = generation.next().await {
         match chunk {
-            Chunk::Text(more) => {
-                active.record_text();
-                text += &more;
-            }
+            Chunk::Text(more) => text += &more,
             Chunk::End(why) => reason = why,
-            Chunk::Failed(message) => {
-                active.finish();
-                return Err(message);
-            }
+            Chunk::Failed(message) => return Err(message),
         }
     }
-    active.finish();
-    active.record_usage(generation.usage());
-    Ok(((text, reason), generation.usage()))
+    Ok(((text, reason), generation.usage))
 }
 
 impl AppState {
@@ -271,15 +259,10 @@ impl AppState {
     }
 
     fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
-        match name {
-            Some(name) if name != &*self.model_name => {
-                let message =
-                    format!("there is no model `{}` here: use `{}`", excerpt(name), self.model_name);
-                let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
-                Err(ApiError { param: Some("model"), ..error })
-            }
-            _ => Ok(()),
-        }
+        let Some(name) = name.filter(|name| *name != &*self.model_name) else { return Ok(()) };
+        let message = format!("there is no model `{}` here: use `{}`", excerpt(name), self.model_name);
+        let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
+        Err(ApiError { param: Some("model"), ..error })
     }
 
     fn params(&self, common: &CommonFields, id: u64) -> Result<GenerationParams, ApiError> {
@@ -288,7 +271,7 @@ impl AppState {
         common.params(self.start_time.wrapping_mul(1 << 20).wrapping_add(id))
     }
 
-    fn chat_tokens(&self, chat: &ChatRequest) -> Result<Vec<u32>, ApiError> {
+    fn chat_tokens(&self, chat: ChatRequest) -> Result<Vec<u32>, ApiError> {
         let template = self.chat_template.as_ref().map_err(|reason| {
             let message = format!("{reason} (/v1/completions continues a text)");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
@@ -299,30 +282,23 @@ impl AppState {
 
     fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
         let tokens = match prompt {
-            Prompt::Text(text) => {
-                let tokens = self.tokenizer.encode(&text, false);
-                tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))?
-            }
+            Prompt::Text(text) => self
+                .tokenizer
+                .encode(&text, false)
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
             Prompt::Tokens(tokens) => tokens,
         };
         if tokens.is_empty() {
             return Err(ApiError::invalid("prompt", "the prompt is empty: give some text"));
         }
-        match tokens.iter().find(|&&token| token >= self.vocab_size) {
-            Some(token) => {
-                let message = format!("there is no token {token}: the vocabulary has {}", self.vocab_size);
-                Err(ApiError::invalid("prompt", message))
-            }
-            None => Ok(tokens),
+        if let Some(token) = tokens.iter().find(|&&token| token >= self.vocab_size) {
+            let message = format!("there is no token {token}: the vocabulary has {}", self.vocab_size);
+            return Err(ApiError::invalid("prompt", message));
         }
+        Ok(tokens)
     }
 
-    /// Starts a generation for each prompt.
-    fn start(
-        &self,
-        prompts: Vec<Vec<u32>>,
-        params: &GenerationParams,
-    ) -> Result<Vec<(Generation, ActiveRequest)>, ApiError> {
+    fn start(&self, prompts: Vec<Vec<u32>>, params: &GenerationParams) -> Result<Vec<Generation>, ApiError> {
         let unavailable =
             |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if !self.metrics.is_ring_up() {
@@ -338,31 +314,22 @@ impl AppState {
             let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
             ApiError::invalid(param, error.to_string())
         })?;
-        let mut started = Vec::new();
-        for (index, prompt) in (0..).zip(prompts) {
-            let generate = self.tokens_to_generate(prompt.len() as u64, params)?;
+        let limits = prompts.iter().map(|prompt| self.tokens_to_generate(prompt.len() as u64, params));
+        let limits = limits.collect::<Result<Vec<u32>, _>>()?;
+        let start = |(index, (prompt, max_new_tokens)): (u32, (Vec<u32>, u32))| {
+            let prompt_tokens = prompt.len() as u32;
             let (response_tx, events) = mpsc::unbounded_channel();
-            let generation = Generation::new(
-                events,
-                self.tokenizer.clone(),
-                prompt.len() as u32,
-                params.stop_strings.clone(),
-            );
             let mut sampler = sampler.for_sequence(index);
-            let sample = Box::new(move |logits: &[f32]| sampler.sample(logits));
-            started.push((
-                RingRequest { prompt, max_new_tokens: generate, sampler: sample, response_tx },
-                generation,
-            ));
-        }
-        let send = |(request, generation)| {
+            let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
+            let request = RingRequest { prompt, max_new_tokens, sampler, response_tx };
             // The ring's side is closed only while the server shuts down.
             if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
                 let _ = request.response_tx.send(ResponseEvent::Failed("the server is stopping".into()));
             }
-            (generation, self.metrics.start_request())
+            let (tokenizer, stops) = (self.tokenizer.clone(), params.stop_strings.clone());
+            Generation::new(events, tokenizer, prompt_tokens, stops, self.metrics.start_request())
         };
-        Ok(started.into_iter().map(send).collect())
+        Ok((0..).zip(prompts.into_iter().zip(limits)).map(start).collect())
     }
 
     /// Returns the number of tokens to generate after a prompt of `prompt` tokens.

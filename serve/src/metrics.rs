@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_schema::trace::{Counter as TraceCounter, Kind, Reading, Record, Resource};
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -24,42 +24,23 @@ const TTFT_BUCKETS: [f64; 9] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0]
 
 type FloatCounter = Counter<f64, AtomicU64>;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    endpoint: &'static str,
-    status: u16,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TokenLabels {
-    kind: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DeviceLabels {
-    device: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DeviceStateLabels {
-    device: String,
-    state: &'static str,
-}
+/// Names and values of the labels of a metric.
+type Labels<const N: usize> = [(&'static str, String); N];
 
 #[derive(Debug)]
 pub struct Metrics {
     started: Instant,
     registry: Registry,
-    requests: Family<RequestLabels, Counter>,
+    requests: Family<Labels<2>, Counter>,
     cancelled: Counter,
     active: Gauge<i64, AtomicI64>,
-    tokens: Family<TokenLabels, Counter>,
+    tokens: Family<Labels<1>, Counter>,
     ttft: Histogram,
     rings: Counter,
     ring_up: Gauge<i64, AtomicI64>,
     uptime: Gauge<f64, AtomicU64>,
-    device_seconds: Family<DeviceStateLabels, FloatCounter>,
-    device_read_bytes: Family<DeviceLabels, Counter>,
+    device_seconds: Family<Labels<2>, FloatCounter>,
+    device_read_bytes: Family<Labels<1>, Counter>,
     devices: Mutex<BTreeMap<String, DeviceActivity>>,
 }
 
@@ -80,7 +61,6 @@ pub struct DeviceActivity {
 /// The state of a server at one moment, for the chat page.
 #[derive(Debug, Serialize)]
 pub struct Snapshot {
-    /// Whether the ring accepts requests.
     pub is_up: bool,
     /// Number of running and waiting requests.
     #[serde(rename = "active")]
@@ -143,8 +123,8 @@ impl Metrics {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn record_response(&self, endpoint: &'static str, status: u16) {
-        self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
+    pub fn record_response(&self, endpoint: &str, status: u16) {
+        self.requests.get_or_create(&[("endpoint", endpoint.into()), ("status", status.to_string())]).inc();
     }
 
     /// Counts a request as active until the returned guard is dropped.
@@ -171,7 +151,7 @@ impl Metrics {
         self.ring_up.get() != 0
     }
 
-    /// Adds the activity of a device, from a part of its trace.
+    /// Adds the times, the bytes read and the resident bytes of a part of a device's trace to its activity.
     pub fn record_device(&self, device: &str, records: &[Record], readings: &[Reading]) {
         let mut added = DeviceActivity::default();
         for record in records {
@@ -192,11 +172,10 @@ impl Metrics {
         let states =
             [("computing", added.computing_s), ("disk", added.disk_wait_s), ("waiting", added.waiting_s)];
         for (state, seconds) in states {
-            let labels = DeviceStateLabels { device: device.to_owned(), state };
+            let labels = [("device", device.to_owned()), ("state", state.to_owned())];
             self.device_seconds.get_or_create(&labels).inc_by(seconds);
         }
-        let labels = DeviceLabels { device: device.to_owned() };
-        self.device_read_bytes.get_or_create(&labels).inc_by(added.read_bytes);
+        self.device_read_bytes.get_or_create(&[("device", device.to_owned())]).inc_by(added.read_bytes);
         let mut devices = self.devices();
         let activity = devices.entry(device.to_owned()).or_default();
         activity.computing_s += added.computing_s;
@@ -214,7 +193,7 @@ impl Metrics {
         Snapshot {
             is_up: self.is_ring_up(),
             active_requests: self.active_requests(),
-            generated_tokens: self.tokens.get_or_create(&TokenLabels { kind: "generated" }).get(),
+            generated_tokens: self.tokens.get_or_create(&[("kind", "generated".to_owned())]).get(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             devices: self.devices().clone(),
         }
@@ -258,7 +237,7 @@ impl ActiveRequest {
         for (kind, count) in
             [("prompt", prompt_tokens), ("cached", cached_tokens), ("generated", generated_tokens)]
         {
-            self.metrics.tokens.get_or_create(&TokenLabels { kind }).inc_by(u64::from(count));
+            self.metrics.tokens.get_or_create(&[("kind", kind.to_owned())]).inc_by(u64::from(count));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use hearth_runtime::{Message, SamplerOptions};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::{ApiError, excerpt};
 
@@ -25,7 +25,7 @@ pub struct CommonFields {
     max_completion_tokens: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// Not part of OpenAI's API, but common in other APIs.
+    /// Top-k sampling, which other APIs have but OpenAI's does not.
     top_k: Option<usize>,
     seed: Option<i64>,
     stop: Option<StopField>,
@@ -125,56 +125,53 @@ pub struct GenerationParams {
 }
 
 impl ChatRequest {
-    pub fn messages(&self) -> Result<Vec<Message>, ApiError> {
-        self.messages.iter().map(MessageField::message).collect()
+    pub fn messages(self) -> Result<Vec<Message>, ApiError> {
+        self.messages.into_iter().map(MessageField::message).collect()
     }
 }
 
 impl MessageField {
-    fn message(&self) -> Result<Message, ApiError> {
-        let content = match &self.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => {
-                let text = |part: &Part| match (&*part.kind, &part.text) {
-                    ("text", Some(text)) => Ok(text.clone()),
-                    (kind, _) => Err(ApiError::invalid(
-                        "messages",
-                        format!(
-                            "content of type `{}` is not supported: this model reads text only",
-                            excerpt(kind)
-                        ),
-                    )),
-                };
-                parts.iter().map(text).collect::<Result<_, _>>()?
+    fn message(self) -> Result<Message, ApiError> {
+        let text = |part: Part| match (&*part.kind, part.text) {
+            ("text", Some(text)) => Ok(text),
+            (kind, _) => {
+                let kind = excerpt(kind);
+                let message =
+                    format!("content of type `{kind}` is not supported: this model reads text only");
+                Err(ApiError::invalid("messages", message))
             }
         };
-        Ok(Message { role: self.role.clone(), content })
+        let content = match self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
+        };
+        Ok(Message { role: self.role, content })
     }
 }
 
 impl CompletionRequest {
-    pub fn prompts(&self) -> Result<Vec<Prompt>, ApiError> {
-        let prompts: Vec<Prompt> = match &self.prompt {
+    pub fn prompts(self) -> Result<Vec<Prompt>, ApiError> {
+        let prompts: Vec<Prompt> = match self.prompt {
             None => vec![],
-            Some(PromptField::Text(text)) => vec![Prompt::Text(text.clone())],
-            Some(PromptField::Texts(texts)) => texts.iter().cloned().map(Prompt::Text).collect(),
-            Some(PromptField::Tokens(tokens)) => vec![Prompt::Tokens(tokens.clone())],
-            Some(PromptField::TokenLists(several)) => several.iter().cloned().map(Prompt::Tokens).collect(),
+            Some(PromptField::Text(text)) => vec![Prompt::Text(text)],
+            Some(PromptField::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
+            Some(PromptField::Tokens(tokens)) => vec![Prompt::Tokens(tokens)],
+            Some(PromptField::TokenLists(lists)) => lists.into_iter().map(Prompt::Tokens).collect(),
         };
         match prompts.len() {
             0 => Err(ApiError::invalid("prompt", "the prompt is missing: give a text or a list of texts")),
             1..=MAX_PROMPTS => Ok(prompts),
-            count => Err(ApiError::invalid(
-                "prompt",
-                format!("{count} prompts at once: give at most {MAX_PROMPTS}"),
-            )),
+            count => {
+                let message = format!("{count} prompts at once: give at most {MAX_PROMPTS}");
+                Err(ApiError::invalid("prompt", message))
+            }
         }
     }
 }
 
 impl CommonFields {
-    /// Validates the fields. `seed` is the seed of a request without one.
+    /// Validates the fields. A request that has no seed gets `seed`.
     pub fn params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
         self.check_supported()?;
         let default = SamplerOptions::default();
@@ -189,33 +186,25 @@ impl CommonFields {
         if max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "must be at least 1"));
         }
-        let stop = match &self.stop {
+        let stop_strings = match &self.stop {
             None => vec![],
             Some(StopField::One(stop)) => vec![stop.clone()],
             Some(StopField::Several(stops)) => stops.clone(),
         };
         let is_invalid = |text: &String| text.is_empty() || text.len() > MAX_STOP_BYTES;
-        if stop.len() > MAX_STOP_STRINGS || stop.iter().any(is_invalid) {
+        if stop_strings.len() > MAX_STOP_STRINGS || stop_strings.iter().any(is_invalid) {
             let message =
                 format!("give at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_BYTES} bytes");
             return Err(ApiError::invalid("stop", message));
         }
+        let stream = self.stream.unwrap_or(false);
         let include_usage = self.stream_options.as_ref().is_some_and(|options| options.include_usage);
-        Ok(GenerationParams {
-            max_tokens,
-            sampler,
-            stop_strings: stop,
-            stream: self.stream.unwrap_or(false),
-            include_usage,
-        })
+        Ok(GenerationParams { max_tokens, sampler, stop_strings, stream, include_usage })
     }
 
     fn check_supported(&self) -> Result<(), ApiError> {
         let is_set = |value: &Option<Value>| {
-            value.as_ref().is_some_and(|value| {
-                let is_empty = value.as_object().is_some_and(serde_json::Map::is_empty);
-                !(value.is_null() || *value == Value::Bool(false) || is_empty)
-            })
+            value.as_ref().is_some_and(|value| ![Value::Null, false.into(), json!({})].contains(value))
         };
         let is_text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
         let is_penalty = |penalty: Option<f32>| penalty.is_some_and(|penalty| penalty != 0.0);
@@ -232,17 +221,13 @@ impl CommonFields {
             ("echo", self.echo == Some(true)),
             ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
         ];
-        match unsupported.into_iter().find(|(_, is_used)| *is_used) {
-            Some((key, _)) => Err(ApiError::invalid(key, format!("`{key}` is not supported: leave it out"))),
-            None => Ok(()),
-        }
+        let Some((key, _)) = unsupported.into_iter().find(|(_, is_used)| *is_used) else { return Ok(()) };
+        Err(ApiError::invalid(key, format!("`{key}` is not supported: leave it out")))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn chat(more: &Value) -> ChatRequest {
@@ -254,25 +239,16 @@ mod tests {
 
     #[test]
     fn fields_without_effect_are_accepted() {
-        let params =
-            chat(&json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}))
-                .common
-                .params(7)
-                .expect("fine");
-        assert_eq!(
-            (params.max_tokens, params.sampler.temperature, params.sampler.seed, params.stream),
-            (None, 1.0, 7, false)
-        );
-        let params =
-            chat(&json!({"max_tokens": 5, "seed": -1, "stop": ["a", "b"], "temperature": 0, "stream": true,
-            "stream_options": {"include_usage": true}}))
-            .common
-            .params(7)
-            .expect("fine");
-        assert_eq!(
-            (params.max_tokens, params.sampler.seed, params.stop_strings.len()),
-            (Some(5), u64::MAX, 2)
-        );
+        let params = |more: Value| chat(&more).common.params(7).expect("valid");
+        let GenerationParams { max_tokens, sampler, stream, .. } =
+            params(json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}));
+        assert_eq!((max_tokens, sampler.temperature, sampler.seed, stream), (None, 1.0, 7, false));
+        let usage = json!({"include_usage": true});
+        let params = params(json!({
+            "max_tokens": 5, "seed": -1, "stop": ["a", "b"], "temperature": 0, "stream": true, "stream_options": usage
+        }));
+        let counts = (params.max_tokens, params.sampler.seed, params.stop_strings.len());
+        assert_eq!(counts, (Some(5), u64::MAX, 2));
         assert!(params.stream && params.include_usage);
     }
 

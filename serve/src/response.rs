@@ -19,7 +19,6 @@ use tokio::task::JoinSet;
 
 use crate::error::ApiError;
 use crate::generation::{Chunk, FinishReason, Generation, Usage};
-use crate::metrics::ActiveRequest;
 
 /// The time between comments in an idle stream.
 /// source: assumed, below the minute after which proxies close idle connections
@@ -38,7 +37,7 @@ pub enum ResponseKind {
 pub struct ResponseHeader {
     pub kind: ResponseKind,
     pub id: String,
-    /// Seconds since 1970.
+    /// The time at which the response was created, in seconds since 1970.
     pub created: u64,
     pub model: Arc<str>,
 }
@@ -53,23 +52,35 @@ impl ResponseHeader {
             "choices": choices,
         });
         if let Some(usage) = usage {
-            document["usage"] = usage_object(usage);
+            document["usage"] = json!({
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.generated_tokens,
+                "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            });
         }
         document
     }
 
+    /// Returns a chunk of a streamed response; the chunk with the usage is the last one and has no choices.
+    fn chunk(&self, choices: &[Value], usage: Option<Usage>) -> Value {
+        let object = match self.kind {
+            ResponseKind::Chat => "chat.completion.chunk",
+            ResponseKind::Completion => "text_completion",
+        };
+        self.document(object, choices, usage)
+    }
+
     /// Returns a complete response with the text and finish reason of each choice.
     pub fn complete(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
-        let choice = |(index, (text, finish)): (usize, (String, FinishReason))| match self.kind {
-            ResponseKind::Chat => json!({
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": null},
-                "logprobs": null,
-                "finish_reason": finish,
-            }),
-            ResponseKind::Completion => {
-                json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish})
-            }
+        let choice = |(index, (text, finish)): (usize, (String, FinishReason))| {
+            let (key, content) = match self.kind {
+                ResponseKind::Chat => {
+                    ("message", json!({"role": "assistant", "content": text, "refusal": null}))
+                }
+                ResponseKind::Completion => ("text", text.into()),
+            };
+            choice_object(index, key, &content, Some(finish))
         };
         let object = match self.kind {
             ResponseKind::Chat => "chat.completion",
@@ -81,50 +92,23 @@ impl ResponseHeader {
 
     /// Returns a chunk with text or with the finish reason. Without both, it is the first chunk of a chat, with the
     /// role.
-    fn chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
-        match self.kind {
-            ResponseKind::Chat => {
-                let delta = match (text, finish) {
-                    (_, Some(_)) => json!({}),
-                    (Some(text), None) => json!({"content": text}),
-                    (None, None) => json!({"role": "assistant", "content": ""}),
-                };
-                let choice =
-                    json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": finish});
-                self.document("chat.completion.chunk", &[choice], None)
-            }
-            ResponseKind::Completion => {
-                let text = text.unwrap_or_default();
-                let choice = json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish});
-                self.document("text_completion", &[choice], None)
-            }
-        }
-    }
-
-    fn usage_chunk(&self, usage: Usage) -> Value {
-        let object = match self.kind {
-            ResponseKind::Chat => "chat.completion.chunk",
-            ResponseKind::Completion => "text_completion",
+    fn text_chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
+        let (key, content) = match (self.kind, text, finish) {
+            (ResponseKind::Completion, ..) => ("text", text.unwrap_or_default().into()),
+            (ResponseKind::Chat, _, Some(_)) => ("delta", json!({})),
+            (ResponseKind::Chat, Some(text), None) => ("delta", json!({"content": text})),
+            (ResponseKind::Chat, None, None) => ("delta", json!({"role": "assistant", "content": ""})),
         };
-        self.document(object, &[], Some(usage))
+        self.chunk(&[choice_object(index, key, &content, finish)], None)
     }
 }
 
-fn usage_object(usage: Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.generated_tokens,
-        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+fn choice_object(index: usize, key: &str, content: &Value, finish: Option<FinishReason>) -> Value {
+    json!({"index": index, (key): content, "logprobs": null, "finish_reason": finish})
 }
 
 /// Streams generations as server-sent events. The events of several generations are interleaved.
-pub fn stream(
-    header: ResponseHeader,
-    generations: Vec<(Generation, ActiveRequest)>,
-    include_usage: bool,
-) -> Response {
+pub fn stream(header: ResponseHeader, generations: Vec<Generation>, include_usage: bool) -> Response {
     let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
     tokio::spawn(send_all(header, generations, include_usage, event_tx));
     Sse::new(EventStream { event_rx }).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
@@ -133,16 +117,16 @@ pub fn stream(
 /// Sends the chunks of all generations. Stops, and cancels them, when the client disconnects or one of them fails.
 async fn send_all(
     header: ResponseHeader,
-    generations: Vec<(Generation, ActiveRequest)>,
+    generations: Vec<Generation>,
     include_usage: bool,
     event_tx: mpsc::Sender<String>,
 ) {
     let mut tasks = JoinSet::new();
-    for (index, (generation, active)) in generations.into_iter().enumerate() {
+    for (index, generation) in generations.into_iter().enumerate() {
         let (header, event_tx) = (header.clone(), event_tx.clone());
         tasks.spawn(async move {
             tokio::select! {
-                usage = send_one(&header, index, generation, active, &event_tx) => usage,
+                usage = send_one(&header, index, generation, &event_tx) => usage,
                 () = event_tx.closed() => None,
             }
         });
@@ -153,7 +137,7 @@ async fn send_all(
         usages.push(usage);
     }
     if include_usage {
-        let _ = event_tx.send(header.usage_chunk(usages.into_iter().sum()).to_string()).await;
+        let _ = event_tx.send(header.chunk(&[], Some(usages.into_iter().sum())).to_string()).await;
     }
     let _ = event_tx.send("[DONE]".into()).await;
 }
@@ -163,21 +147,16 @@ async fn send_one(
     header: &ResponseHeader,
     index: usize,
     mut generation: Generation,
-    mut active: ActiveRequest,
     event_tx: &mpsc::Sender<String>,
 ) -> Option<Usage> {
     if header.kind == ResponseKind::Chat {
-        event_tx.send(header.chunk(index, None, None).to_string()).await.ok()?;
+        event_tx.send(header.text_chunk(index, None, None).to_string()).await.ok()?;
     }
     while let Some(chunk) = generation.next().await {
         let document = match chunk {
-            Chunk::Text(text) => {
-                active.record_text();
-                header.chunk(index, Some(&text), None)
-            }
-            Chunk::End(reason) => header.chunk(index, None, Some(reason)),
+            Chunk::Text(text) => header.text_chunk(index, Some(&text), None),
+            Chunk::End(reason) => header.text_chunk(index, None, Some(reason)),
             Chunk::Failed(message) => {
-                active.finish();
                 let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
                 let _ = event_tx.send(error.to_json().to_string()).await;
                 return None;
@@ -185,9 +164,7 @@ async fn send_one(
         };
         event_tx.send(document.to_string()).await.ok()?;
     }
-    active.finish();
-    active.record_usage(generation.usage());
-    Some(generation.usage())
+    Some(generation.usage)
 }
 
 /// A stream of the server-sent events from a channel.

@@ -10,55 +10,45 @@ use hearth_profiles::{DocumentError, Seconds};
 /// The reason why a plan cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimError {
-    /// The plan contradicts itself.
     #[error("the plan is invalid: {0}")]
     InvalidPlan(#[from] DocumentError),
-    /// The plan names a device that the scenario does not have.
     #[error(
-        "plan devices[{place}] is `{name}`, but the scenario has no such device; make a new plan from this \
+        "plan devices[{index}] is `{name}`, but the scenario has no such device; make a new plan from this \
          scenario"
     )]
-    UnknownDevice { place: usize, name: String },
-    /// The plan was made for another model.
+    UnknownDevice { index: usize, name: String },
     #[error(
         "the plan is for model `{planned}`, but the scenario's model is `{given}`; make a new plan from this \
          scenario"
     )]
     OtherModel { planned: String, given: String },
-    /// GPU layers on a device without a usable GPU.
     #[error(
-        "plan devices[{place}] `{name}` has {layers} GPU layers per window, but its profile {missing}; set \
+        "plan devices[{index}] `{name}` has {layers} GPU layers per window, but its profile {missing}; set \
          `gpu_layers: 0` or complete the profile"
     )]
-    NoGpu { place: usize, name: String, layers: u32, missing: &'static str },
-    /// A chunk size that the page cache does not support.
+    NoGpu { index: usize, name: String, layers: u32, missing: &'static str },
     #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
     UnsupportedChunkSize { bytes: u64 },
-    /// A stream buffer so small that the model has too many pieces.
     #[error(
-        "plan devices[{place}] streams the model in pieces of {bytes} bytes, which are too many pieces; set \
+        "plan devices[{index}] streams the model in pieces of {bytes} bytes, which are too many pieces; set \
          a larger `stream_buffer`"
     )]
-    TooManyPieces { place: usize, bytes: u64 },
-    /// Events for a plan that the executor cannot run: tensor-parallel, or with pinned weights.
+    TooManyPieces { index: usize, bytes: u64 },
     #[error(
         "events can be simulated only for plans that the executor can run, and {why}; or remove the \
          scenario's `events`"
     )]
     EventsWithoutRing { why: String },
-    /// An event swaps memory out, but the profile states no memory that can be swapped.
     #[error(
         "an event swaps out memory of `{device}`, but its profile has no `memory.can_swap` or no swap space; \
          add them or remove the event"
     )]
     NoSwap { device: String },
-    /// An event swaps memory out, but the page cache of the device already swaps automatically.
     #[error(
         "an event swaps out memory of `{device}`, but its page cache (`memory.page_cache`) already swaps \
          automatically; remove the event, or choose a page cache that does not swap, such as `two-list`"
     )]
     AutomaticSwap { device: String },
-    /// The run takes longer than the simulator's limit.
     #[error(
         "the simulated run has taken {at} for {tokens} tokens and is not complete; a rate of a device or a \
          link is far too small"
@@ -67,7 +57,6 @@ pub enum SimError {
     /// Every device waits for another: a defect of the simulator.
     #[error("the simulated ring is deadlocked after {tokens} tokens, at {at}")]
     Deadlock { tokens: u32, at: Seconds },
-    /// The plan sends between two devices that cannot reach each other.
     #[error(transparent)]
     UnreachableReceiver(#[from] UnreachableReceiver),
     /// Plan and scenario differ in their draft models or sequences.

@@ -18,7 +18,6 @@ use crate::page_cache::CHUNK_BYTES;
 /// buffer.
 const MAX_PIECES: u64 = 1 << 24;
 
-/// The input of a simulation.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
     /// The resolved scenario.
@@ -27,7 +26,6 @@ pub struct Input<'a> {
     pub options: &'a Options,
 }
 
-/// Options of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Chunk size of the page cache, except on devices with managed residency. A smaller size is slower to simulate
@@ -66,7 +64,6 @@ pub struct Disturbances<'a> {
     pub replanner: Option<&'a dyn Replanner>,
 }
 
-/// The result of a simulation.
 #[derive(Debug, Clone)]
 pub struct Run {
     pub trace: Trace,
@@ -90,19 +87,16 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         return Err(SimError::UnsupportedChunkSize { bytes: input.options.chunk_size.0 });
     }
     let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
-    let same_file = plan
-        .model
-        .digest
-        .as_ref()
-        .is_some_and(|digest| cluster.model.match_digest(digest) != DigestMatch::Different);
+    let digest = plan.model.digest.as_ref();
+    let same_file = digest.is_some_and(|it| cluster.model.match_digest(it) != DigestMatch::Different);
     if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
         let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
         return Err(SimError::OtherModel { planned, given });
     }
     let mut devices = Vec::new();
-    for (place, planned) in plan.devices.iter().enumerate() {
+    for (index, planned) in plan.devices.iter().enumerate() {
         let name = planned.name.clone();
-        let Some(member) = cluster.member(&name) else { return Err(SimError::UnknownDevice { place, name }) };
+        let Some(member) = cluster.member(&name) else { return Err(SimError::UnknownDevice { index, name }) };
         let missing = match &member.device.gpu {
             _ if planned.gpu_layers == 0 => None,
             None => Some("has no `gpu`"),
@@ -110,12 +104,12 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
             Some(_) => None,
         };
         if let Some(missing) = missing {
-            return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, missing });
+            return Err(SimError::NoGpu { index, name, layers: planned.gpu_layers, missing });
         }
         let residency = planned.residency;
         let piece = residency.piece_bytes().0.max(1);
         if residency.policy == Residency::Managed && cluster.model.total_bytes().0 / piece > MAX_PIECES {
-            return Err(SimError::TooManyPieces { place, bytes: piece });
+            return Err(SimError::TooManyPieces { index, bytes: piece });
         }
         devices.push(&member.device);
     }

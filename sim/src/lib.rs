@@ -8,6 +8,7 @@
 //! | [`engine`] | the clock and the queue of pending events |
 //! | [`resource`] | shared resources: processors, disks, links |
 //! | [`page_cache`] | the page caches of different operating systems |
+//! | `network` | the links of a run, and the messages in flight |
 //! | [`device`] | a simulated device, which executes its schedule |
 //! | `ring` | a ring of devices under the events of a scenario |
 //! | `tensor` | tensor-parallel plans, which slice every layer |
@@ -21,6 +22,7 @@ pub mod engine;
 mod error;
 mod input;
 pub mod mobile_gpu;
+mod network;
 pub mod page_cache;
 mod random;
 pub mod resource;

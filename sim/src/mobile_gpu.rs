@@ -21,18 +21,16 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 /// The format of the weights (ML Drift paper, section 4.2). The scale of each channel is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightFormat {
-    /// Eight bits for all weights.
     Q8,
     /// Eight bits in attention, four bits in the feed-forward block and the embedding (8/4/4).
     Mixed,
 }
 
-/// The peak rates of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MobileGpu {
-    /// Arithmetic rate, F.
+    /// Arithmetic rate: F in the equations of this module.
     pub arithmetic_rate: FlopsPerSecond,
-    /// Bandwidth of reading weights and key-value cache, BW.
+    /// Bandwidth of reading weights and key-value cache: BW in the equations of this module.
     pub bandwidth: BytesPerSecond,
 }
 
@@ -44,7 +42,6 @@ pub struct MeasuredSpeeds {
     pub decode: f64,
 }
 
-/// Weight counts of a model.
 struct WeightCounts {
     attention: f64,
     feed_forward: f64,
@@ -62,7 +59,7 @@ fn weight_counts(shape: &ModelShape) -> WeightCounts {
     }
 }
 
-/// Returns W, the bytes of weights that are read for a token.
+/// Returns the bytes of weights that are read for a token: W in the equations of this module.
 pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
     let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
     match weights {
@@ -113,7 +110,7 @@ impl MobileGpu {
         f64::from(prompt) / work.max(reading)
     }
 
-    /// Returns the decode speed at a position in tokens per second.
+    /// Returns the decode speed in tokens per second for a token that attends to `position` positions.
     pub fn decode_speed(&self, shape: &ModelShape, weights: WeightFormat, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }

@@ -11,14 +11,12 @@ const PURPOSE_SHIFT: u32 = 40;
 /// Bit offset of the sequence in a stream's number.
 const SEQUENCE_SHIFT: u32 = 44;
 
-/// The purpose of a draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// The embedding row of a token.
     EmbeddingRow = 1,
     /// Whether a draft is accepted.
     Acceptance = 2,
-    /// The memory of a process beyond what its profile states.
+    /// The memory of a process beyond what the device's profile states.
     Process = 3,
     Wifi = 4,
     /// The chunk that the random page cache evicts.
@@ -51,16 +49,9 @@ mod tests {
 
     #[test]
     fn streams_are_distinct() {
-        let purposes = [
-            Purpose::EmbeddingRow,
-            Purpose::Acceptance,
-            Purpose::Process,
-            Purpose::Wifi,
-            Purpose::Eviction,
-            Purpose::PageBoundary,
-        ];
+        use Purpose::{Acceptance, EmbeddingRow, Eviction, PageBoundary, Process, Wifi};
         let mut first = Vec::new();
-        for purpose in purposes {
+        for purpose in [EmbeddingRow, Acceptance, Process, Wifi, Eviction, PageBoundary] {
             for sequence in [0, 1, 15, 16, 300] {
                 for subject in [0, 1, 2, 256, 1 << 32] {
                     first.push(stream(1, purpose, sequence, subject).next_u64());

@@ -2,6 +2,7 @@
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
+use hearth_profiles::device::Device;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::Trace;
 
@@ -23,9 +24,8 @@ pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) ->
     if let Some(tensor) = input.plan.kind.tensor() {
         return Ok(Run::undisturbed(tensor::simulate(input, tensor, &devices, header)?));
     }
-    let memories =
-        devices.iter().enumerate().map(|(place, device)| setup::device_memory(input, place, device));
-    let memories: Vec<Option<DeviceMemory>> = memories.collect();
+    let memory = |(index, device): (usize, &&Device)| setup::device_memory(input, index, device);
+    let memories: Vec<Option<DeviceMemory>> = devices.iter().enumerate().map(memory).collect();
     let drafts_fit = memories.iter().all(Option::is_some);
     let memories: Vec<DeviceMemory> = memories.into_iter().flatten().collect();
     let short = !input.options.ignore_memory && memories.iter().any(|memory| !memory.shortages.is_empty());

@@ -24,13 +24,13 @@ use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input};
 use crate::speculation::{Acceptance, Drafter};
-use crate::trace::{TraceCollector, start_record};
+use crate::trace::{TraceCollector, memory_readings, start_record};
 
 /// Maximum number of detail records: those of some hundred passes of an 8B model. Later passes only have a `compute`
 /// record.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
-/// Returns the SoC of a device that runs its plan alone with all weights in memory from the start.
+/// Returns the SoC if its device runs the plan alone, without events, with all weights in memory from the start.
 pub fn standalone_soc<'a>(
     input: &Input,
     disturbances: &Disturbances,
@@ -45,16 +45,16 @@ pub fn standalone_soc<'a>(
     device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain)
 }
 
-/// An event: a processor has finished its current kernel or step.
+/// The processors that run kernels.
+const PROCESSORS: [Resource; 2] = [Resource::Gpu, Resource::Npu];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    Gpu,
-    Npu,
-    /// The CPU has finished a step.
+    /// The processor with this index in [`PROCESSORS`] has finished its current kernel.
+    Kernel(usize),
     Cpu,
 }
 
-/// Simulates a plan on the SoC of its only device.
 pub fn simulate(
     input: &Input,
     soc: &Soc,
@@ -92,14 +92,12 @@ pub fn simulate(
         }
         let accepted = acceptance.accepted_drafts(pass);
         tokens += generation.complete_pass(pass.index, accepted)?;
-        let counters = [
-            (Counter::BytesRead, 0),
-            (Counter::Resident, cluster.model.total_bytes().0),
-            (Counter::Unreclaimable, memory.unreclaimable.0),
-        ];
-        let drafted = (pass.drafted > 0).then_some((Counter::Accepted, u64::from(accepted)));
-        let reading = |(counter, value)| Reading { device: 0, counter, pass: pass.index, at, value };
-        readings.extend(counters.into_iter().chain(drafted).map(reading));
+        let bytes = [Bytes::ZERO, cluster.model.total_bytes(), memory.unreclaimable];
+        readings.extend(memory_readings(0, pass.index, at, bytes));
+        if pass.drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            readings.push(Reading { device: 0, counter, pass: pass.index, at, value });
+        }
     }
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
 }
@@ -112,11 +110,9 @@ fn with_graph_batches(workload: &Workload, largest: u64) -> Workload {
     Workload { micro_batch, ..workload.clone() }
 }
 
-/// The state of a simulation.
 #[derive(Debug)]
 struct SocSimulation<'a> {
     layers: u32,
-    /// Weight bytes of all layers.
     bytes: Bytes,
     work: ComputeCost<'a>,
     latency_model: SocLatencyModel<'a>,
@@ -125,15 +121,13 @@ struct SocSimulation<'a> {
     drafter: Option<Drafter<'a>>,
     engine: Engine<Event>,
     records: Vec<Record>,
-    /// Number of detail records so far.
     detail_records: usize,
 }
 
 impl SocSimulation<'_> {
-    /// Simulates a pass and returns its end time.
     fn pass(&mut self, pass: Pass) -> Nanos {
         if let Some(drafter) = &mut self.drafter {
-            let (time, processor) = (drafter.time(pass), drafter.processor());
+            let (time, processor) = (drafter.time(pass), drafter.processor);
             let resource = if processor == Processor::Gpu { Resource::Gpu } else { Resource::Cpu };
             self.step(Kind::Draft, resource, pass, time);
         }
@@ -164,31 +158,29 @@ impl SocSimulation<'_> {
 
     /// Runs a step of known duration while the other processors are idle.
     fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
-        let (start, place) = (self.engine.now(), (pass.index, 0));
+        let (start, step) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
         let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
-        self.records.push(Record { end, cost, ..start_record(0, resource, kind, place, start) });
+        self.records.push(Record { end, cost, ..start_record(0, resource, kind, step, start) });
     }
 
-    /// Runs an interval until the CPU can continue.
+    /// Runs the kernels of a sync interval until the CPU can continue.
     fn run_interval(&mut self, interval: &SyncInterval, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
         let begin = self.engine.now();
-        let mut next = [0, 0];
-        for processor in [Event::Gpu, Event::Npu] {
-            self.begin_kernel(interval, processor, next[lane(processor)]);
+        let (kernels, mut next) = ([&interval.gpu_times, &interval.npu_times], [0, 0]);
+        for (processor, times) in kernels.iter().enumerate() {
+            self.begin_kernel(processor, times.first());
         }
-        while next != [interval.gpu_times.len(), interval.npu_times.len()] {
-            let Some(event) = self.engine.next_event() else { break };
-            let (at, kernels) = (&mut next[lane(event)], kernels(interval, event));
-            let (end, time) = (self.engine.now(), Seconds(kernels[*at]).to_nanos());
-            *at += 1;
-            let at = *at;
-            let resource = if event == Event::Gpu { Resource::Gpu } else { Resource::Npu };
-            let start = end.saturating_sub(time);
+        while next != kernels.map(Vec::len) {
+            let Some(Event::Kernel(processor)) = self.engine.next_event() else { break };
+            let (times, at) = (kernels[processor], next[processor]);
+            let (end, time) = (self.engine.now(), Seconds(times[at]).to_nanos());
+            let (resource, start) = (PROCESSORS[processor], end.saturating_sub(time));
             let record = start_record(0, resource, Kind::Kernel, (pass.index, index), start);
             self.push_detail(Record { end, layers, ..record });
-            self.begin_kernel(interval, event, at);
+            next[processor] += 1;
+            self.begin_kernel(processor, times.get(at + 1));
         }
         if interval.event_count > 0 {
             let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
@@ -206,10 +198,9 @@ impl SocSimulation<'_> {
         while self.engine.next_event().is_some_and(|event| event != Event::Cpu) {}
     }
 
-    /// Starts a processor's next kernel, if there is one.
-    fn begin_kernel(&mut self, interval: &SyncInterval, processor: Event, index: usize) {
-        if let Some(&time) = kernels(interval, processor).get(index) {
-            self.engine.schedule_after(Seconds(time).to_nanos(), processor);
+    fn begin_kernel(&mut self, processor: usize, time: Option<&f64>) {
+        if let Some(&time) = time {
+            self.engine.schedule_after(Seconds(time).to_nanos(), Event::Kernel(processor));
         }
     }
 
@@ -219,12 +210,4 @@ impl SocSimulation<'_> {
             self.records.push(record);
         }
     }
-}
-
-fn lane(processor: Event) -> usize {
-    usize::from(processor == Event::Npu)
-}
-
-fn kernels(interval: &SyncInterval, processor: Event) -> &[f64] {
-    if processor == Event::Gpu { &interval.gpu_times } else { &interval.npu_times }
 }

@@ -32,13 +32,12 @@ use crate::random::{self, Purpose};
 /// Bytes of a token ID, and of a logit.
 const ELEMENT_BYTES: Bytes = Bytes(4);
 
-/// The draft model of a run.
 #[derive(Debug, Clone)]
 pub struct Drafter<'a> {
     device: &'a Device,
     model: &'a ModelProfile,
     kv_element: Bytes,
-    processor: Processor,
+    pub processor: Processor,
     /// Number of positions in the key-value cache, for each sequence.
     cached: BTreeMap<u32, u32>,
 }
@@ -46,10 +45,6 @@ pub struct Drafter<'a> {
 impl<'a> Drafter<'a> {
     pub fn new(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes, processor: Processor) -> Self {
         Self { device, model, kv_element, processor, cached: BTreeMap::new() }
-    }
-
-    pub fn processor(&self) -> Processor {
-        self.processor
     }
 
     /// Returns the time to generate the drafts of a pass, or to process the tokens of a pass without drafts.
@@ -74,12 +69,8 @@ impl<'a> Drafter<'a> {
             let copies = if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.time(logits) };
             (ComputeCost::for_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
-            let cpu = &self.device.cpu;
-            (
-                ComputeCost::for_main_memory(self.device, self.model, self.kv_element),
-                &cpu.window_overhead,
-                Seconds(0.0),
-            )
+            let work = ComputeCost::for_main_memory(self.device, self.model, self.kv_element);
+            (work, &self.device.cpu.window_overhead, Seconds(0.0))
         };
         let layers: Seconds =
             (0..self.model.layers.len() as u32).map(|layer| work.layer_time(layer, pass)).sum();
@@ -119,11 +110,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the time of one token at a position, with its output.
-    fn one(drafter: &Drafter, position: u32) -> f64 {
-        drafter.pass(position, 1, true).0
-    }
-
     #[test]
     fn rejected_drafts_are_processed_again() {
         let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
@@ -132,10 +118,10 @@ mod tests {
         let prompt = drafter.time(Pass::new(0, 0, 8, true)).0;
         assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);
         // The token at 8 and the drafts at 9 and 10 are processed; the draft at 11 is generated and not processed.
-        let expected: f64 = (8..11).map(|position| one(&drafter, position)).sum();
+        let expected: f64 = (8..11).map(|position| drafter.pass(position, 1, true).0).sum();
         assert!((drafter.time(step(8, 3)).0 - expected).abs() < 1e-15);
         // The draft at 9 was accepted: the corrected token is at 10, and only it is new.
-        assert!((drafter.time(step(10, 1)).0 - one(&drafter, 10)).abs() < 1e-15);
+        assert!((drafter.time(step(10, 1)).0 - drafter.pass(10, 1, true).0).abs() < 1e-15);
         // That draft was accepted as well: the draft at 11 has not been processed yet either.
         let both = drafter.pass(11, 2, true).0;
         assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);

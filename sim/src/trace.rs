@@ -1,6 +1,6 @@
-//! Trace collection: the code that all simulations share.
+//! Trace collection: how every kind of simulation builds its records, readings and trace.
 
-use hearth_profiles::device::Device;
+use hearth_profiles::device::{Device, Gpu};
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{
@@ -11,8 +11,7 @@ use crate::engine::Nanos;
 use crate::input::Input;
 use crate::page_cache::for_device::unvalidated_parts;
 
-/// The records and readings of a run so far.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct TraceCollector {
     pub header: Header,
     pub records: Vec<Record>,
@@ -52,17 +51,39 @@ pub fn start_record(
     }
 }
 
+/// Consecutive steps of known duration.
+pub type TimedSteps = Vec<(Record, Seconds)>;
+
+/// Returns an upload of `up` bytes, a step on a GPU, and a download of `down` bytes; the records of both copies are
+/// made from `copy`. With unified memory nothing is copied.
+pub fn gpu_with_copies(
+    gpu: &Gpu,
+    step: (Record, Seconds),
+    copy: &Record,
+    up: Bytes,
+    down: Bytes,
+) -> TimedSteps {
+    if gpu.unified_memory {
+        return vec![step];
+    }
+    let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
+    vec![(copy(up), gpu.upload.time(up)), step, (copy(down), gpu.download.time(down))]
+}
+
 /// Records steps of known duration, one after another from `now` on. Returns the end of the last step.
-pub fn record_steps(
-    records: &mut Vec<Record>,
-    now: Nanos,
-    steps: impl IntoIterator<Item = (Record, Seconds)>,
-) -> Nanos {
+pub fn record_steps(records: &mut Vec<Record>, now: Nanos, steps: TimedSteps) -> Nanos {
     steps.into_iter().fold(now, |start, (record, time)| {
         let end = start.saturating_add(time.to_nanos());
         records.push(Record { start, end, ..record });
         end
     })
+}
+
+/// Returns the readings of a device after a pass: bytes read from disk, weights in memory, and unreclaimable memory.
+pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [Reading; 3] {
+    let [read, resident, unreclaimable] = bytes;
+    [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)]
+        .map(|(counter, bytes)| Reading { device: device as u16, counter, pass, at, value: bytes.0 })
 }
 
 /// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
@@ -73,12 +94,9 @@ pub fn out_of_memory_trace(
     unreclaimable: impl Iterator<Item = Bytes>,
     shortages: Vec<Shortage>,
 ) -> Trace {
-    let reading = |(device, bytes): (u16, Bytes)| Reading {
-        device,
-        counter: Counter::Unreclaimable,
-        pass: 0,
-        at: 0,
-        value: bytes.0,
+    let reading = |(device, bytes): (u16, Bytes)| {
+        let (counter, value) = (Counter::Unreclaimable, bytes.0);
+        Reading { device, counter, pass: 0, at: 0, value }
     };
     let readings = (0..).zip(unreclaimable).map(reading).collect();
     let collector = TraceCollector { header, records: Vec::new(), readings };

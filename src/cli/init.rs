@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use hearth_workflow::init::Network;
+
+use super::choice;
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
@@ -27,7 +30,7 @@ pub struct InitArgs {
     #[arg(long, value_name = "PROFILE", default_value = "d2")]
     pub like: String,
     /// Set how the devices are connected.
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = choice(&NETWORKS))]
     pub network: Option<Network>,
     /// Set the context length in tokens, the size of the key-value cache.
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
@@ -40,20 +43,5 @@ pub struct InitArgs {
     pub force: bool,
 }
 
-/// How devices are connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Network {
-    /// Home Wi-Fi.
-    Wifi,
-    /// Network cables and a switch.
-    Cable,
-}
-
-impl From<Network> for hearth_workflow::init::Network {
-    fn from(network: Network) -> Self {
-        match network {
-            Network::Wifi => Self::Wifi,
-            Network::Cable => Self::Cable,
-        }
-    }
-}
+const NETWORKS: [(&str, &str, Network); 2] =
+    [("wifi", "Home Wi-Fi", Network::Wifi), ("cable", "Network cables and a switch", Network::Cable)];

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::RingOrder;
 use hearth_workflow::{Budget, Overrides, Progress};
+
+use super::choice;
 
 /// Default time limit of a search in seconds.
 /// source: assumed, an acceptable waiting time
@@ -54,8 +56,8 @@ pub struct PlanningArgs {
     #[arg(long)]
     pub best_head: bool,
     /// Keep the scenario's order of devices, or let `overlap` and `exact` find the best one.
-    #[arg(long, value_enum)]
-    pub order: Option<Order>,
+    #[arg(long, value_parser = choice(&ORDERS))]
+    pub order: Option<RingOrder>,
     /// Limit the search of `refine` to this many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
@@ -65,8 +67,8 @@ pub struct PlanningArgs {
     pub refine_evaluations: Option<u64>,
     /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other
     /// strategies use `os`.
-    #[arg(long, value_enum)]
-    pub residency: Option<ResidencyPolicy>,
+    #[arg(long, value_parser = choice(&RESIDENCY_POLICIES))]
+    pub residency: Option<Residency>,
     /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap`
     /// chooses it, and other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
@@ -83,25 +85,16 @@ pub struct PlanningArgs {
     pub model: Option<PathBuf>,
 }
 
-/// The order of the ring.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Order {
-    /// The order of the scenario.
-    Given,
-    /// The best order that the planner finds.
-    Best,
-}
+const ORDERS: [(&str, &str, RingOrder); 2] = [
+    ("given", "The order of the scenario", RingOrder::Given),
+    ("best", "The best order that the planner finds", RingOrder::Best),
+];
 
-/// A residency policy.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum ResidencyPolicy {
-    /// Page cache of the operating system, with `madvise` for the next window.
-    Os,
-    /// Page cache of the operating system; the next window is read ahead.
-    Windowed,
-    /// hearth keeps what fits in memory and streams the rest.
-    Managed,
-}
+const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
+    ("os", "Page cache of the operating system, with `madvise` for the next window", Residency::Os),
+    ("windowed", "Page cache of the operating system; the next window is read ahead", Residency::Windowed),
+    ("managed", "hearth keeps what fits in memory and streams the rest", Residency::Managed),
+];
 
 impl PlanningArgs {
     pub fn overrides(&self) -> Overrides {
@@ -112,15 +105,8 @@ impl PlanningArgs {
             gpu_layers: self.gpu_layers.clone(),
             keep_all: self.keep_all,
             best_head: self.best_head,
-            order: self.order.map(|order| match order {
-                Order::Given => RingOrder::Given,
-                Order::Best => RingOrder::Best,
-            }),
-            residency: self.residency.map(|policy| match policy {
-                ResidencyPolicy::Os => Residency::Os,
-                ResidencyPolicy::Windowed => Residency::Windowed,
-                ResidencyPolicy::Managed => Residency::Managed,
-            }),
+            order: self.order,
+            residency: self.residency,
             stream_buffer: self.stream_buffer,
             weights_as: self.weights_as,
             air_time: self.air_time,

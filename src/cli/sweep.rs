@@ -1,7 +1,6 @@
 //! Flags of `hearth sweep`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
@@ -37,8 +36,8 @@ pub struct SweepArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
     /// Compute only rows I, I + N, I + 2 N and so on, counted from 1.
-    #[arg(long, value_name = "I/N", conflicts_with = "chart")]
-    pub shard: Option<Shard>,
+    #[arg(long, value_name = "I/N", conflicts_with = "chart", value_parser = parse_shard)]
+    pub shard: Option<(usize, usize)>,
     /// Write the table to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -68,25 +67,11 @@ pub struct MergeArgs {
     pub chart: Option<PathBuf>,
 }
 
-/// A part of the rows of a sweep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// The number of the shard, from 1.
-    pub number: usize,
-    /// The number of shards.
-    pub count: usize,
-}
-
-impl FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers = text.split_once('/').map(|(number, count)| (number.parse().ok(), count.parse().ok()));
-        match numbers {
-            Some((Some(number), Some(count))) if 1 <= number && number <= count => {
-                Ok(Shard { number, count })
-            }
-            _ => Err("write I/N with 1 <= I <= N, such as 2/8".to_owned()),
-        }
+/// Parses `I/N`: the number of a shard, counted from 1, and the number of shards.
+fn parse_shard(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').map(|(number, count)| (number.parse().ok(), count.parse().ok()));
+    match numbers {
+        Some((Some(number), Some(count))) if 1 <= number && number <= count => Ok((number, count)),
+        _ => Err("write I/N with 1 <= I <= N, such as 2/8".to_owned()),
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! The engines run alternately, each in its own process, on the same file with the same number of threads. Ratios are
 //! the speed of hearth divided by that of llama.cpp.
-//!
-//! Not here: the measurement (`hearth_runtime::speed`, `bench/llama_cpp.py`).
 
 use std::io::Read;
 use std::path::Path;
@@ -23,9 +21,8 @@ use crate::diagnostics::Failure;
 use crate::output::say;
 use crate::progress;
 
-/// Python script that measures llama.cpp.
 const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
-/// The default of `--peer`, and the Python program that it stands for.
+/// The default of `--peer`, and the Python interpreter that runs llama.cpp if `--peer` has this value.
 const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
 /// Exit code of [`LLAMA_CPP_SCRIPT`] if the package is missing.
 const MISSING_PACKAGE: i32 = 77;
@@ -105,7 +102,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let bar = progress::item_bar("runs", u64::from(args.repeats) * threads.len() as u64);
+    let bar = progress::bar("runs", u64::from(args.repeats) * threads.len() as u64, progress::ITEMS);
     let (mut comparisons, mut no_llama_cpp) =
         (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
@@ -145,7 +142,6 @@ fn file_bytes(path: &Path) -> Result<u64, Failure> {
     std::fs::metadata(path).map(|file| file.len()).map_err(|error| Error::file(path, "read", &error).into())
 }
 
-/// Returns the command that measures hearth.
 fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut command = Command::new(program);
@@ -156,7 +152,6 @@ fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Returns the command that measures llama.cpp.
 fn llama_cpp_command(args: &BenchArgs, threads: u32) -> Command {
     let python =
         if args.llama_cpp_python == DEFAULT_PYTHON.0 { DEFAULT_PYTHON.1 } else { &args.llama_cpp_python };

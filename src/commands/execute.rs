@@ -17,14 +17,13 @@ use tokio::sync::mpsc;
 use super::print_json;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::gpu;
-use crate::interruption::EXIT_INTERRUPTED;
+use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
 use crate::output::run::{RunOutput, table};
 use crate::output::{run_events, say};
 use crate::prompts;
 use crate::ring::{
-    LinkEmulation, PROMPT_MARK, RingBuilder, TransportTask, termination_signal, with_transport,
+    LinkEmulation, PROMPT_MARK, RingBuilder, TransportTask, exit_with_stdin, run_over_transport,
 };
 
 /// The result as `--json` prints it.
@@ -50,36 +49,23 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let inputs = [&args.prompts, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
     check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
-    let key = Key::from_file_or_env(args.ring.key.as_deref())?;
+    let key = Key::from_file_or_env(ring.key.as_deref())?;
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
-    let backend_factory = gpu::backend_factory(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.with_backend_factory(backend_factory));
-    if args.ring.exit_with_stdin {
-        crate::ring::exit_with_stdin();
+    let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
+    if ring.exit_with_stdin {
+        exit_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = inputs.tokens(&model, &tokenizer, plan.context)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
-    let builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
     let request = request(args, &builder, prompts, &tokenizer)?;
     request.generation(&builder.plan)?;
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let run = Run {
-        builder,
-        request,
-        tokenizer: tokenizer.clone(),
-        print: !json && inputs.count() == 1,
-        mark: args.mark_tokens,
-    };
-    let ended = runtime.block_on(with_transport(
-        key,
-        LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
-        run,
-    ));
-    // After an interruption the head may still be executing a step; the process does not wait for it.
-    runtime.shutdown_background();
-    let (generated, error) = match ended {
+    let print = !json && inputs.count() == 1;
+    let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.mark_tokens };
+    let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
+    let (generated, error) = match run_over_transport(key, emulation, run)? {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial_result }) => {
             (partial_result.map(|generated| *generated), Some(error))
@@ -132,7 +118,6 @@ fn request(
     })
 }
 
-/// Describes how far a run got before it failed.
 fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
@@ -171,7 +156,6 @@ fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Resu
     Ok(())
 }
 
-/// A request, and the builder of the ring that runs it.
 struct Run {
     builder: RingBuilder,
     request: GenerationRequest,

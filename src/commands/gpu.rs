@@ -7,12 +7,9 @@ use crate::diagnostics::Failure;
 
 #[cfg(not(feature = "gpu"))]
 pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
-    if json {
-        super::print_json(&Vec::<u8>::new())?;
-    } else {
-        crate::output::say!("this build computes on CPUs only: it was compiled without the feature `gpu`\n");
-    }
-    Ok(ExitCode::SUCCESS)
+    super::print_result(json, &Vec::<u8>::new(), |_| {
+        "this build computes on CPUs only: it was compiled without the feature `gpu`\n".to_owned()
+    })
 }
 
 #[cfg(feature = "gpu")]
@@ -34,10 +31,9 @@ mod listing {
     use serde::Serialize;
 
     use crate::cli::GpuArgs;
-    use crate::commands::print_json;
+    use crate::commands::print_result;
     use crate::diagnostics::Failure;
     use crate::gpu::{Tiling, tuned_kernels};
-    use crate::output::say;
 
     /// An adapter as `--json` prints it. The first adapter is used.
     #[derive(Serialize)]
@@ -59,14 +55,13 @@ mod listing {
         memory_bytes: Option<u64>,
         /// The selected kernels, only of the first adapter.
         kernels: Option<Kernels>,
-        /// The reason why the first adapter cannot be used.
         #[serde(skip_serializing_if = "Option::is_none")]
         cannot_open: Option<String>,
     }
 
     #[derive(Serialize, Clone)]
     struct Kernels {
-        /// `measured` after tuning, else `usual`.
+        /// `measured` if tuning selected these kernels, else `usual`.
         choice: &'static str,
         layout: &'static str,
         slices: u32,
@@ -75,7 +70,7 @@ mod listing {
         /// for one token and for a batch.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
-        /// The same time with the best kernels for the naive layout.
+        /// `product_us` with the best kernels for the naive weight layout.
         #[serde(skip_serializing_if = "Option::is_none")]
         naive_product_us: Option<f64>,
     }
@@ -99,12 +94,7 @@ mod listing {
             first.cannot_open = cannot_open;
             first.memory_bytes = opened.as_ref().and_then(Gpu::memory_limit);
         }
-        if json {
-            print_json(&list)?;
-        } else {
-            say!("{}", text(&list));
-        }
-        Ok(ExitCode::SUCCESS)
+        print_result(json, &list, |list| text(list))
     }
 
     fn adapter(facts: AdapterInfo) -> Adapter {
@@ -168,54 +158,54 @@ mod listing {
             return "no GPU found by Vulkan, Metal or DX12: layers are computed on the CPU\n".into();
         }
         let mut text = String::new();
-        for (at, adapter) in list.iter().enumerate() {
-            let used = if at == 0 && adapter.cannot_open.is_none() { ", used" } else { "" };
-            let yes = |has: bool| if has { "yes" } else { "no" };
-            let lanes = adapter.subgroups.map_or("no".to_owned(), |(min, max)| {
-                if min == max { format!("{min} lanes") } else { format!("{min} to {max} lanes") }
-            });
+        for (index, adapter) in list.iter().enumerate() {
+            let is_used = index == 0 && adapter.cannot_open.is_none();
+            let used = if is_used { ", used" } else { "" };
             let _ = writeln!(text, "{} ({}{used})", adapter.name, adapter.kind);
-            let _ = writeln!(text, "  driver          {}, {}", adapter.interface, adapter.driver);
-            if let Some(why) = &adapter.cannot_open {
-                let _ = writeln!(text, "  not usable      {why}");
-            }
-            let _ = writeln!(text, "  packed dot      {}", yes(adapter.packed_dot));
-            let _ = writeln!(text, "  subgroups       {lanes}");
-            let _ = writeln!(text, "  half precision  {}", yes(adapter.half));
-            let _ = writeln!(text, "  largest buffer  {}", Bytes(adapter.binding_bytes));
-            let _ = writeln!(
-                text,
-                "  groups          {} threads, {} shared",
-                adapter.group_threads,
-                Bytes(u64::from(adapter.shared_bytes))
-            );
-            if at == 0 && adapter.cannot_open.is_none() {
-                let memory = adapter.memory_bytes.map_or(
-                    "unknown: the driver does not report it; larger allocations fail".to_owned(),
-                    |bytes| format!("{} available of the memory shared with the machine", Bytes(bytes)),
-                );
-                let _ = writeln!(text, "  memory          {memory}");
-            }
-            if let Some(kernels) = &adapter.kernels {
-                let _ = writeln!(
-                    text,
-                    "  kernels         {}: weights {}, {} slices per group, {} threads per row{}",
-                    kernels.choice,
-                    kernels.layout,
-                    kernels.slices,
-                    kernels.splits,
-                    if kernels.choice == "usual" { "; run --tune to measure them" } else { "" }
-                );
-                if let (Some(own), Some(naive)) = (kernels.product_us, kernels.naive_product_us) {
-                    let _ = writeln!(
-                        text,
-                        "  matmul          {own:.1} us; {naive:.1} us in the naive layout, {:+.0} %",
-                        (naive / own - 1.0) * 100.0
-                    );
-                }
+            for (label, value) in rows(adapter, is_used) {
+                let _ = writeln!(text, "  {label:<16}{value}");
             }
         }
         text
+    }
+
+    /// Returns the labels and values of the lines about an adapter.
+    fn rows(adapter: &Adapter, is_used: bool) -> Vec<(&'static str, String)> {
+        let yes = |has: bool| if has { "yes" } else { "no" }.to_owned();
+        let lanes = adapter.subgroups.map_or("no".to_owned(), |(min, max)| {
+            if min == max { format!("{min} lanes") } else { format!("{min} to {max} lanes") }
+        });
+        let mut rows = vec![("driver", format!("{}, {}", adapter.interface, adapter.driver))];
+        rows.extend(adapter.cannot_open.iter().map(|why| ("not usable", why.clone())));
+        let shared = Bytes(u64::from(adapter.shared_bytes));
+        rows.extend([
+            ("packed dot", yes(adapter.packed_dot)),
+            ("subgroups", lanes),
+            ("half precision", yes(adapter.half)),
+            ("largest buffer", Bytes(adapter.binding_bytes).to_string()),
+            ("groups", format!("{} threads, {shared} shared", adapter.group_threads)),
+        ]);
+        if is_used {
+            let memory = adapter.memory_bytes.map_or(
+                "unknown: the driver does not report it; larger allocations fail".to_owned(),
+                |bytes| format!("{} available of the memory shared with the machine", Bytes(bytes)),
+            );
+            rows.push(("memory", memory));
+        }
+        let Some(Kernels { choice, layout, slices, splits, product_us, naive_product_us }) = &adapter.kernels
+        else {
+            return rows;
+        };
+        let hint = if *choice == "usual" { "; run --tune to measure them" } else { "" };
+        let kernels =
+            format!("{choice}: weights {layout}, {slices} slices per group, {splits} threads per row{hint}");
+        rows.push(("kernels", kernels));
+        if let (Some(own), Some(naive)) = (product_us, naive_product_us) {
+            let difference = (naive / own - 1.0) * 100.0;
+            let matmul = format!("{own:.1} us; {naive:.1} us in the naive layout, {difference:+.0} %");
+            rows.push(("matmul", matmul));
+        }
+        rows
     }
 
     #[cfg(test)]

@@ -1,40 +1,34 @@
 //! `hearth lint`: lists errors and implausible values of a scenario and its plan.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use hearth_halda::lint::{Finding, Severity};
 use hearth_workflow::lint;
 
-use super::print_json;
+use super::print_result;
 use crate::cli::{LintArgs, PlanSource};
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
-use crate::machine::read_scenario;
-use crate::output::say;
+use crate::machine::read_scenario_with;
 use crate::progress::TerminalProgress;
 
 pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning } = &args.source;
-    let mut loaded = read_scenario(&args.scenario)?;
-    planning.overrides().apply(&mut loaded)?;
+    let loaded = read_scenario_with(&args.scenario, planning, None)?;
     let progress = TerminalProgress::new();
     let findings =
         lint::findings(&loaded, plan.as_deref(), planning.model.as_deref(), planning.budget(&progress))?;
     drop(progress);
-    if json {
-        print_json(&findings)?;
-    } else {
-        say!("{}", table(&findings));
-    }
+    print_result(json, &findings, |findings| table(findings))?;
     let has_errors = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if has_errors { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
 fn table(findings: &[Finding]) -> String {
-    use std::fmt::Write;
     let mut text = String::new();
     for finding in findings {
-        let Finding { severity, code, what, place, fix } = finding;
-        let _ = writeln!(text, "{severity}[{code}]: {what}\n  where: {place}\n  hint:  {fix}");
+        let Finding { severity, code, what, location, fix } = finding;
+        let _ = writeln!(text, "{severity}[{code}]: {what}\n  where: {location}\n  hint:  {fix}");
     }
     let counted = [
         (Severity::Error, "error", "errors"),

@@ -51,6 +51,20 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Prints a result as JSON or as text.
+fn print_result<T: Serialize>(
+    json: bool,
+    result: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<ExitCode, Failure> {
+    if json {
+        print_json(result)?;
+    } else {
+        say!("{}", text(result));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
     say!("{text}\n");

@@ -11,7 +11,7 @@ use hearth_workflow::planning;
 use hearth_workflow::score::{PlanScore, SCORE_TOKENS};
 use serde::Serialize;
 
-use super::print_json;
+use super::{print_json, print_result};
 use crate::cli::PlanArgs;
 use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
@@ -22,7 +22,7 @@ use crate::progress::TerminalProgress;
 /// A row of `--compare` as `--json` prints it.
 #[derive(Serialize)]
 struct Row {
-    /// The strategy; only if there is no plan, which includes the strategy.
+    /// The strategy, if there is no plan; otherwise the keys of the plan include it.
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
     #[serde(flatten)]
@@ -44,7 +44,15 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.compare {
         let results = compare(&loaded, &cluster, budget);
         drop(progress);
-        return show_comparison(results, json);
+        let row = |result: &StrategyResult| Row {
+            strategy: result.plan.is_none().then_some(result.strategy),
+            plan: result.plan.as_ref().map(PlanSummary::of),
+            simulated: result.score,
+            best: result.is_best,
+            refused: result.refusal_reason.clone(),
+        };
+        let rows: Vec<Row> = results.iter().map(row).collect();
+        return print_result(json, &rows, |_| comparison_table(&results));
     }
     let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, budget)?;
     drop(progress);
@@ -59,22 +67,6 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", table(&plan));
     } else {
         say_stderr!("{}", table(&plan).trim_end());
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn show_comparison(results: Vec<StrategyResult>, json: bool) -> Result<ExitCode, Failure> {
-    if json {
-        let row = |result: StrategyResult| Row {
-            strategy: result.plan.is_none().then_some(result.strategy),
-            plan: result.plan.as_ref().map(PlanSummary::of),
-            simulated: result.score,
-            best: result.is_best,
-            refused: result.refusal_reason,
-        };
-        print_json(&results.into_iter().map(row).collect::<Vec<_>>())?;
-    } else {
-        say!("{}", comparison_table(&results));
     }
     Ok(ExitCode::SUCCESS)
 }

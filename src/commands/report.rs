@@ -10,10 +10,9 @@ use hearth_workflow::documents::{read, read_table, read_trace};
 use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::sweep::chart;
 
-use super::print_json;
+use super::print_result;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
-use crate::output::say;
 
 /// Reads a document of published numbers: a shipped one by its name, or a file.
 fn published(name: &str) -> Result<PublishedResults, Failure> {
@@ -49,10 +48,6 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     for (name, bytes) in report.files() {
         write_in_folder(&args.output, name, &bytes)?;
     }
-    if json {
-        print_json(report.comparison())?;
-    } else {
-        say!("wrote {}\n", args.output.join("index.html").display());
-    }
-    Ok(ExitCode::SUCCESS)
+    let page = args.output.join("index.html");
+    print_result(json, &report.comparison, |_| format!("wrote {}\n", page.display()))
 }

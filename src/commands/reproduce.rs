@@ -63,7 +63,6 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the paths of the shipped documents.
 fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED_FOLDER);
     let entries = std::fs::read_dir(folder).map_err(|error| {

@@ -3,7 +3,6 @@
 //! If the ring fails, its requests fail. The server connects a new ring as soon as the devices are reachable again.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
@@ -13,8 +12,7 @@ use std::time::Duration;
 use hearth_ring::{CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions, Transport};
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
 use hearth_workflow::files::read_at_most;
@@ -24,14 +22,11 @@ use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
-use crate::gpu;
+use crate::interruption::termination_signal;
 use crate::machine::open_model;
-use crate::output::print;
-use crate::ring::{
-    LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, termination_signal, with_transport,
-};
+use crate::output::say;
+use crate::ring::{LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, run_over_transport};
 
-/// Environment variable with the API key.
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key. source: assumed; 16 random characters cannot be guessed over a network
 const MIN_TOKEN_LEN: usize = 16;
@@ -43,7 +38,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
-    let key = Key::from_file_or_env(args.ring.key.as_deref())?;
+    let ring = &args.ring;
+    let key = Key::from_file_or_env(ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but there is no token", args.listen);
@@ -51,23 +47,22 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
             .hint("set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1"));
     }
     let plan = read_plan(&args.plan)?;
-    let backend_factory = gpu::backend_factory(args.ring.gpu_weights);
-    let model = Arc::new(open_model(&args.model)?.with_backend_factory(backend_factory));
-    if args.ring.exit_with_stdin {
+    let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
+    if ring.exit_with_stdin {
         exit_with_stdin();
     }
     let sequences = args.sequences.unwrap_or(plan.sequences);
     let metadata = &model.weights.model().metadata;
     let tokenizer = Arc::new(Tokenizer::new(metadata)?);
-    let template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
+    let chat_template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocab_size = model.weights.shape().vocab_size;
-    let mut builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let state = Arc::new(AppState {
         request_tx,
         tokenizer,
-        chat_template: template,
+        chat_template,
         model_name: name.into(),
         context_length: builder.plan.context,
         vocab_size,
@@ -80,16 +75,9 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let shared = state.clone();
     builder.options.on_run_event =
         Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let task = ServeTask { args, builder, state, request_rx, json };
-    let ended = runtime.block_on(with_transport(
-        key,
-        LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
-        task,
-    ));
-    // The head may still be executing a step; the process does not wait for it.
-    runtime.shutdown_background();
-    ended.map(|()| ExitCode::SUCCESS)
+    let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
+    run_over_transport(key, emulation, task)?.map(|()| ExitCode::SUCCESS)
 }
 
 /// Logs an event of the ring, and updates the plan that `/ring` shows.
@@ -108,9 +96,8 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     }
 }
 
-/// Reads the API key that clients must send, if there is one.
 fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
-    let (text, place) = match path {
+    let (text, location) = match path {
         Some(path) => (read_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
         None => match std::env::var(TOKEN_VARIABLE) {
             Ok(text) => (text, TOKEN_VARIABLE.to_owned()),
@@ -120,12 +107,11 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let text = text.trim().to_owned();
     if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
         let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
-        return Err(Failure::invalid(what).at(place).hint("make one with `openssl rand -hex 32 > token`"));
+        return Err(Failure::invalid(what).at(location).hint("make one with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
 }
 
-/// The server and the builder of its ring.
 struct ServeTask<'a> {
     args: &'a ServeArgs,
     builder: RingBuilder,
@@ -142,6 +128,17 @@ struct Ready<'a> {
     sequences: u32,
     devices: usize,
     can_chat: bool,
+}
+
+impl Ready<'_> {
+    fn text(&self) -> String {
+        let Ready { listening, model, sequences, devices: count, can_chat } = self;
+        let chat = if *can_chat { "" } else { " (no chat: the model has no chat template)" };
+        let plural = if *count == 1 { "" } else { "s" };
+        format!(
+            "serving {model} at http://{listening}, {sequences} concurrent requests on {count} device{plural}{chat}"
+        )
+    }
 }
 
 impl TransportTask for ServeTask<'_> {
@@ -162,18 +159,15 @@ impl TransportTask for ServeTask<'_> {
             RingSupervisor { builder: &builder, state: &state, cancel_handle: RefCell::default() };
         // Must be done before the address is printed, because then a client may send a request.
         supervisor.record_ring_up(&ring);
-        if json {
-            let ready = Ready {
-                listening: &address.to_string(),
-                model: &state.model_name,
-                sequences: builder.plan.sequences,
-                devices: builder.plan.devices.len(),
-                can_chat: state.chat_template.is_ok(),
-            };
-            print(format_args!("{}\n", serde_json::to_string(&ready).map_err(Failure::failed)?))?;
-        } else {
-            announce(&state, &builder.plan, address)?;
-        }
+        let ready = Ready {
+            listening: &address.to_string(),
+            model: &state.model_name,
+            sequences: builder.plan.sequences,
+            devices: builder.plan.devices.len(),
+            can_chat: state.chat_template.is_ok(),
+        };
+        let line = if json { serde_json::to_string(&ready).map_err(Failure::failed)? } else { ready.text() };
+        say!("{line}\n");
         let ended_by = tokio::select! {
             () = serve(listener, router(state.clone())) => Failure::failed("the HTTP server stopped"),
             failure = supervisor.run(&transport, ring, request_rx) => failure,
@@ -187,23 +181,10 @@ impl TransportTask for ServeTask<'_> {
     }
 }
 
-/// Prints that the server accepts requests.
-fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
-    let chat = if state.chat_template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
-    let count = plan.devices.len();
-    print(format_args!(
-        "serving {} at http://{address}, {} concurrent requests on {count} device{}{chat}\n",
-        state.model_name,
-        plan.sequences,
-        if count == 1 { "" } else { "s" }
-    ))
-}
-
 /// Keeps a ring connected and passes requests to it.
 struct RingSupervisor<'a> {
     builder: &'a RingBuilder,
     state: &'a AppState,
-    /// The cancel handle of the running ring.
     cancel_handle: RefCell<Option<CancelHandle>>,
 }
 
@@ -229,7 +210,6 @@ impl RingSupervisor<'_> {
         }
     }
 
-    /// Records that the ring accepts requests.
     fn record_ring_up<T: Transport>(&self, ring: &Ring<T>) {
         self.cancel_handle.replace(Some(ring.cancel_handle()));
         self.state.metrics.set_ring_up(true);

@@ -10,12 +10,10 @@ use hearth_workflow::Error;
 use hearth_workflow::files::create_folder;
 use serde::Serialize;
 
-use super::print_json;
+use super::{print_json, print_result};
 use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::Failure;
-use crate::output::say;
 
-/// Name of the program.
 const NAME: &str = "hearth";
 
 /// The output of `completions --json`.
@@ -36,12 +34,8 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
     let script = String::from_utf8(script).map_err(Failure::failed)?;
-    if json {
-        print_json(&Completions { shell: args.shell.to_string(), script })?;
-    } else {
-        say!("{script}");
-    }
-    Ok(ExitCode::SUCCESS)
+    let shell = args.shell.to_string();
+    print_result(json, &Completions { shell, script }, |completions| completions.script.clone())
 }
 
 /// Runs `hearth schema`, whose output is always JSON.
@@ -58,12 +52,8 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
     page_names(&Cli::command(), NAME, &mut pages);
-    if json {
-        print_json(&Pages { folder: args.folder.display().to_string(), pages })?;
-    } else {
-        say!("wrote {} pages to {}\n", pages.len(), args.folder.display());
-    }
-    Ok(ExitCode::SUCCESS)
+    let pages = Pages { folder: args.folder.display().to_string(), pages };
+    print_result(json, &pages, |Pages { folder, pages }| format!("wrote {} pages to {folder}\n", pages.len()))
 }
 
 /// Adds the names of the man pages of a command and its subcommands.

@@ -109,7 +109,6 @@ fn show(
     Ok(())
 }
 
-/// Returns a note if the times of planner and simulator differ by much.
 fn disagreement(plan: &Plan, metrics: &Metrics) -> Option<String> {
     let (expected, simulated) = (plan.predicted?.tpot.as_millis(), metrics.tpot_ms?.mean);
     let factor = (expected / simulated).max(simulated / expected);

@@ -11,7 +11,7 @@ use hearth_workflow::workers;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::{MergeArgs, PlanSource, Shard, SweepArgs, SweepVerb};
+use crate::cli::{MergeArgs, PlanSource, SweepArgs, SweepVerb};
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
@@ -41,18 +41,17 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         return merge_tables(args, json);
     }
     let sweep = read(args)?;
-    let shard = args.shard.map(|Shard { number, count }| (number, count));
-    let (first, step) = shard.map_or((0, 1), |(number, count)| (number - 1, count));
+    let (first, step) = args.shard.map_or((0, 1), |(number, count)| (number - 1, count));
     let indices: Vec<usize> = (first..sweep.row_count()).step_by(step).collect();
     let save = |rows: &[Row]| match &args.output {
-        Some(path) => write(path, table::text(&sweep, shard, rows).as_bytes()),
+        Some(path) => write(path, table::text(&sweep, args.shard, rows).as_bytes()),
         None => Ok(()),
     };
     let progress = TerminalProgress::new();
     let rows = sweep.run(&indices, workers::thread_count(args.jobs), &progress, save)?;
     drop(progress);
     save(&rows)?;
-    let text = table::text(&sweep, shard, &rows);
+    let text = table::text(&sweep, args.shard, &rows);
     if json {
         let fields = sweep.fields.iter().map(|field| field.path.as_str()).collect();
         print_json(&Output { digest: &sweep.digest, fields, all_rows: sweep.row_count(), rows: &rows })?;
@@ -89,7 +88,6 @@ fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
     Ok(Sweep::new(loaded, &options)?)
 }
 
-/// Runs `hearth sweep merge`.
 fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     check_outputs(args.output.iter().chain(&args.chart), &args.tables)?;
     let part = |path: &PathBuf| Ok(merge::ShardTable { path: path.clone(), text: read_table(path)? });

@@ -8,11 +8,10 @@ use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, partial_pat
 use hearth_workflow::files::check_outputs;
 use serde::Serialize;
 
-use super::print_json;
+use super::print_result;
 use crate::cli::SynthArgs;
 use crate::diagnostics::Failure;
 use crate::interruption::{self, EXIT_INTERRUPTED};
-use crate::output::say;
 use crate::progress;
 
 /// The written model as `--json` prints it.
@@ -32,31 +31,31 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
         let _ = std::fs::remove_file(&partial_path);
         std::process::exit(EXIT_INTERRUPTED);
     });
-    let bar = progress::byte_bar("weights", 0);
+    let bar = progress::bar("weights", 0, progress::BYTES);
     let model = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
     })
     .map_err(|error| with_flag(&error))?;
     bar.finish_and_clear();
-    let path = model.path.display().to_string();
-    if json {
-        let (file_bytes, parameters) = (model.file_bytes.0, model.parameters);
-        return print_json(&Output { path, file_bytes, parameters, tensors: model.tensor_count })
-            .map(|()| ExitCode::SUCCESS);
-    }
-    say!("wrote {path}: {}, {:.1} million weights\n", model.file_bytes, model.parameters as f64 / 1e6);
-    Ok(ExitCode::SUCCESS)
+    let output = Output {
+        path: model.path.display().to_string(),
+        file_bytes: model.file_bytes.0,
+        parameters: model.parameters,
+        tensors: model.tensor_count,
+    };
+    print_result(json, &output, |Output { path, parameters, .. }| {
+        format!("wrote {path}: {}, {:.1} million weights\n", model.file_bytes, *parameters as f64 / 1e6)
+    })
 }
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
-    let mut options = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
-    (options.seed, options.gain) = (args.seed, args.gain);
+    let preset = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
+    let (seed, gain, rope_frequencies) = (args.seed, args.gain, args.rope_factors);
+    let mut options = SynthOptions { seed, gain, rope_frequencies, ..preset.clone() };
     if let Some(quant) = &args.quant {
         options.quant = quant.parse().map_err(|error| Failure::invalid(format!("`--quant`: {error}")))?;
     }
-    options.rope_frequencies = args.rope_factors;
-    let preset = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
     let shape = &mut options.shape;
     if let Some(name) = &args.arch {
         let parsed = name.parse();
@@ -89,7 +88,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     Ok(options)
 }
 
-/// Adds the flag that causes an error, and a hint.
+/// Returns the failure for an error, with the flag that causes it and a hint.
 fn with_flag(error: &SynthError) -> Failure {
     let (flag, hint) = match error {
         SynthError::KeyLength { .. } => {
@@ -109,16 +108,12 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Verb {
-        #[command(flatten)]
-        args: SynthArgs,
-    }
+    use crate::cli::{Cli, Verb};
 
     fn parsed(more: &[&str]) -> SynthOptions {
-        let verb = Verb::parse_from([&["synth", "--output", "x"], more].concat());
-        options(&verb.args).expect("options")
+        let cli = Cli::parse_from([&["hearth", "synth", "--output", "x"], more].concat());
+        let Verb::Synth(args) = cli.verb else { unreachable!("this is the verb") };
+        options(&args).expect("options")
     }
 
     #[test]

@@ -8,11 +8,10 @@ use hearth_workflow::whatif::{RankedVariant, Ranking, rank};
 use hearth_workflow::workers;
 use serde::Serialize;
 
-use super::print_json;
+use super::print_result;
 use crate::cli::WhatifArgs;
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
-use crate::machine::read_scenario;
-use crate::output::say;
+use crate::machine::read_scenario_with;
 use crate::progress::TerminalProgress;
 
 /// A ranking as `--json` prints it.
@@ -29,11 +28,7 @@ struct Output<'o> {
 }
 
 pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
-    let mut loaded = read_scenario(&args.scenario)?;
-    args.planning.overrides().apply(&mut loaded)?;
-    if let Some(tokens) = args.tokens {
-        loaded.set_tokens(tokens)?;
-    }
+    let loaded = read_scenario_with(&args.scenario, &args.planning, args.tokens)?;
     let model = loaded.model_profile(args.planning.model.as_deref())?;
     let progress = TerminalProgress::new();
     let ranking = rank(&loaded, &model, workers::thread_count(args.jobs), &progress)?;
@@ -43,12 +38,9 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(EXIT_INCOMPLETE));
     };
     let stopped = variants.len() < variant_count;
-    if json {
-        let (scenario, seed) = (loaded.scenario.name.as_str(), loaded.scenario.seed);
-        print_json(&Output { scenario, seed, base: &base, variants: &variants, stopped })?;
-    } else {
-        say!("{}", table(&base, &variants));
-    }
+    let (scenario, seed) = (loaded.scenario.name.as_str(), loaded.scenario.seed);
+    let output = Output { scenario, seed, base: &base, variants: &variants, stopped };
+    print_result(json, &output, |output| table(output.base, output.variants))?;
     if stopped {
         tracing::info!("stopped: {} of {variant_count} variants were simulated", variants.len());
     }

@@ -14,34 +14,25 @@ use serde::Serialize;
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
+use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulation, TransportTask, exit_with_stdin, termination_signal, with_transport};
+use crate::ring::{LinkEmulation, TransportTask, exit_with_stdin, run_over_transport};
 
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let source = match (&args.fetch, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
-        (None, Some(model)) => ModelSource::File(Arc::new(
-            open_model(model)?.with_backend_factory(gpu::backend_factory(args.gpu_weights)),
-        )),
+        (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.gpu_weights)?)),
         (None, None) => return Err(Failure::invalid("neither --model nor --fetch is given")),
     };
     if args.exit_with_stdin {
         exit_with_stdin();
     }
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let ended = runtime.block_on(with_transport(
-        key,
-        LinkEmulation::of(args.link_delay, args.emulate_links.as_deref()),
-        WorkerTask { args, source, json },
-    ));
-    // The worker may still be executing a step; the process does not wait for it.
-    runtime.shutdown_background();
-    ended.map(|()| ExitCode::SUCCESS)
+    let emulation = LinkEmulation { delay: args.link_delay, paths: args.emulate_links.as_deref() };
+    run_over_transport(key, emulation, WorkerTask { args, source, json })?.map(|()| ExitCode::SUCCESS)
 }
 
-/// Serves heads over the transport that the flags select.
 struct WorkerTask<'a> {
     args: &'a WorkerArgs,
     source: ModelSource,

@@ -1,8 +1,10 @@
 //! Formats a plan as a table and as JSON.
 
+use std::fmt::Write;
+
 use hearth_schema::Plan;
 use hearth_schema::plan::tensor::Slice;
-use hearth_schema::plan::{Parallelism, Role};
+use hearth_schema::plan::{DroppedDevice, Parallelism, PlannedDevice, Role};
 use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
 
@@ -16,17 +18,15 @@ pub struct PlanSummary {
     pub predicted: PlannerPrediction,
     /// The devices, in ring order.
     pub devices: Vec<Device>,
-    dropped: Vec<hearth_schema::plan::DroppedDevice>,
+    dropped: Vec<DroppedDevice>,
     explanation: Vec<String>,
 }
 
-/// The prediction of the planner.
 #[derive(Serialize)]
 pub struct PlannerPrediction {
     pub tpot_ms: Option<f64>,
 }
 
-/// A device of the plan.
 #[derive(Serialize)]
 pub struct Device {
     name: String,
@@ -36,13 +36,13 @@ pub struct Device {
     residency: ResidencyOptions,
     /// Maximum number of bytes that are read ahead; null means a whole window.
     budget: Option<u64>,
-    /// The slice of the device in every layer; only for tensor-parallel plans.
+    /// The part of every layer that the device computes; only for tensor-parallel plans.
     #[serde(skip_serializing_if = "Option::is_none")]
     slice: Option<Slice>,
 }
 
 impl Device {
-    /// Returns the name and the window, with the number of GPU layers in brackets.
+    /// Returns the name of the device and its window size, with the number of GPU layers in brackets.
     pub fn window(&self) -> String {
         match self.gpu_layers {
             0 => format!("{} {}", self.name, self.window),
@@ -53,9 +53,8 @@ impl Device {
 
 impl PlanSummary {
     pub fn of(plan: &Plan) -> PlanSummary {
-        let slice = |index: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(index).cloned());
-        let device = |(index, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
-            slice: slice(index),
+        let device = |(index, device): (usize, &PlannedDevice)| Device {
+            slice: plan.kind.tensor().and_then(|tensor| tensor.slices.get(index).cloned()),
             name: device.name.clone(),
             role: device.role,
             window: device.window,
@@ -77,9 +76,7 @@ impl PlanSummary {
     }
 }
 
-/// Returns the plan as a table.
 pub fn table(plan: &Plan) -> String {
-    use std::fmt::Write;
     let mut text = String::new();
     let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
     let _ = writeln!(

@@ -1,7 +1,8 @@
 //! Formats the metrics of a run as a table and as JSON.
 
-use hearth_core::metrics;
-use hearth_core::metrics::Metrics;
+use std::fmt::Write;
+
+use hearth_core::metrics::{self, Metrics};
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
@@ -27,17 +28,15 @@ pub struct RunOutput {
     /// The uncertainty of the time per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
-    /// The metrics of a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocMetrics>,
 }
 
 impl RunOutput {
     pub fn of(trace: &Trace) -> RunOutput {
-        let event_count = trace.records.len() + trace.readings.len();
         RunOutput {
             metrics: metrics::compute(trace),
-            event_count,
+            event_count: trace.records.len() + trace.readings.len(),
             run_events: run_events::summaries(trace),
             spread: None,
             soc: None,
@@ -52,7 +51,6 @@ fn number(value: Option<f64>) -> String {
 
 /// Adds a line for each sequence and a line for speculative decoding.
 fn sequences(text: &mut String, metrics: &Metrics) {
-    use std::fmt::Write;
     for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
         let _ = writeln!(
             text,
@@ -105,12 +103,8 @@ fn headline(metrics: &Metrics) -> String {
     )
 }
 
-/// Returns the metrics as text.
 pub fn table(metrics: &Metrics) -> String {
-    use std::fmt::Write;
-    let mut text = String::new();
-    let _ = writeln!(text, "{}", headline(metrics));
-    text.push_str(&shortages(metrics));
+    let mut text = format!("{}\n{}", headline(metrics), shortages(metrics));
     let terms: Vec<String> = metrics
         .terms_ms
         .rows()
@@ -119,12 +113,8 @@ pub fn table(metrics: &Metrics) -> String {
         .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
         .collect();
     if !terms.is_empty() {
-        let _ = writeln!(
-            text,
-            "  terms in ms: {}; hidden disk {:.2}",
-            terms.join(", "),
-            metrics.terms_ms.hidden_disk
-        );
+        let (terms, hidden) = (terms.join(", "), metrics.terms_ms.hidden_disk);
+        let _ = writeln!(text, "  terms in ms: {terms}; hidden disk {hidden:.2}");
     }
     sequences(&mut text, metrics);
     text.push_str(&devices(metrics));
@@ -133,7 +123,6 @@ pub fn table(metrics: &Metrics) -> String {
 
 /// Returns a line for each device that has too little memory.
 fn shortages(metrics: &Metrics) -> String {
-    use std::fmt::Write;
     let mut text = String::new();
     for short in &metrics.memory_shortages {
         let memory = match short.memory {
@@ -148,7 +137,6 @@ fn shortages(metrics: &Metrics) -> String {
 }
 
 fn devices(metrics: &Metrics) -> String {
-    use std::fmt::Write;
     let mut text = String::new();
     let _ = writeln!(
         text,

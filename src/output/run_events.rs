@@ -1,6 +1,6 @@
 //! Formats the events of a run as text and as JSON, with the time per token before, during and after each event.
-//!
-//! Not here: computing the times (`hearth_core::metrics::event_impact`).
+
+use std::fmt::Write;
 
 use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_profiles::Seconds;
@@ -17,7 +17,6 @@ pub struct EventSummary {
     impact: EventImpact,
 }
 
-/// Returns all events of a trace with their impact.
 pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
     let summary = |run_event: &RunEvent| EventSummary {
         run_event: run_event.clone(),
@@ -28,7 +27,6 @@ pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
 
 /// Returns the events as text; empty if there were none.
 pub fn lines(trace: &Trace) -> String {
-    use std::fmt::Write;
     let mut text = String::new();
     for EventSummary { run_event, impact } in summaries(trace) {
         let RunEvent { kind, device, start, end, what, .. } = &run_event;

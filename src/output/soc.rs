@@ -1,4 +1,4 @@
-//! Formats the metrics of a phone that ran alone.
+//! Formats the metrics of a run on a single phone, which computes with its GPU and NPU.
 
 use std::fmt::Write;
 
@@ -9,7 +9,6 @@ use hearth_core::soc::metrics::{FRAME_TIME, QueueOccupancy};
 pub const COLD_START_NOTE: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
-/// Returns the metrics as text.
 pub fn lines(numbers: &SocMetrics) -> String {
     let mut text = String::new();
     let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));

@@ -16,15 +16,14 @@ use std::time::Duration;
 
 use memmap2::Mmap;
 
+use crate::Failure;
+
 pub const MIB: usize = 1 << 20;
 pub const PAGE_SIZE: usize = 4096;
 /// The environment variable with the name of the cgroups of a child.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 
-pub type Failure = Box<dyn std::error::Error>;
-
-/// Parses a number of a command line or of a counter file.
 pub fn parse_number<T: FromStr>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|_| format!("`{text}` is not a number of the expected kind").into())
 }
@@ -49,12 +48,16 @@ pub fn require_root() -> Result<(), Failure> {
 /// A file that replaces the weights of a device; removed on drop.
 pub struct WeightFile {
     pub path: PathBuf,
+    /// The path as a command-line argument.
+    pub name: String,
 }
 
 impl WeightFile {
     /// Creates a file of `mib` MiB, without holes.
     pub fn create(directory: &Path, mib: usize) -> Result<Self, Failure> {
-        let file = Self { path: directory.join(format!("hearth-share-{}.bin", std::process::id())) };
+        let path = directory.join(format!("hearth-share-{}.bin", std::process::id()));
+        let name = path.to_str().ok_or("the directory's name is not UTF-8")?.to_owned();
+        let file = Self { path, name };
         let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
         let mut block = vec![0u8; MIB];
         for piece in 0..mib {
@@ -75,7 +78,6 @@ impl Drop for WeightFile {
 /// The limits of a child process; zero means no limit.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits {
-    /// Maximum memory in bytes.
     pub memory_bytes: usize,
     /// Maximum disk reads in MB/s.
     pub disk_mbps: u64,
@@ -89,25 +91,25 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Creates the cgroups of this process with limits. The limited disk is the one that stores `file`.
-    pub fn create(limits: Limits, file: &Path) -> Result<Self, Failure> {
+    fn create(limits: Limits, file: &Path) -> Result<Self, Failure> {
         let groups = Self { name: format!("hearth-experiment-{}", std::process::id()) };
         for group in groups.all() {
             fs::create_dir(&group)?;
         }
         if limits.memory_bytes > 0 {
-            fs::write(groups.memory_folder().join("memory.limit_in_bytes"), limits.memory_bytes.to_string())?;
+            let limit = groups.folder("memory").join("memory.limit_in_bytes");
+            fs::write(limit, limits.memory_bytes.to_string())?;
         }
         if limits.disk_mbps > 0 {
             let rule = format!("{} {}", whole_disk(file)?, limits.disk_mbps * 1_000_000);
-            fs::write(groups.blkio().join("blkio.throttle.read_bps_device"), rule)?;
+            fs::write(groups.folder("blkio").join("blkio.throttle.read_bps_device"), rule)?;
         }
         if let Some((quota, period)) = limits.cpu_quota {
-            fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
-            fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
+            fs::write(groups.folder("cpu").join("cpu.cfs_period_us"), period.to_string())?;
+            fs::write(groups.folder("cpu").join("cpu.cfs_quota_us"), quota.to_string())?;
         }
         // The maximum value, so that other programs slow the experiment down as little as possible.
-        fs::write(groups.cpu().join("cpu.shares"), "262144")?;
+        fs::write(groups.folder("cpu").join("cpu.shares"), "262144")?;
         Ok(groups)
     }
 
@@ -123,13 +125,15 @@ impl Cgroups {
         Ok(std::mem::ManuallyDrop::new(groups))
     }
 
-    /// Runs this program again inside the cgroups and returns its output.
-    pub fn run(&self, arguments: &[String]) -> Result<String, Failure> {
+    /// Runs this program again inside new cgroups with limits and returns its output. The limited disk is the one
+    /// that stores `file`.
+    pub fn run(limits: Limits, file: &Path, arguments: &[String]) -> Result<String, Failure> {
+        let groups = Self::create(limits, file)?;
         // Ctrl-C must end the child but not this process, which removes the cgroups.
         // SAFETY: ignoring a signal installs no handler and accesses no memory of this process.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
         let mut command = Command::new(std::env::current_exe()?);
-        let output = command.args(arguments).env(GROUPS, &self.name).stderr(Stdio::inherit()).output()?;
+        let output = command.args(arguments).env(GROUPS, &groups.name).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
             return Err(format!("the child failed: {}", output.status).into());
         }
@@ -137,20 +141,11 @@ impl Cgroups {
     }
 
     fn all(&self) -> [PathBuf; 3] {
-        [self.memory_folder(), self.blkio(), self.cpu()]
+        ["memory", "blkio", "cpu"].map(|controller| self.folder(controller))
     }
 
-    /// Returns the folder of the memory cgroup.
-    pub fn memory_folder(&self) -> PathBuf {
-        Path::new(ROOT).join("memory").join(&self.name)
-    }
-
-    fn blkio(&self) -> PathBuf {
-        Path::new(ROOT).join("blkio").join(&self.name)
-    }
-
-    fn cpu(&self) -> PathBuf {
-        Path::new(ROOT).join("cpu").join(&self.name)
+    fn folder(&self, controller: &str) -> PathBuf {
+        Path::new(ROOT).join(controller).join(&self.name)
     }
 }
 
@@ -195,11 +190,21 @@ pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
     }
 }
 
-/// Calls `madvise` for a part of a mapping. Returns zero on success.
-pub fn advise(piece: &[u8], advice: i32) -> i32 {
+/// Calls `madvise` for a part of a mapping. Errors are ignored.
+pub fn advise(piece: &[u8], advice: i32) {
     // SAFETY: the range is part of a live mapping and starts at a page; none of the used advices changes the contents
     // of the mapping.
-    unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) }
+    unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) };
+}
+
+/// Advises the kernel of the order in which a mapping will be accessed: random, or the default.
+pub fn advise_order(map: &[u8], random: bool) {
+    advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
+}
+
+/// Returns whether a piece of a file is kept if `kept` of its `pieces` pieces are kept, spread evenly.
+pub fn is_kept(piece: usize, kept: usize, pieces: usize) -> bool {
+    (piece + 1) * kept / pieces > piece * kept / pieces
 }
 
 /// Returns for each page of a part of a mapping whether it is in the page cache.
@@ -235,7 +240,7 @@ pub struct Counters {
     pub major_faults: u64,
     /// Number of pages that were reclaimed and read again.
     pub refaults: u64,
-    /// Bytes of files on the active list: the current value.
+    /// Bytes of file pages on the kernel's active LRU list: the current value.
     pub active_bytes: u64,
     /// Number of times that the memory limit was hit.
     pub limit_hits: u64,
@@ -246,17 +251,16 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Reads the current counters.
     pub fn read(groups: &Cgroups) -> Result<Self, Failure> {
-        let stat = fs::read_to_string(groups.memory_folder().join("memory.stat"))?;
+        let stat = fs::read_to_string(groups.folder("memory").join("memory.stat"))?;
         let of = |key: &str| {
             let line = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
             line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
         };
         let single = |file: &str| -> Result<u64, Failure> {
-            parse_number(fs::read_to_string(groups.memory_folder().join(file))?.trim())
+            parse_number(fs::read_to_string(groups.folder("memory").join(file))?.trim())
         };
-        let served = fs::read_to_string(groups.blkio().join("blkio.throttle.io_service_bytes"))?;
+        let served = fs::read_to_string(groups.folder("blkio").join("blkio.throttle.io_service_bytes"))?;
         let read = served.lines().filter(|line| line.contains(" Read "));
         Ok(Self {
             bytes_read: read.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum(),

@@ -1,6 +1,5 @@
 //! Code that several studies share: cgroups for a child process, processor time, and instances for the planners.
 
-use std::fmt::Display;
 use std::process::ExitCode;
 
 use hearth_core::Cluster;
@@ -11,8 +10,10 @@ use hearth_schema::plan::{PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 #[cfg(target_os = "linux")]
 pub mod cgroups;
 
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
 /// Runs a study with the command-line arguments and prints its error, if it fails.
-pub fn run_study<E: Display>(study: impl FnOnce(&[String]) -> Result<(), E>) -> ExitCode {
+pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), Failure>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match study(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,7 +41,7 @@ pub fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
 }
 
 /// Returns the model of 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all its instances.
-pub fn medium_instances() -> Result<(Model, Vec<Device>), Box<dyn std::error::Error>> {
+pub fn medium_instances() -> Result<(Model, Vec<Device>), Failure> {
     let mut instances: Vec<Instance> = Vec::new();
     for line in include_str!("../../halda/tests/data/lda/medium.jsonl").lines() {
         let mut row: serde_json::Value = serde_json::from_str(line)?;
@@ -51,7 +52,7 @@ pub fn medium_instances() -> Result<(Model, Vec<Device>), Box<dyn std::error::Er
     Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
 }
 
-/// Returns an instance with `count` of the devices. Each run has a different selection.
+/// Returns a planning instance with `count` of the devices; each `run` selects different ones.
 pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),

@@ -1,9 +1,8 @@
 //! Tests of `hearth bench`: measured speeds, and failures of llama.cpp.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, model, outputs, parse, test_data};
+use crate::processes::{json, list, model, outputs, parse};
 
-/// Flags for a short measurement.
 const SHORT: [&str; 9] =
     ["--repeats", "1", "--tokens", "3", "--prompts", "5,9", "--threads", "1,2", "--json"];
 
@@ -42,11 +41,4 @@ fn missing_failing_or_hanging_engine_is_named() {
         // The results of hearth are printed anyway.
         assert!(parse(&stdout)[1]["hearth"]["decode_tokens_per_s"].as_f64().expect("a number") > 0.0);
     }
-}
-
-#[test]
-fn model_that_cannot_be_opened_is_an_error() {
-    assert_refused(&["bench", "no-such.gguf", "--peer", "none"], &["no-such.gguf"]);
-    let text = test_data("models/README.md").display().to_string();
-    assert_refused(&["bench", &text, "--peer", "none"], &["not a GGUF file"]);
 }

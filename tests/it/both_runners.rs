@@ -20,7 +20,7 @@ use hearth_sim::{Input, Options, simulate};
 use crate::folder::scenario;
 use crate::processes::{model, plan};
 
-/// A step without its times.
+/// A step without its times: pass, round, kind, layers and peer.
 type Step = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
 
 /// Returns the sorted steps of a device. They are sorted because a message may return before its sending is recorded.
@@ -104,10 +104,8 @@ async fn simulator_and_executor_run_the_same_steps() {
         let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
         let plan = plan_for_sequences(plan, sequences);
         let workload = Workload { sequences, micro_batch, ..Workload::new(prompt, 3) };
-        let (real, model) = (
-            executed(plan.clone(), &local, &network, &workload).await,
-            simulated(&plan, &local, workload.clone()),
-        );
+        let real = executed(plan.clone(), &local, &network, &workload).await;
+        let model = simulated(&plan, &local, workload.clone());
         assert_eq!(real.passes, model.passes);
         for device in 0..windows.len() as u16 {
             assert_eq!(steps(&real, device), steps(&model, device), "windows {windows:?}, device {device}");
@@ -121,7 +119,6 @@ async fn simulator_and_executor_run_the_same_steps() {
     }
 }
 
-/// Returns the number of bytes that all devices sent.
 fn sent(trace: &Trace) -> u64 {
     trace.records.iter().filter(|record| record.kind == Kind::Send).map(|record| record.bytes).sum()
 }

@@ -4,10 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
-use hearth_ring::LocalModel;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, execute, json, model, plan};
+use crate::processes::{assert_refused, execute, json, model, plan_for};
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
@@ -32,12 +31,6 @@ pub fn write_with_template(path: &Path) {
         file[to.offset as usize..to.end() as usize].copy_from_slice(&bytes[range]);
     }
     fs::write(path, file).expect("the copy can be written");
-}
-
-/// Returns a plan for such a copy, whose digest differs from that of the original.
-pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
-    let digest = |path: &str| LocalModel::open(Path::new(path)).expect("a model").profile.digest.clone();
-    plan("q4_k", windows, addresses, context).replace(&digest(&model("q4_k")), &digest(path))
 }
 
 #[test]

@@ -6,12 +6,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
+
+use regex::Regex;
 
 use crate::folder::Folder;
-use crate::processes::{model, program};
-use crate::repository::{root, rust_files};
+use crate::processes::{model, program, run_script};
+use crate::repository::{TextFile, root, rust_files, text_files};
 
 /// A document, and the changes of its script for the test.
 struct Document {
@@ -83,13 +84,9 @@ const DOCUMENTS: [Document; 6] = [
     },
 ];
 
-/// Returns the indented lines of a document.
 fn commands(text: &str) -> Vec<String> {
-    text.lines()
-        .filter_map(|line| line.strip_prefix("    "))
-        .filter(|line| !line.trim().is_empty())
-        .map(str::to_owned)
-        .collect()
+    let indented = text.lines().filter_map(|line| line.strip_prefix("    "));
+    indented.filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
 /// Returns the script of a document, with its replacements.
@@ -114,21 +111,18 @@ fn script(document: &Document, ports: &[u16]) -> String {
 }
 
 /// Returns three ports that are not in use.
-fn free_ports() -> Vec<u16> {
-    let listeners: Vec<TcpListener> =
-        (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-    listeners.iter().map(|one| one.local_addr().expect("an address").port()).collect()
+fn free_ports() -> [u16; 3] {
+    // All are open at the same time, so that they differ.
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    listeners.each_ref().map(|one| one.local_addr().expect("an address").port())
 }
 
 fn run_in_a_folder(document: &Document) {
-    let (folder, root, program) = (Folder::new(), env!("CARGO_MANIFEST_DIR"), program());
+    let (folder, root) = (Folder::new(), env!("CARGO_MANIFEST_DIR"));
     let ports = free_ports();
-    let [first, second, _] = ports[..] else { panic!("three ports") };
+    let [first, second, _] = ports;
     let script = format!(
-        "set -euo pipefail
-# A link in PATH instead of a shell function, so that a process started with `&` is the program and ends with the script.
-mkdir bin && ln -s '{program}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"
-wait_for_port() {{ for _ in $(seq 100); do if (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; then return; fi; sleep 0.1; done; return 1; }}
+        "wait_for_port() {{ for _ in $(seq 100); do if (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; then return; fi; sleep 0.1; done; return 1; }}
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 cp -r '{root}/scenarios' . && mkdir -p tests out .local/share/bash-completion/completions
 ln -s '{root}/tests/data' tests/data
@@ -139,19 +133,7 @@ set -x
 ",
         script(document, &ports)
     );
-    // The output goes to a file, because a process that outlives the script would keep a pipe open.
-    let file = fs::File::create(folder.path_of("log")).expect("a file");
-    let status = Command::new("timeout")
-        .args(["900", "bash", "-c", &script])
-        .current_dir(folder.path())
-        .env("HOME", folder.path())
-        .env_remove("HEARTH_KEY")
-        .stdin(Stdio::null())
-        .stdout(file.try_clone().expect("a file"))
-        .stderr(file)
-        .status()
-        .expect("bash runs");
-    assert!(status.success(), "{}: {status}\n{}", document.path, folder.read("log"));
+    run_script(&folder, document.path, 900, &script);
 }
 
 #[test]
@@ -165,14 +147,11 @@ fn commands_in_documents_work() {
 
 #[test]
 fn every_document_with_commands_is_tested() {
-    let root = root();
-    let mut paths = vec!["README.md".to_owned(), "ARCHITECTURE.md".into(), "CONTRIBUTING.md".into()];
-    for folder in ["docs/guides", "docs/concepts", "docs/reference", "docs/development"] {
-        let entries = fs::read_dir(root.join(folder)).expect("a folder").flatten();
-        paths.extend(entries.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())));
-    }
-    for path in paths.iter().filter(|path| Path::new(path).extension().is_some_and(|kind| kind == "md")) {
-        let text = fs::read_to_string(root.join(path)).expect("a document");
+    let folders = ["docs/guides/", "docs/concepts/", "docs/reference/", "docs/development/"];
+    for TextFile { path, text } in text_files().into_iter().filter(|file| file.extension() == "md") {
+        if path.contains('/') && !folders.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
         let has = commands(&text).iter().any(|line| line.starts_with("hearth "));
         let known = DOCUMENTS.iter().any(|document| document.path == path);
         assert!(!has || known, "{path} has commands that no test runs");
@@ -194,28 +173,24 @@ fn command_reference_is_current() {
 #[test]
 fn every_code_name_of_the_glossary_is_an_identifier() {
     let text = fs::read_to_string(root().join("GLOSSARY.md")).expect("GLOSSARY.md");
+    let word = Regex::new(r"\w+").expect("a regular expression");
+    let words = |text: &str| word.find_iter(text).map(|word| word.as_str().to_owned()).collect::<Vec<_>>();
     let sources = rust_files().into_iter().filter(|file| !file.path.starts_with("tests/"));
-    let known: BTreeSet<String> =
-        sources.flat_map(|file| words(&file.text).map(str::to_owned).collect::<Vec<_>>()).collect();
+    let known: BTreeSet<String> = sources.flat_map(|file| words(&file.text)).collect();
     let names = code_names(&text);
     assert!(names.len() >= 20, "the glossary's tables have their code names in the second column");
     let missing: Vec<&String> =
-        names.iter().filter(|name| !words(name).all(|word| known.contains(word))).collect();
+        names.iter().filter(|name| !words(name).iter().all(|word| known.contains(word))).collect();
     assert!(missing.is_empty(), "rename these in GLOSSARY.md, the code does not have them: {missing:?}");
 }
 
-/// Returns the names in backquotes in the second column of every table, including paths such as `Plan::ring_layers`.
+/// Returns the names in backquotes in the second column of the glossary's tables, such as `Plan::ring_layers`.
 fn code_names(text: &str) -> Vec<String> {
     let rows = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
     let cells = rows.filter_map(|row| row.split('|').nth(2));
     let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    quoted.filter(|name| name.starts_with(is_word)).map(str::to_owned).collect()
-}
-
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c| !is_word(c)).filter(|word| !word.is_empty())
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+    quoted
+        .filter(|name| name.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+        .map(str::to_owned)
+        .collect()
 }

@@ -48,9 +48,7 @@ fn check_value(value: &Value, schema: &Value, root: &Value) -> Result<(), String
                 }
             }
             "allOf" => list(of).iter().try_for_each(passes)?,
-            "items" => {
-                list(value).iter().try_for_each(|element| check_value(element, of, root))?;
-            }
+            "items" => list(value).iter().try_for_each(|element| check_value(element, of, root))?,
             "required" => {
                 let missing =
                     list(of).into_iter().find(|key| value.get(key.as_str().unwrap_or("")).is_none());
@@ -65,7 +63,6 @@ fn check_value(value: &Value, schema: &Value, root: &Value) -> Result<(), String
     check_keys(value, schema, root)
 }
 
-/// Checks the keys of a map and their values.
 fn check_keys(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     for (key, value) in value.as_object().into_iter().flatten() {
         let named = schema.get("properties").and_then(|properties| properties.get(key));
@@ -79,7 +76,6 @@ fn check_keys(value: &Value, schema: &Value, root: &Value) -> Result<(), String>
     Ok(())
 }
 
-/// Returns whether a value has the given type of JSON Schema.
 fn has_type(value: &Value, kind: &str) -> bool {
     match kind {
         "null" => value.is_null(),
@@ -93,7 +89,6 @@ fn has_type(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// Returns the schema of a kind of document.
 fn schema(kind: &str) -> Value {
     parse(&succeed(&["schema", kind]))
 }
@@ -106,10 +101,9 @@ fn every_document_passes_the_schema_of_its_kind() {
         succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.path_of(strategy)]);
         TextFile { path: strategy.into(), text: folder.read(strategy) }
     });
-    let shipped = text_files().into_iter().filter(|file| {
-        ["scenarios/", "profiles/"].iter().any(|folder| file.path.starts_with(folder))
-            && file.extension() == "yaml"
-    });
+    let documents = text_files().into_iter().filter(|file| file.extension() == "yaml");
+    let folders = ["scenarios/", "profiles/"];
+    let shipped = documents.filter(|file| folders.iter().any(|folder| file.path.starts_with(folder)));
     let mut counts = [0; 4];
     for file in shipped.chain(plans) {
         let document: Value = serde_yaml::from_str(&file.text).expect("YAML");

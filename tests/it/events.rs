@@ -14,10 +14,11 @@ use hearth_schema::trace::Counter;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, outputs, scenario_path, succeed, texts};
+use crate::processes::{
+    assert_refused, json, list, mean_tpot, number, outputs, scenario_path, succeed, texts,
+};
 use crate::repository::root;
 
-/// Simulates a scenario. Returns the JSON output and the trace.
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
     let output = json(&[&["simulate", scenario, "--trace", &folder.path_of("run.trace")][..], more].concat());
     (output, folder.read_trace("run.trace"))
@@ -46,14 +47,12 @@ fn impact(json: &Value, index: usize, metric: &str, phase: &str) -> f64 {
 /// Returns the bytes that a device read per token between the passes `from` and `to`.
 fn read_per_token(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
     let at = |pass| {
-        let mut own =
-            trace.readings.iter().filter(|it| (it.device, it.counter) == (device, Counter::BytesRead));
-        own.find(|it| it.pass == pass).expect("counted").value
+        let key = (device, Counter::BytesRead, pass);
+        trace.readings.iter().find(|it| (it.device, it.counter, it.pass) == key).expect("counted").value
     };
     (at(to) - at(from)) as f64 / f64::from(to - from)
 }
 
-/// Returns whether a value is within a relative error of the expected value.
 fn near(found: f64, expected: f64, within: f64) -> bool {
     (found - expected).abs() <= within * expected
 }
@@ -64,8 +63,8 @@ fn load_halves_the_speed_of_a_device() {
     let (json, _) = simulate(&home("game-on-the-laptop"), &[], &folder);
     let quiet = simulate_without_events("game-on-the-laptop", &folder);
     // The load takes half of the cores, so computing, all of which is on the CPU, takes twice as long.
-    let computing = quiet["devices"][1]["busy_ms"].as_f64().expect("busy");
-    let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
+    let computing = number(&quiet["devices"][1]["busy_ms"]);
+    let usual = mean_tpot(&quiet);
     assert!(near(impact(&json, 0, "tpot_ms", "before"), usual, 0.01));
     assert!(near(impact(&json, 0, "max_ms", "during"), usual + computing, 0.01), "{usual} + {computing} ms");
     assert!(near(impact(&json, 0, "tpot_ms", "after"), usual, 0.01));
@@ -91,12 +90,16 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     // The current token started when the phone left, so its time is the silence plus the replanning.
     assert!(near(lost, silence + again, 0.001), "{lost} ms, {silence} + {again}");
     let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.output).count() as f64;
-    let bubble = json["terms_ms"]["bubble"].as_f64().expect("a term");
+    let bubble = number(&json["terms_ms"]["bubble"]);
     assert!(bubble < 2.0 * expected, "the terms include the loss: {bubble} ms of each token");
     let second = folder.read_plan("run.plan-1.yaml");
     assert_eq!(second.device_index("phone"), None);
     assert_eq!(folder.read_plan("run.plan-2.yaml").devices.len(), 3);
     assert_eq!(json["run_events"][2]["plan"], second.digest());
+    succeed(&["report", &folder.path_of("run.trace"), "--output", &folder.path_of("report")]);
+    let report = folder.read("report/report.md");
+    assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
+    assert!(report.contains("phone was detected as lost 1537 ms"), "{report}");
     // The same seed gives the same trace, byte for byte.
     let mut bytes = Vec::new();
     trace.write(&mut bytes).expect("memory");
@@ -140,9 +143,7 @@ fn swap_is_limited_by_compression() {
     assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes per token, {kept} of {share} kept");
     let early = read_per_token(&trace, 0, 1, 3);
     assert!(early > 1.5 * last, "{early} bytes per token at first, {last} at the end");
-    assert!(
-        impact(&json, 0, "max_ms", "during") > 2.0 * json["tpot_ms"]["p50"].as_f64().expect("tokens") - 100.0
-    );
+    assert!(impact(&json, 0, "max_ms", "during") > 2.0 * number(&json["tpot_ms"]["p50"]) - 100.0);
 }
 
 #[test]
@@ -178,16 +179,13 @@ fn short_stall_loses_no_device() {
     let (json, _) = simulate(&home("wi-fi-stalls"), &[], &folder);
     let quiet = simulate_without_events("wi-fi-stalls", &folder);
     assert_eq!(list(&json["run_events"]).len(), 1, "no device was lost");
-    let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
-    let head = quiet["devices"][0]["busy_ms"].as_f64().expect("busy");
+    let usual = mean_tpot(&quiet);
+    let head = number(&quiet["devices"][0]["busy_ms"]);
     // While the link is stalled, the head still computes until its first message.
     let longest = impact(&json, 0, "max_ms", "during");
-    assert!(
-        (1500.0 + usual - head..1500.0 + usual + 3.0).contains(&longest),
-        "{longest} ms, {usual} usually"
-    );
-    let [with, without] =
-        [&json, &quiet].map(|run| run["terms_ms"]["network"].as_f64().expect("a term") * 23.0);
+    let stalled = 1500.0 + usual;
+    assert!((stalled - head..stalled + 3.0).contains(&longest), "{longest} ms, {usual} usually");
+    let [with, without] = [&json, &quiet].map(|run| number(&run["terms_ms"]["network"]) * 23.0);
     let expected = longest - usual + 0.5 * head;
     assert!(near(with - without, expected, 0.02), "the network has {} ms more", with - without);
 }
@@ -222,16 +220,6 @@ fn invalid_events_are_refused_and_late_events_reported() {
 }
 
 #[test]
-fn report_lists_the_events() {
-    let folder = Folder::new();
-    simulate(&home("phone-leaves"), &[], &folder);
-    succeed(&["report", &folder.path_of("run.trace"), "--output", &folder.path_of("report")]);
-    let report = folder.read("report/report.md");
-    assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
-    assert!(report.contains("phone was detected as lost 1537 ms"), "{report}");
-}
-
-#[test]
 fn exceeding_the_metal_working_set_costs_all_layers() {
     let folder = Folder::new();
     let name = "metal-one-layer-over";
@@ -247,11 +235,10 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     let share: Bytes = (27..60).map(|layer| model.layer_bytes(layer)).sum();
     assert!(near(over_read, share.as_f64(), 0.01), "{over_read} of {share}");
     // A token takes longer by the time to read the layers before the GPU can start.
-    let tpot = |json: &Value| json["tpot_ms"]["mean"].as_f64().expect("tokens");
     let disk = share.as_f64() / 2e9 * 1e3;
-    assert!(near(tpot(&over) - tpot(&within), disk, 0.05), "{over} {within}");
-    assert!(near(over["terms_ms"]["demand_disk"].as_f64().expect("a term"), disk, 0.05), "{over}");
-    assert!(within["terms_ms"]["demand_disk"].as_f64().expect("a term") < 1.0);
+    assert!(near(mean_tpot(&over) - mean_tpot(&within), disk, 0.05), "{over} {within}");
+    assert!(near(number(&over["terms_ms"]["demand_disk"]), disk, 0.05), "{over}");
+    assert!(number(&within["terms_ms"]["demand_disk"]) < 1.0);
     let findings = succeed(&["lint", &home(name), "--strategy", "manual"]);
     assert!(findings.contains("working-set-exceeded"), "{findings}");
     assert!(findings.contains("all of them are read again"), "{findings}");

@@ -7,7 +7,7 @@
 use std::os::unix::fs::symlink;
 
 use crate::folder::{Folder, scenario};
-use crate::processes::{finish, hearth, json, list, model, program, succeed};
+use crate::processes::{finish, hearth, json, list, model, run_script, succeed};
 use crate::repository::root;
 
 /// Commands whose examples are not run here, with the reason.
@@ -21,7 +21,6 @@ const NOT_RUN: [(&str, &str); 7] = [
     ("worker", "serves until it is terminated; tested separately"),
 ];
 
-/// Returns the commands and their examples, in the order of the help.
 fn examples() -> Vec<(String, String)> {
     let help = succeed(&["--help"]);
     let listed = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
@@ -42,7 +41,6 @@ fn examples() -> Vec<(String, String)> {
     found
 }
 
-/// Writes the files that the examples name.
 fn prepare(folder: &Folder) {
     for name in ["scenarios", "reports"] {
         symlink(root().join(name), folder.path_of(name)).expect("a link");
@@ -55,43 +53,33 @@ fn prepare(folder: &Folder) {
     folder.write("SCENARIO", alone);
 }
 
-/// Runs a command line in a folder.
-fn shell(folder: &Folder, line: &str) {
-    let script = format!("hearth() {{ '{}' \"$@\"; }}\nset -e\n{line}\n", program());
-    let mut command = std::process::Command::new("timeout");
-    command.args(["120", "bash", "-c", &script]).current_dir(folder.path()).env("HOME", folder.path());
-    command.env_remove("HEARTH_KEY").env_remove("XDG_CACHE_HOME").stdin(std::process::Stdio::null());
-    finish(&mut command, 0);
-}
-
 #[test]
 fn examples_in_the_help_work() {
     let folder = Folder::new();
     prepare(&folder);
-    // Some examples need the output of another command.
-    let plan = "hearth plan SCENARIO --model model.gguf -o plan.yaml";
     let mut ran = 0;
     for (verb, line) in examples() {
         if NOT_RUN.iter().any(|(name, _)| *name == verb) {
             continue;
         }
-        let before = match verb.as_str() {
-            "execute" => plan.to_owned(),
-            "lint" => "hearth plan scenarios/home/llama-70b-on-four.yaml -o plan.yaml".to_owned(),
-            "report" => "cp sim.trace run.trace".to_owned(),
-            "sweep" if line.contains("merge") => {
-                "hearth sweep SCENARIO --vary links.default.latency=1ms..100ms/5/log --shard 2/2 -o part-2.csv".into()
-            }
-            "init" => "rm -f home.yaml".to_owned(),
-            "completions" => "mkdir -p .local/share/bash-completion/completions".to_owned(),
-            "man" => "mkdir -p .local/share/man".to_owned(),
-            _ => String::new(),
-        };
         // There are no workers to discover.
         if line.contains("init") && line.contains("--discover") {
             continue;
         }
-        shell(&folder, &format!("{before}\n{line}"));
+        // Some examples need the output of another command.
+        let before = match verb.as_str() {
+            "execute" => "hearth plan SCENARIO --model model.gguf -o plan.yaml",
+            "lint" => "hearth plan scenarios/home/llama-70b-on-four.yaml -o plan.yaml",
+            "report" => "cp sim.trace run.trace",
+            "sweep" if line.contains("merge") => {
+                "hearth sweep SCENARIO --vary links.default.latency=1ms..100ms/5/log --shard 2/2 -o part-2.csv"
+            }
+            "init" => "rm -f home.yaml",
+            "completions" => "mkdir -p .local/share/bash-completion/completions",
+            "man" => "mkdir -p .local/share/man",
+            _ => "",
+        };
+        run_script(&folder, "examples", 120, &format!("{before}\n{line}"));
         ran += 1;
     }
     assert!(ran >= 12, "only {ran} examples ran");

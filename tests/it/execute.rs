@@ -5,7 +5,6 @@ use serde_json::Value;
 use crate::folder::Folder;
 use crate::processes::{Worker, assert_refused, execute, json, list, model, plan, succeed, test_data};
 
-/// Prompts of the golden texts.
 const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylon", "The Lord is my"];
 
 #[test]
@@ -40,14 +39,12 @@ fn wrong_drafts_and_prompts_are_refused_before_running() {
     let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.path_of("other.gguf"));
     succeed(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
     let prompts = folder.write("prompts", "{\"text\": 3}\n");
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (&["--prompt", "A", "--draft-model", &other], &["cannot draft for", "same tokenizer"]),
-        (
-            &["--prompt", "A", "--prompt", "B", "--prompt", "C"],
-            &["context of 21 positions for each sequence"],
-        ),
+        (&["--prompt=A", "--prompt=B", "--prompt=C"], &["context of 21 positions for each sequence"]),
         (&["--prompt", "A", "--draft-tokens", "3"], &["--draft-model"]),
         (&["--prompts", &prompts], &["prompts:1", "\"prompt\""]),
+        (&["--prompt", "A", "--scenario", &plan], &["this is not a scenario/1 document"]),
     ];
     for (flags, parts) in cases {
         let flags = [&["--tokens", "30"], flags].concat();

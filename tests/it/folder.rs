@@ -18,6 +18,13 @@ impl Folder {
         Folder(tempfile::tempdir().expect("a temporary folder"))
     }
 
+    /// Creates a folder with a scenario of [`TWO_DEVICES`], and returns the path of the scenario too.
+    pub fn with_two_devices() -> (Folder, String) {
+        let folder = Folder::new();
+        let path = folder.write("s.yaml", scenario(TWO_DEVICES));
+        (folder, path)
+    }
+
     /// Creates a folder in the build directory, because an in-memory file system has no disk whose speed can be
     /// limited.
     pub fn on_disk() -> Folder {
@@ -28,12 +35,10 @@ impl Folder {
         self.0.path()
     }
 
-    /// Returns the path of a file in this folder.
     pub fn path_of(&self, name: &str) -> String {
         self.path().join(name).display().to_string()
     }
 
-    /// Writes a file and returns its path.
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         fs::write(self.path().join(name), bytes).expect("the temporary folder can be written");
         self.path_of(name)
@@ -42,6 +47,11 @@ impl Folder {
     /// Writes a file that only its owner can read, and returns its path.
     pub fn write_key(&self, name: &str, text: &str) -> String {
         self.write_with_mode(name, text, 0o600)
+    }
+
+    /// Writes the key of a test ring, and returns its path.
+    pub fn write_ring_key(&self) -> String {
+        self.write_key("ring.key", "a phrase for tests of links")
     }
 
     /// Writes an executable shell script and returns its path.
@@ -76,7 +86,6 @@ impl Folder {
         self.path().join(name).exists()
     }
 
-    /// Returns the names of all files in the folder.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path()).expect("the folder").flatten();
         entries.map(|entry| entry.file_name().into_string().expect("a name")).collect()
@@ -102,5 +111,11 @@ links:
     )
 }
 
-/// The devices of most tests.
+/// Returns a [`scenario`] over a fast link, with another context and workload.
+pub fn fast_scenario(devices: &str, context: u32, workload: &str) -> String {
+    let text = scenario(devices).replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
+    let text = text.replace("context: 512", &format!("context: {context}"));
+    text.replace("prompt: 16, generate: 4", workload)
+}
+
 pub const TWO_DEVICES: &str = "  - {name: a, profile: d3}\n  - {name: b, profile: d2}";

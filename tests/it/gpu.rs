@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute, finish, hearth, list, model, outputs, parse, plan, succeed, test_data,
+    Worker, assert_refused, execute, finish, hearth, list, model, number, outputs, parse, plan, plan_for,
+    succeed, test_data,
 };
 
 /// Returns the adapters as JSON; GPU libraries may print to standard error.
@@ -16,13 +17,13 @@ fn adapters() -> Value {
     parse(&succeed(&["gpu", "--json"]))
 }
 
-/// Returns whether a test must be skipped because there is no adapter.
-fn is_skipped(test: &str) -> bool {
-    let skipped = list(&adapters()).is_empty();
-    if skipped {
+/// Returns the adapters, `None` if a test must be skipped because there is none.
+fn adapters_for(test: &str) -> Option<Value> {
+    let found = Some(adapters()).filter(|adapters| !list(adapters).is_empty());
+    if found.is_none() {
         eprintln!("SKIPPED {test}: no Vulkan, Metal or DX12 adapter");
     }
-    skipped
+    found
 }
 
 #[test]
@@ -39,9 +40,7 @@ fn gpus_are_listed() {
 
 #[test]
 fn tuned_kernels_are_saved() {
-    if is_skipped("tuned_kernels_are_saved") {
-        return;
-    }
+    let Some(_) = adapters_for("tuned_kernels_are_saved") else { return };
     let folder = Folder::new();
     let kernels = |flags: &[&str]| {
         let mut command = hearth(&[&["gpu", "--json"], flags].concat());
@@ -51,7 +50,7 @@ fn tuned_kernels_are_saved() {
     assert_eq!(kernels(&[])["choice"], "usual");
     let tuned = kernels(&["--tune"]);
     for key in ["product_us", "naive_product_us"] {
-        let micros = tuned[key].as_f64().expect("the time of a matmul");
+        let micros = number(&tuned[key]);
         assert!(micros.is_finite() && micros > 0.0, "{key}: {tuned}");
     }
     let remembered = kernels(&[]);
@@ -64,13 +63,13 @@ fn tuned_kernels_are_saved() {
     assert_eq!(kernels(&[])["choice"], "usual");
 }
 
-/// Returns a golden prompt and its tokens, up to the first token with a small margin.
+/// Returns a golden prompt and its tokens, up to the first token whose logit is close to the second best.
 fn golden(file: &str) -> (String, Vec<u64>) {
     let text = fs::read_to_string(test_data("models/golden.json")).expect("the golden texts");
-    let golden: Value = serde_json::from_str(&text).expect("JSON");
+    let golden = parse(&text);
     let first = &golden["files"][file][0];
-    let tokens = first["greedy_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64);
-    let margins = first["margins"].as_array().expect("margins").iter().filter_map(Value::as_f64);
+    let tokens = list(&first["greedy_ids"]).iter().filter_map(Value::as_u64);
+    let margins = list(&first["margins"]).iter().filter_map(Value::as_f64);
     let sure = tokens.zip(margins).take_while(|(_, margin)| *margin > 0.05).map(|(token, _)| token);
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
@@ -82,11 +81,10 @@ fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str
     let count = count.to_string();
     let all = [&["--prompt", prompt, "--tokens", &count, "--json"], flags].concat();
     let result = parse(&outputs(&execute(&path, &model(format), &all), 0).0);
-    assert!(result["terms_ms"]["gpu"].as_f64().expect("a term") > 0.0, "{result}");
+    assert!(number(&result["terms_ms"]["gpu"]) > 0.0, "{result}");
     list(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
 }
 
-/// Returns a plan with all layers and the output matrix on the GPU of the head.
 fn all_on_gpu(format: &str) -> String {
     let text = plan(format, &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
     text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")
@@ -94,33 +92,27 @@ fn all_on_gpu(format: &str) -> String {
 
 #[test]
 fn gpu_ring_gives_the_golden_tokens() {
-    if is_skipped("gpu_ring_gives_the_golden_tokens") {
-        return;
-    }
+    let Some(_) = adapters_for("gpu_ring_gives_the_golden_tokens") else { return };
     let (prompt, wanted) = golden("psalm-7m-q4_k.gguf");
     assert!(wanted.len() > 8, "{wanted:?}");
     let worker = Worker::start(&model("q4_k"));
     // Two rounds. The head has windows of three layers, two of them on its GPU; the worker has one layer, on its GPU.
     let text = plan("q4_k", &[3, 1], &[&worker.address], 128);
-    let text =
-        text.replacen("gpu_layers: 0", "gpu_layers: 2", 1).replacen("gpu_layers: 0", "gpu_layers: 1", 1);
+    let [two, one] = ["gpu_layers: 2", "gpu_layers: 1"];
+    let text = text.replacen("gpu_layers: 0", two, 1).replacen("gpu_layers: 0", one, 1);
     assert_eq!(tokens_of(&text, "q4_k", &prompt, wanted.len(), &[]), wanted);
 }
 
 #[test]
 fn gpu_head_gives_the_golden_tokens() {
-    if is_skipped("gpu_head_gives_the_golden_tokens") {
-        return;
-    }
+    let Some(_) = adapters_for("gpu_head_gives_the_golden_tokens") else { return };
     let (prompt, wanted) = golden("psalm-7m-q8_0.gguf");
     assert_eq!(tokens_of(&all_on_gpu("q8_0"), "q8_0", &prompt, wanted.len(), &[]), wanted);
 }
 
 #[test]
 fn converted_weights_give_most_golden_tokens() {
-    if is_skipped("converted_weights_give_most_golden_tokens") {
-        return;
-    }
+    let Some(_) = adapters_for("converted_weights_give_most_golden_tokens") else { return };
     let (prompt, wanted) = golden("psalm-7m-f16.gguf");
     let count = wanted.len();
     for weights in ["q8", "8/4/4"] {
@@ -135,21 +127,11 @@ fn converted_weights_give_most_golden_tokens() {
 
 #[test]
 fn unsupported_gpu_weight_type_is_refused() {
-    if is_skipped("unsupported_gpu_weight_type_is_refused") {
-        return;
-    }
+    let Some(_) = adapters_for("unsupported_gpu_weight_type_is_refused") else { return };
     let folder = Folder::new();
     let file = folder.path_of("model.gguf");
     succeed(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
-    let opened = hearth_ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
-    let layers = opened.profile.shape.layers.0;
-    let text = format!(
-        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: tiny, digest: '{}', \
-         shape_digest: '{}', layers: {layers}}}\nplanner: {{strategy: manual}}\nrounds: 1\ncontext: 64\n\
-         kv_cache: f16\ndevices:\n- {{name: a, role: head, window: {layers}, gpu_layers: 1, residency: {{policy: os}}}}\n",
-        opened.profile.digest,
-        opened.profile.shape_digest()
-    );
+    let text = plan_for(&file, &[16], &[], 64).replace("gpu_layers: 0", "gpu_layers: 1");
     let plan = folder.write("plan.yaml", text);
     let parts = ["no GPU kernel for weights of type q2_k", "q4_k"];
     assert_refused(&execute(&plan, &file, &["--prompt", "a", "--tokens", "1"]), &parts);

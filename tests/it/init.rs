@@ -6,7 +6,6 @@ use std::process::Stdio;
 use crate::folder::Folder;
 use crate::processes::{assert_refused, hearth, json, model, succeed};
 
-/// Checks that a scenario has no errors and can be simulated.
 fn check(path: &str) {
     succeed(&["lint", path]);
     succeed(&["simulate", path]);
@@ -64,16 +63,19 @@ fn prompts_read_one_answer_per_line() {
     let mut command = hearth(&["init", &path, "--ask", "--context", "256"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn().expect("the program starts");
-    let answers = "qwen-0.5b\ndesk\nd3\nphone\nd4\n\nwifi\n";
+    let answers = "llama-9b\nqwen-0.5b\n\nd9\nd3\nphone\n\n\nwhat\ncable\n";
     process.stdin.take().expect("piped").write_all(answers.as_bytes()).expect("answers");
     let output = process.wait_with_output().expect("it ends");
     let questions = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{questions}");
-    assert!(questions.contains("Which model") && questions.contains("wifi or by cable"), "{questions}");
+    // A question is repeated after an invalid answer, and an empty answer selects the default.
+    for repeated in ["Which model", "Which profile does `this`", "wifi or by cable"] {
+        assert_eq!(questions.matches(repeated).count(), 2, "{questions}");
+    }
     check(&path);
     let text = folder.read("asked.yaml");
-    assert!(
-        text.contains("{name: desk, profile: d3}") && text.contains("{name: phone, profile: d4}"),
-        "{text}"
-    );
+    for part in ["profile: qwen-0.5b", "{name: this, profile: d3}", "{name: phone, profile: d2}", "1 Gbit/s"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
 }

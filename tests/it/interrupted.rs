@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hearth_schema::trace::Outcome;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Head, Worker, assert_refused, becomes_true, hearth, model, signal};
+use crate::processes::{Head, Worker, assert_refused, becomes_true, hearth, model, output_texts, signal};
 
 #[test]
 fn unfinished_model_is_removed() {
@@ -29,26 +29,23 @@ fn interrupted_sweep_keeps_its_rows() {
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
     assert_refused(&overlapping, &["seed"]);
     let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &table];
-    let sweep =
-        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
+    let mut command = hearth(&arguments);
+    let sweep = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
     std::thread::sleep(Duration::from_secs(2));
     signal(sweep.id(), "INT");
     let output = sweep.wait_with_output().expect("the sweep ends");
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let (_, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(3), "{stderr}");
     assert!(stderr.contains("of 100000 rows were computed"), "{stderr}");
     let rows = folder.read("table.csv").lines().count() - 2;
-    assert!(
-        (1..100_000).contains(&rows) && stderr.contains(&format!("stopped: {rows} of")),
-        "{rows}: {stderr}"
-    );
+    assert!((1..100_000).contains(&rows), "{rows}: {stderr}");
+    assert!(stderr.contains(&format!("stopped: {rows} of")), "{rows}: {stderr}");
     assert_refused(&["sweep", "merge", &table], &["rows are missing", "run it again"]);
 }
 
 #[test]
 fn interrupted_run_frees_its_workers() {
-    let folder = Folder::new();
-    let worker = Worker::start(&model("q4_k"));
+    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     for signal in ["INT", "TERM"] {
         let mut head = Head::start(&plan, 4000, &["--trace", &folder.path_of("run.trace")]);
@@ -71,8 +68,7 @@ fn interrupted_run_frees_its_workers() {
 
 #[test]
 fn interrupted_head_exits_although_a_worker_is_silent() {
-    let folder = Folder::new();
-    let worker = Worker::start(&model("q4_k"));
+    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     let mut head = Head::start(&plan, 4000, &[]);
     head.wait_for_tokens(10);

@@ -8,7 +8,7 @@ use crate::folder::{Folder, TWO_DEVICES, scenario};
 use crate::processes::{Worker, json, model, scenario_path, succeed};
 use crate::repository::root;
 
-/// Returns the rows of the document: commands and their keys.
+/// Returns the rows of docs/reference/json.md: commands and their keys.
 fn documented() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(root().join("docs/reference/json.md")).expect("the document");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `hearth ")?.split_once("` | "));
@@ -32,18 +32,14 @@ fn has(value: &Value, key: &str) -> bool {
     }
     if let Some(rest) = key.strip_prefix("[]") {
         let rest = rest.trim_start_matches('.');
-        let whole =
-            |element: &Value| has(element, rest) || element.get("predicted").is_none() && is_refused(element);
+        // A row of a comparison may have a reason instead of a plan.
+        let is_refused = |row: &Value| row.get("predicted").is_none() && row["refused"].is_string();
+        let whole = |element: &Value| has(element, rest) || is_refused(element);
         return value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(whole));
     }
     let end = key.find(['.', '[']).unwrap_or(key.len());
     let (name, rest) = key.split_at(end);
     value.get(name).is_some_and(|value| has(value, rest.trim_start_matches('.')))
-}
-
-/// Returns whether a row of a comparison has a reason instead of a plan.
-fn is_refused(row: &Value) -> bool {
-    row.get("refused").is_some_and(Value::is_string)
 }
 
 #[test]
@@ -63,10 +59,7 @@ fn every_documented_key_is_printed() {
         ("simulate SCENARIO", &["simulate", &toy]),
         ("execute PLAN", &["execute", &plan, "--model", &q4_k, "--prompt", "And", "--tokens", "3"]),
         ("lint SCENARIO", &["lint", &home]),
-        (
-            "bench GGUF",
-            &["bench", &q4_k, "--peer", "none", "--repeats", "1", "--tokens", "2", "--prompts", "4"],
-        ),
+        ("bench GGUF", &["bench", &q4_k, "--peer=none", "--repeats=1", "--tokens=2", "--prompts=4"]),
         ("whatif SCENARIO", &["whatif", &toy, "--tokens", "2"]),
         ("sweep SCENARIO", &["sweep", &toy, "--vary", "planner.rounds=1,7"]),
         ("report TRACE", &["report", &trace, "-o", &report]),

@@ -7,22 +7,19 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::folder::{Folder, scenario};
-use crate::processes::{Process, becomes_true, hearth, list, model, outputs, parse, signal};
+use crate::folder::{Folder, fast_scenario};
+use crate::processes::{
+    Process, becomes_true, hearth, list, mean_tpot, model, number, outputs, parse, signal,
+};
 
 /// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both.
 fn write_scenario(folder: &Folder, limits: &str) -> String {
-    let devices = ["a", "b"]
-        .map(|name| format!("  - {{name: {name}, profile: measured, limits: {{threads: 1{limits}}}}}"))
-        .join("\n");
-    let text = scenario(&devices).replace("name: test", "name: lab-test").replace("llama-8b", "tiny");
-    let text = text
-        .replace("context: 512", "context: 64")
-        .replace("prompt: 16, generate: 4", "prompt: 6, generate: 5");
-    let fast = text.replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
-    let planned =
-        "planner: {strategy: manual, windows: [3, 2]}\nresidency: {policy: windowed, prefetch: true}\n";
-    folder.write("scenario.yaml", fast + planned)
+    let profile = format!("profile: measured, limits: {{threads: 1{limits}}}");
+    let devices = format!("  - {{name: a, {profile}}}\n  - {{name: b, {profile}}}");
+    let text = fast_scenario(&devices, 64, "prompt: 6, generate: 5");
+    let text = text.replace("name: test", "name: lab-test").replace("llama-8b", "tiny");
+    let planner = "planner: {strategy: manual, windows: [3, 2]}\n";
+    folder.write("scenario.yaml", text + planner + "residency: {policy: windowed, prefetch: true}\n")
 }
 
 /// Runs the lab, checks its results, and returns its JSON.
@@ -34,26 +31,21 @@ fn check(folder: &Folder, limits: &str) -> Value {
     for run in ["predicted", "measured"] {
         let run = &result[run];
         assert_eq!(run["outcome"], "ok");
-        let tpot = run["tpot_ms"]["mean"].as_f64().expect("a time");
-        assert!(tpot > 0.0 && run["ttft_ms"].as_f64().expect("a time") > 0.0);
+        let tpot = mean_tpot(run);
+        assert!(tpot > 0.0 && number(&run["ttft_ms"]) > 0.0);
         let terms = ["cpu", "gpu", "memory", "demand_disk", "network", "queue", "bubble"];
-        let sum: f64 = terms.iter().map(|term| run["terms_ms"][term].as_f64().expect("a term")).sum();
+        let sum: f64 = terms.iter().map(|term| number(&run["terms_ms"][term])).sum();
         assert!((sum - tpot).abs() < 1e-6 * tpot, "{sum} is not {tpot}");
         assert_eq!(list(&run["devices"]).len(), 2);
     }
     assert!(result["error"]["tpot"].is_number());
     let machine = &result["steadiness"][0];
-    let stolen = machine["stolen"].as_f64().expect("a share");
+    let stolen = number(&machine["stolen"]);
     assert!((0.0..=1.0).contains(&stolen) && machine["steady"].is_boolean(), "{machine}");
     assert!(folder.read("report/index.html").contains("lab-test"));
     let left = folder.names();
     assert!(left.iter().all(|name| !name.starts_with("hearth-lab-")), "left behind: {left:?}");
     result
-}
-
-#[test]
-fn two_devices_without_limits() {
-    check(&Folder::new(), "");
 }
 
 /// Returns the folder of memory control groups; `None` if this process is not allowed to create groups.
@@ -81,7 +73,6 @@ fn start_slow_lab(folder: &Folder) -> (Child, String) {
     (lab, prefix)
 }
 
-/// Returns the control groups whose names begin with a prefix.
 fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(groups).expect("groups").flatten();
     let named =
@@ -102,17 +93,15 @@ fn interrupted_lab_leaves_nothing_behind() {
     assert!(!folder.has(&prefix), "copies are left behind");
 }
 
-/// Returns the processes in the groups of a lab, with their command lines.
+/// Returns the processes in the control groups of a lab, with their command lines.
 fn processes(groups: &Path, prefix: &str) -> Vec<(u32, String)> {
-    let lists = groups_of(groups, prefix)
-        .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok())
-        .collect::<String>();
+    let list = |group: PathBuf| fs::read_to_string(group.join("cgroup.procs")).ok();
+    let lists: String = groups_of(groups, prefix).filter_map(list).collect();
     let ids = lists.split_ascii_whitespace().filter_map(|process| process.parse().ok());
     let command = |id: &u32| fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
     ids.map(|id| (id, String::from_utf8_lossy(&command(&id)).replace('\0', " "))).collect()
 }
 
-/// Returns whether a process exists and is not a zombie.
 fn is_alive(process: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
@@ -164,14 +153,12 @@ fn stopped_worker_is_killed_by_the_next_lab() {
 
 #[test]
 fn two_devices_with_limits() {
-    if memory_groups("two_devices_with_limits").is_none() {
-        return;
-    }
+    let Some(_) = memory_groups("two_devices_with_limits") else { return };
     let result = check(&Folder::on_disk(), ", memory: 26 MiB, disk_read: 100 MB/s");
     let devices = list(&result["groups"]);
     assert_eq!(devices.len(), 2);
     for device in devices {
-        let number = |name: &str| device[name].as_f64().expect(name);
+        let number = |name: &str| number(&device[name]);
         assert_eq!(number("memory_limit"), f64::from(26 << 20), "{device}");
         assert_eq!(number("oom_kills"), 0.0, "{device}");
         assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");

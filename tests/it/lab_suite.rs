@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::folder::Folder;
 use crate::lab::memory_groups;
-use crate::processes::{assert_refused, list, parse, run, texts};
+use crate::processes::{assert_refused, list, number, output_texts, parse, run, texts};
 use crate::repository::root;
 
 /// Runs a suite that writes to the subfolder `out`. Returns the results, standard error and the exit code.
@@ -19,8 +19,7 @@ fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<
     let arguments =
         ["lab", "--suite", scenarios, "--scratch", &folder.path_of(""), "-o", &folder.path_of(out), "--json"];
     let output = run(&arguments);
-    let [stdout, stderr] =
-        [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
+    let (stdout, stderr) = output_texts(&output);
     // The exit code is 3 if an error exceeds its limit, which happens on a busy machine.
     assert!([Some(0), Some(3)].contains(&output.status.code()), "{stderr}");
     (parse(&stdout), stderr, output.status.code())
@@ -28,9 +27,7 @@ fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<
 
 #[test]
 fn interrupted_suite_continues() {
-    if memory_groups("interrupted_suite_continues").is_none() {
-        return;
-    }
+    let Some(_) = memory_groups("interrupted_suite_continues") else { return };
     let folder = Folder::on_disk();
     let scenarios = root().join("scenarios/lab/ci").display().to_string();
     let (result, stderr, _) = suite(&scenarios, &folder, "out");
@@ -39,8 +36,8 @@ fn interrupted_suite_continues() {
     for case in list(&result["cases"]) {
         let run = &case["runs"][0];
         for kind in ["predicted", "measured"] {
-            assert!(run[kind]["tpot_ms"].as_f64().expect("a time") > 0.0, "{case}");
-            let network = run[kind]["terms"]["network"].as_f64().expect("a term");
+            assert!(number(&run[kind]["tpot_ms"]) > 0.0, "{case}");
+            let network = number(&run[kind]["terms"]["network"]);
             // Two messages per token of 3 ms each.
             assert!(case["name"] != "ci-links" || network >= 6.0, "{case}");
         }

@@ -3,9 +3,8 @@
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, error, json_with_code, outputs, succeed, texts};
+use crate::processes::{assert_refused, error, json_with_code, parse, run, succeed, texts};
 
-/// Runs `hearth lint`, checks the exit code, and returns the findings.
 fn lint(arguments: &[&str], code: i32) -> Value {
     json_with_code(&[&["lint"], arguments].concat(), code)
 }
@@ -16,16 +15,14 @@ fn codes(findings: &Value) -> Vec<&str> {
 
 #[test]
 fn own_plan_has_no_findings() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (_folder, file) = Folder::with_two_devices();
     assert!(codes(&lint(&[&file], 0)).is_empty());
     assert_eq!(succeed(&["lint", &file]), "0 errors, 0 warnings, 0 notes\n");
 }
 
 #[test]
 fn finding_has_code_place_and_hint() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (_folder, file) = Folder::with_two_devices();
     let arguments = [file.as_str(), "--windows", "6,2"];
     let findings = lint(&arguments, 0);
     assert_eq!(codes(&findings), ["rounds-without-reading"]);
@@ -57,7 +54,7 @@ fn memory_errors_predict_runs_out_of_memory() {
                     .replace(&hearth_schema::digest::of_text(&ample), &hearth_schema::digest::of_text(&text));
                 let plan = folder.write("p.yaml", plan);
                 let simulate = ["simulate", &file, "--plan", &plan, "--tokens", "2", "--json"];
-                let fails = crate::processes::run(&simulate).status.code() == Some(3);
+                let fails = run(&simulate).status.code() == Some(3);
                 let findings = lint(&[&file, "--plan", &plan], if fails { 3 } else { 0 });
                 let is_memory = |code: &&str| matches!(*code, "memory-exceeded" | "gpu-memory");
                 let predicted = codes(&findings).iter().any(is_memory);
@@ -89,35 +86,28 @@ fn plan_of_another_model_is_a_finding() {
 
 #[test]
 fn refused_strategy_is_a_finding() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (_folder, file) = Folder::with_two_devices();
     let findings = lint(&[&file, "--strategy", "even", "--rounds", "5"], 3);
     assert_eq!(codes(&findings), ["no-plan"]);
     assert!(findings[0]["what"].as_str().is_some_and(|what| what.contains("5 rounds")), "{findings}");
 }
 
 #[test]
-fn limit_above_memory_is_a_finding() {
+fn implausible_numbers_are_findings() {
     let folder = Folder::new();
     let file = folder.write("s.yaml", scenario("  - {name: a, profile: d3, limits: {memory: 1 TiB}}"));
     assert_eq!(codes(&lint(&[&file], 0)), ["limit-above-memory"]);
-}
-
-#[test]
-fn implausible_numbers_are_findings() {
-    let folder = Folder::new();
     let slow = folder.write("s.yaml", scenario(TWO_DEVICES).replace("400 Mbit/s", "0.002 Mbit/s"));
     let findings = lint(&[&slow], 0);
     let implausible = |(code, place)| (code == "absurd-number").then_some(place);
     let pairs = codes(&findings).into_iter().zip(texts(&findings, "where"));
     assert_eq!(pairs.filter_map(implausible).collect::<Vec<_>>(), ["scenario links.default.bandwidth"]);
     let device = hearth_profiles::device::shipped_yaml("d3").expect("d3 is shipped");
-    folder
-        .write("d.yaml", device.replace("3.17 GB/s", "500 GB/s").replace("{value: 9.7 GiB", "{value: 3 MiB"));
+    let implausible = device.replace("3.17 GB/s", "500 GB/s").replace("{value: 9.7 GiB", "{value: 3 MiB");
+    folder.write("d.yaml", implausible);
     let devices = "  - {name: a, profile: d.yaml}\n  - {name: b, profile: d2, head: true}";
     let file = folder.write("t.yaml", scenario(devices));
-    let (stdout, _) = outputs(&["lint", &file, "--json"], 0);
-    let findings = crate::processes::parse(&stdout);
+    let findings = parse(&succeed(&["lint", &file, "--json"]));
     for place in ["device `a` disk.sequential", "device `a` memory.available"] {
         assert!(texts(&findings, "where").contains(&place), "{findings}");
     }

@@ -6,18 +6,14 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A network namespace with one link to the host.
 pub struct Namespace {
     pub name: String,
-    /// The address of the host on the link.
     pub host_address: String,
-    /// The address of the namespace on the link.
     pub address_inside: String,
     /// The name of the network device on the host.
     link: String,
 }
 
-/// An end of the link.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
     Namespace,
@@ -69,14 +65,13 @@ impl Namespace {
         ip(&["-n", name, "link", "set", "lo", "up"])
     }
 
-    /// Sets an end of the link up or down.
     pub fn set(&self, end: End, up: bool) {
         let state = if up { "up" } else { "down" };
-        let set = match end {
+        match end {
             End::Namespace => ip(&["-n", &self.name, "link", "set", "eth0", state]),
             End::Host => ip(&["link", "set", &self.link, state]),
-        };
-        set.expect("a link of ours");
+        }
+        .expect("a link of ours");
     }
 }
 

@@ -6,7 +6,9 @@ use hearth_halda::registry::STRATEGY_NAMES;
 use serde_json::Value;
 
 use crate::folder::{Folder, scenario};
-use crate::processes::{assert_refused, json, list, outputs, parse, scenario_path, succeed, texts};
+use crate::processes::{
+    assert_refused, json, list, mean_tpot, number, outputs, parse, scenario_path, succeed, texts,
+};
 
 /// Writes a scenario of two desktops; `limits` is YAML for the second, `more` is appended to the scenario.
 fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
@@ -15,7 +17,6 @@ fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
     folder.write("scenario.yaml", text + more)
 }
 
-/// Returns the window of each device of a plan.
 fn windows(plan: &Value) -> BTreeMap<&str, u64> {
     let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
     texts(&plan["devices"], "name").into_iter().zip(list(&plan["devices"]).iter().map(window)).collect()
@@ -100,7 +101,7 @@ fn refine_is_deterministic_by_evaluations() {
         let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
         let text = succeed(&[&["plan", &file, "--output", &path], &flags[..]].concat());
         let simulated = json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
-        (folder.read(name), text, simulated["tpot_ms"]["mean"].as_f64().expect("a time"))
+        (folder.read(name), text, mean_tpot(&simulated))
     };
     let (_, text, start) = plan("start.yaml", "1");
     assert!(text.contains("(the plan of `manual`)") && text.contains("in 1 evaluation;"), "{text}");
@@ -150,8 +151,8 @@ fn wrong_search_flags_are_refused() {
     }
 }
 
-/// Maximum ratio of the simulated time of a plan to the best time. A plan is the fastest only by the latency model of
-/// the planner, which differs from the simulator.
+/// Maximum ratio of the simulated time of a plan to that of the best plan for a slower disk. A plan is the fastest
+/// only by the latency model of the planner, which differs from the simulator.
 const TOLERANCE: f64 = 1.03;
 
 /// Plans and simulates scenarios over a range of disk rates. If the simulator had a limit that the planner does not
@@ -172,8 +173,7 @@ fn faster_disk_never_makes_a_new_plan_slower() {
         for device in devices {
             let vary = format!("devices.{device}.disk.sequential=0.25GB/s..16GB/s/7/log");
             let table = json(&[&["sweep", &home, "--vary", &vary][..], flags].concat());
-            let times: Vec<f64> =
-                list(&table["rows"]).iter().map(|row| row["tpot_ms"].as_f64().expect("a time")).collect();
+            let times: Vec<f64> = list(&table["rows"]).iter().map(|row| number(&row["tpot_ms"])).collect();
             let mut fastest = f64::INFINITY;
             for time in &times {
                 assert!(*time <= fastest * TOLERANCE, "{device} {flags:?}: {times:?}");

@@ -1,18 +1,20 @@
 //! Runs the program under test, its workers and heads, and finds test data.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use hearth_ring::{EncryptedTransport, Key, TcpTransport};
 use serde_json::Value;
 
+use crate::folder::Folder;
 use crate::namespace::Namespace;
 use crate::repository::root;
 
-/// Prompt of a [`Head`].
 pub const PROMPT: &str = "The Lord is my";
 
 /// Returns the path of the program under test: that of this build, or `HEARTH_PROGRAM` if it is set.
@@ -27,21 +29,41 @@ pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
-/// Runs the program until it exits.
 pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     hearth(arguments).output().expect("the program starts")
+}
+
+pub fn output_texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs a command, checks its exit code, and returns standard output and standard error.
 pub fn finish(command: &mut Command, code: i32) -> (String, String) {
     let output = command.output().expect("the program starts");
-    let [stdout, stderr] =
-        [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it).into_owned());
+    let (stdout, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}: {stdout}{stderr}");
     (stdout, stderr)
 }
 
-/// Runs the program, checks its exit code, and returns standard output and standard error.
+/// Runs a script of bash in a folder, in which `hearth` is the program under test, and checks that it succeeds.
+pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str) {
+    // A link in PATH instead of a shell function, so that a process started with `&` is the program and ends with the
+    // script.
+    let link = format!("mkdir -p bin && ln -sf '{}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"", program());
+    // The output goes to a file, because a process that outlives the script would keep a pipe open.
+    let log = File::create(folder.path_of("log")).expect("a file");
+    let mut command = Command::new("timeout");
+    command.arg(limit_seconds.to_string());
+    command.args(["bash", "-euo", "pipefail", "-c", &format!("{link}\n{script}")]);
+    command.current_dir(folder.path()).env("HOME", folder.path());
+    command.env_remove("HEARTH_KEY").env_remove("XDG_CACHE_HOME").stdin(Stdio::null());
+    command.stdout(log.try_clone().expect("a file")).stderr(log);
+    let status = command.status().expect("bash runs");
+    assert!(status.success(), "{name}: {status}\n{}", folder.read("log"));
+}
+
+/// Runs the program and checks its exit code, as [`finish`] does.
 pub fn outputs<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
     finish(&mut hearth(arguments), code)
 }
@@ -51,26 +73,32 @@ pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     outputs(arguments, 0).0
 }
 
-/// Runs the program with `--json`, checks the exit code and that standard error is empty, and returns the output.
+/// Runs the program with `--json`, checks the exit code and that standard error is empty.
 pub fn json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
     let (stdout, stderr) = finish(hearth(arguments).arg("--json"), code);
     assert!(stderr.is_empty(), "{stderr}");
     parse(&stdout)
 }
 
-/// Runs the program with `--json`, checks that it succeeds and that standard error is empty, and returns the output.
 pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     json_with_code(arguments, 0)
 }
 
-/// Parses an output that is one JSON document.
 pub fn parse(stdout: &str) -> Value {
     serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"))
 }
 
-/// Returns the elements of a JSON list.
 pub fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap_or_else(|| panic!("not a list: {value}"))
+}
+
+pub fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
+}
+
+/// Returns the mean time per token of a run, in milliseconds.
+pub fn mean_tpot(run: &Value) -> f64 {
+    number(&run["tpot_ms"]["mean"])
 }
 
 /// Returns the string value of `key` in every element of a JSON list that has one.
@@ -95,7 +123,6 @@ pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
     }
 }
 
-/// Returns the path of a file in `tests/data`.
 pub fn test_data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
@@ -110,7 +137,6 @@ pub fn model(format: &str) -> String {
     test_data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
-/// Sends a signal to a process.
 pub fn signal(process: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
     assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
@@ -186,7 +212,6 @@ impl Worker {
         signal(self.id(), name);
     }
 
-    /// Kills the worker with SIGKILL.
     pub fn kill(&mut self) {
         self.process.0.kill().expect("it runs");
         self.process.0.wait().expect("it ends");
@@ -199,15 +224,20 @@ pub fn execute(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
     words.iter().chain(more).map(|&word| word.to_owned()).collect()
 }
 
+/// Returns a transport that encrypts with the key in a file.
+pub fn encrypted(key: &str) -> EncryptedTransport<TcpTransport> {
+    let key = Key::from_file_or_env(Some(key.as_ref())).expect("a key").expect("ours");
+    EncryptedTransport::new(TcpTransport, key)
+}
+
 /// The output of a head.
 #[derive(Debug, Default)]
 pub struct Observation {
     pub tokens: Vec<u32>,
-    /// Maximum time between two tokens.
     pub max_gap: Duration,
     /// Whether the head was killed because it printed no token for too long.
     pub timed_out: bool,
-    /// The other lines of standard output, and standard error.
+    /// The lines of standard output that are not tokens, then standard error.
     pub text: String,
     pub exit_code: Option<i32>,
 }
@@ -225,8 +255,8 @@ impl Head {
     pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
         let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
         let mut command = hearth(&execute(plan, &model("q4_k"), &[&flags[..], more].concat()));
-        let mut process =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the head starts");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("the head starts");
         let (line_tx, lines) = mpsc::channel();
         let out = process.stdout.take().expect("piped");
         std::thread::spawn(move || {
@@ -237,7 +267,6 @@ impl Head {
         Head { process, lines, last_token: None, observed: Observation::default() }
     }
 
-    /// Runs a head until it exits.
     pub fn run(plan: &str, tokens: usize, more: &[&str]) -> Observation {
         Head::start(plan, tokens, more).finish()
     }
@@ -247,10 +276,11 @@ impl Head {
         while self.observed.tokens.len() < count {
             match self.lines.recv_timeout(Duration::from_mins(1)) {
                 Ok((now, line)) => self.observe(now, &line),
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.observed.timed_out = true;
-                    let _ = self.process.kill();
+                Err(error) => {
+                    if error == RecvTimeoutError::Timeout {
+                        self.observed.timed_out = true;
+                        let _ = self.process.kill();
+                    }
                     return;
                 }
             }
@@ -271,7 +301,6 @@ impl Head {
         signal(self.process.id(), name);
     }
 
-    /// Waits until the head exits.
     pub fn finish(mut self) -> Observation {
         self.wait_for_tokens(usize::MAX);
         let output = self.process.wait_with_output().expect("the head ends");
@@ -281,27 +310,28 @@ impl Head {
     }
 }
 
-/// Returns a plan with these windows for the test model in a weight format. The first device is the head, the others
-/// are workers at `addresses`.
+/// Returns a plan with these windows for the test model in a weight format, see [`plan_for`].
 pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
-    use std::fmt::Write;
-    let model = hearth_ring::LocalModel::open(Path::new(&model(format))).expect("a test model");
-    let rounds = 8u32.div_ceil(windows.iter().sum());
+    plan_for(&model(format), windows, addresses, context)
+}
+
+/// Returns a plan with these windows for a model file. The first device is the head, the others are workers at
+/// `addresses`.
+pub fn plan_for(model: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
+    let profile = hearth_ring::LocalModel::open(Path::new(model)).expect("a model").profile;
+    let (digest, shape_digest, layers) = (&profile.digest, profile.shape_digest(), profile.shape.layers.0);
+    let rounds = layers.div_ceil(windows.iter().sum());
     let mut text = format!(
-        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: psalm, digest: '{}', \
-         shape_digest: '{}', layers: 8}}\nplanner: {{strategy: manual}}\nrounds: {rounds}\ncontext: {context}\n\
-         kv_cache: f32\ndevices:\n",
-        model.profile.digest,
-        model.profile.shape_digest()
+        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: test, digest: '{digest}', \
+         shape_digest: '{shape_digest}', layers: {layers}}}\nplanner: {{strategy: manual}}\nrounds: {rounds}\n\
+         context: {context}\nkv_cache: f32\ndevices:\n"
     );
-    for (index, window) in windows.iter().enumerate() {
-        let role = if index == 0 { "head" } else { "worker" };
-        let address =
-            index.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
-        let _ = writeln!(
-            text,
-            "- {{name: d{index}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: {{policy: os}}}}"
-        );
+    assert!(windows.len() <= addresses.len() + 1, "each worker has an address");
+    let workers = addresses.iter().map(|address| format!("address: '{address}', role: worker"));
+    let roles = std::iter::once("role: head".to_owned()).chain(workers);
+    for ((index, window), role) in windows.iter().enumerate().zip(roles) {
+        let device = format!("- {{name: d{index}, {role}, window: {window}, gpu_layers: 0");
+        text.extend([&device, ", residency: {policy: os}}\n"]);
     }
     text
 }

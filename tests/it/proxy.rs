@@ -5,20 +5,17 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A proxy in front of one target address.
 pub struct Proxy {
     pub address: String,
     state: Arc<State>,
 }
 
 struct State {
-    /// Whether all bytes are dropped.
     drops: AtomicBool,
     /// Bytes received from the target.
     received: AtomicU64,
     /// Received bytes after which all connections are closed.
     limit: u64,
-    /// All connections to clients and to the target.
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -51,12 +48,10 @@ impl Proxy {
         self.state.drops.store(true, Ordering::SeqCst);
     }
 
-    /// Closes all connections.
     pub fn disconnect(&self) {
         self.state.disconnect();
     }
 
-    /// Returns the number of bytes received from the target.
     pub fn received_bytes(&self) -> u64 {
         self.state.received.load(Ordering::SeqCst)
     }

@@ -6,36 +6,32 @@
 
 use serde_json::Value;
 
-use crate::processes::{json, list};
+use crate::processes::{json, list, number};
 use crate::repository::root;
 
-/// The claims of Fig. 2 that do not hold. The caveats of the documents explain these claims.
+/// The claims about Fig. 2 of the prima.cpp paper that do not hold; the caveats of the documents explain them.
 const FIG_2_FAILED: [&str; 1] = ["65B: two rounds take about half"];
-/// The claims of Fig. 8 that do not hold.
 const FIG_8_FAILED: [&str; 3] = [
     "{D1, D2, D3, D4} is slower than {D2, D3, D5}",
     "{D1, D2, D3, D5} is slower than {D2, D3, D5}",
     "All six are slower than {D2, D3, D5}",
 ];
-/// Number of claims of Fig. 10 that do not hold.
 const FIG_10_FAILED: usize = 4;
 /// The claim of the HeteroLLM paper that does not hold; it contradicts other numbers of the paper.
 const HETEROLLM_FAILED: [&str; 1] =
     ["256 tokens: 3.3 % more energy than layer-level, which contradicts the powers and speeds beside it"];
 
-/// Runs `hearth reproduce` and returns the scores.
 fn reproduce(document: &str) -> Value {
     let path = root().join(format!("reports/published/{document}.yaml")).display().to_string();
     json(&["reproduce", &path])[0]["scores"].clone()
 }
 
-/// Returns the times per token outside their tolerance.
+/// Returns the table cells whose simulated time per token is outside their tolerance, with their errors.
 fn outside(scores: &Value) -> Vec<String> {
     let name = |cell: &Value| format!("{} {}: {}", cell["row"], cell["system"], cell["error"]);
     list(&scores["tpot"]).iter().filter(|cell| cell["within"] != true).map(name).collect()
 }
 
-/// Returns the claims that do not hold.
 fn failed_claims(scores: &Value) -> Vec<String> {
     let text = |claim: &Value| claim["text"].as_str().expect("a text").to_owned();
     list(&scores["claims"]).iter().filter(|claim| claim["holds"] != true).map(text).collect()
@@ -47,7 +43,7 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
     // The overhead per token of exo (Python and messages) is unknown, see the remark of that cell.
     let outside = outside(&scores);
     assert!(matches!(&outside[..], [one] if one.contains("8B") && one.contains("exo")), "{outside:?}");
-    let median = |key: &str| scores[key].as_f64().expect("a median");
+    let median = |key: &str| number(&scores[key]);
     assert!(median("median_tpot") <= 0.10, "median error {}", median("median_tpot"));
     assert!(median("median_ttft") <= 0.25, "median error of TTFT {}", median("median_ttft"));
     assert_eq!(scores["misordered"], serde_json::json!([]), "systems in the wrong order");
@@ -61,7 +57,7 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
 fn small_models_without_selection_match_the_first_version_of_the_paper() {
     let scores = reproduce("prima-v1-all-kept");
     // 54 and 65 ms; no parameters were fitted to them.
-    assert!(scores["median_tpot"].as_f64().expect("a number") < 0.06, "{}", scores["median_tpot"]);
+    assert!(number(&scores["median_tpot"]) < 0.06, "{}", scores["median_tpot"]);
     assert!(outside(&scores).is_empty(), "{scores}");
 }
 
@@ -82,7 +78,7 @@ fn phone_with_gpu_and_npu_is_within_its_tolerances() {
     assert_eq!(failed_claims(&scores), HETEROLLM_FAILED);
 }
 
-/// Maximum mean errors of the GPU model with two parameters: prefill of 1024 tokens, and decode.
+/// Maximum mean relative errors of the roofline model of mobile GPUs: prefill of 1024 tokens, and decode.
 const MAX_MEAN_ERRORS: [f64; 2] = [0.08, 0.05];
 
 #[test]
@@ -90,7 +86,7 @@ fn mobile_gpu_model_predicts_other_models_within_a_few_percent() {
     let scores = reproduce("ml-drift");
     let speeds = &scores["speeds"];
     for ((phase, max), cells) in ["prefill", "decode"].into_iter().zip(MAX_MEAN_ERRORS).zip([26, 25]) {
-        assert!(speeds[phase]["error"].as_f64().expect("a number") <= max, "{phase}: {}", speeds[phase]);
+        assert!(number(&speeds[phase]["error"]) <= max, "{phase}: {}", speeds[phase]);
         assert_eq!(speeds[phase]["cells"], cells, "{phase}");
     }
     // All numbers of Table 2: 37 cells with two numbers each.
@@ -100,10 +96,8 @@ fn mobile_gpu_model_predicts_other_models_within_a_few_percent() {
     let excluded: Vec<&Value> = all.iter().filter(|speed| !speed["excluded"].is_null()).collect();
     assert_eq!(excluded.len(), 3);
     assert!(excluded.iter().all(|speed| speed["error"].as_f64() > Some(0.15)), "{excluded:?}");
-    assert!(
-        outside(&scores).iter().all(|cell| cell.contains("Immortalis") || cell.contains("Mali")),
-        "{scores}"
-    );
+    let is_arm = |cell: &String| cell.contains("Immortalis") || cell.contains("Mali");
+    assert!(outside(&scores).iter().all(is_arm), "{scores}");
 }
 
 #[test]

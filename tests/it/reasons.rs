@@ -1,12 +1,11 @@
-//! Tests that errors and notes explain why there is no plan, time or file, and how to fix it.
+//! Tests that errors and notes explain why there is no plan or file, and how to fix it.
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, error, outputs, scenario_path, succeed};
+use crate::processes::{assert_refused, error, scenario_path, succeed};
 
 #[test]
 fn every_refusal_has_a_hint() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (folder, file) = Folder::with_two_devices();
     // The KV cache of so many tokens does not fit into a laptop.
     let large = folder.write("large.yaml", scenario(TWO_DEVICES).replace("512", "4000000"));
     let four = scenario_path("home/llama-70b-on-four");
@@ -25,16 +24,8 @@ fn every_refusal_has_a_hint() {
 }
 
 #[test]
-fn run_without_times_explains_why() {
-    let (text, _) = outputs(&["simulate", &scenario_path("home/llama-70b-on-four"), "--strategy", "exo"], 3);
-    let first = text.lines().find(|line| line.starts_with("out of memory")).expect("an outcome");
-    assert!(first.contains("needs") && first.contains("no times") && !first.contains(" - "), "{first}");
-}
-
-#[test]
 fn ignored_memory_and_disagreement_are_noted() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (_folder, file) = Folder::with_two_devices();
     let text = succeed(&["simulate", &file]);
     assert!(!text.contains("memory ignored") && !text.contains("note: the planner expected"), "{text}");
     assert!(succeed(&["simulate", &file, "--ignore-memory"]).contains("memory ignored"));
@@ -45,8 +36,7 @@ fn ignored_memory_and_disagreement_are_noted() {
 
 #[test]
 fn missing_folder_is_not_created() {
-    let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario(TWO_DEVICES));
+    let (folder, file) = Folder::with_two_devices();
     assert_refused(&["plan", &file, "-o", &folder.path_of("missing/plan.yaml")], &["does not exist"]);
     error(&["simulate", &file, "--trace", &folder.path_of("missing/run.trace")], 2);
     error(&["reproduce", "-o", &folder.path_of("missing/report")], 2);

@@ -5,42 +5,37 @@
 //!
 //! Not here: which devices are in the ring afterwards (`rejoining`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hearth_schema::run_events::RunEventKind;
+use hearth_schema::Trace;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_schema::trace::Outcome;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::folder::{Folder, scenario};
 use crate::namespace::{End, Namespace};
-use crate::processes::{Head, Observation, Worker, assert_refused, execute, model};
+use crate::processes::{Head, Observation, Worker, assert_refused, model};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
-/// A fault of a worker or of its link.
+/// A fault of a worker or of its link. A stopped worker is resumed after the run, a suspended one during the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// The worker is killed.
     Killed,
-    /// The worker is stopped with SIGSTOP.
     Stopped,
     /// All messages of the worker are dropped.
     Dropped,
-    /// The connections of the worker are closed.
     Disconnected,
     /// The link of the worker is taken down.
     Unplugged,
-    /// The worker is stopped, and resumed while the run continues.
     Suspended,
 }
 
 const FAULTS: [Fault; 6] =
     [Fault::Killed, Fault::Stopped, Fault::Dropped, Fault::Disconnected, Fault::Unplugged, Fault::Suspended];
 
-/// Number of tokens of a trial.
 const TOKENS: usize = 160;
-/// Time for which a worker is suspended.
 const SUSPENSION: Duration = Duration::from_secs(10);
 
 /// Injects a fault into a ring of four devices at a random token. Returns `None` if this machine does not support it.
@@ -48,14 +43,13 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let victim = random.next_u32() as usize % 3;
     let at = 1 + random.next_u32() as usize % (expected.len() - 2);
-    match fault {
-        Fault::Unplugged => return unplug((victim, at, seed), expected),
-        Fault::Suspended => {
-            let (mut observed, rejoined) = suspend_worker(victim, at, SUSPENSION, expected);
-            observed.timed_out |= !rejoined;
-            return Some(observed);
-        }
-        _ => {}
+    if fault == Fault::Unplugged {
+        return unplug((victim, at, seed), expected);
+    }
+    if fault == Fault::Suspended {
+        let (mut observed, rejoined) = suspend_worker(victim, at, SUSPENSION, expected);
+        observed.timed_out |= !rejoined;
+        return Some(observed);
     }
     let mut workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
     let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
@@ -80,7 +74,7 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
 fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<Observation> {
     let namespace = Namespace::for_test("unplug")?;
     let (folder, q4_k) = (Folder::new(), model("q4_k"));
-    let key = folder.write_key("ring.key", "a phrase for tests of links");
+    let key = folder.write_ring_key();
     let flags = ["--model", &q4_k, "--key", &key];
     let worker = |index: usize| {
         if index == victim {
@@ -104,6 +98,25 @@ pub fn undisturbed_tokens(count: usize) -> Vec<u32> {
     observed.tokens
 }
 
+/// Runs `plan.yaml` in a folder, and kills a worker when 20 tokens are generated.
+fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Worker) -> (Observation, Trace) {
+    let [plan, trace] = ["plan.yaml", "run.trace"].map(|name| folder.path_of(name));
+    let mut head = Head::start(&plan, tokens, &[&["--trace", &trace], flags].concat());
+    head.wait_for_tokens(20);
+    let killed = Instant::now();
+    victim.kill();
+    let observed = head.finish();
+    if flags.contains(&"--give-up") {
+        assert!(killed.elapsed().as_secs() < 10, "the deadline is 2 s");
+    }
+    (observed, folder.read_trace("run.trace"))
+}
+
+/// Returns the event with which the ring received another plan.
+pub fn replanned_event(trace: &Trace) -> &RunEvent {
+    trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan")
+}
+
 /// Runs trials that cycle through the faults, and checks that no token is wrong, lost or duplicated.
 fn trials(count: u64, first: u64, faults: &[Fault]) {
     let expected = undisturbed_tokens(TOKENS);
@@ -123,10 +136,8 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
         }
         gaps.push((fault, observed.max_gap));
     }
-    println!(
-        "{} trials: {wrong} wrong, {lost} lost, {doubled} doubled tokens, {timeouts} timeouts",
-        gaps.len()
-    );
+    let count = gaps.len();
+    println!("{count} trials: {wrong} wrong, {lost} lost, {doubled} doubled tokens, {timeouts} timeouts");
     for &fault in faults {
         let mut own: Vec<u128> = gaps.iter().filter(|it| it.0 == fault).map(|it| it.1.as_millis()).collect();
         own.sort_unstable();
@@ -147,22 +158,18 @@ fn ring_recovers_with_the_same_tokens() {
 #[test]
 #[ignore = "minutes: 200 trials, or HEARTH_RECOVERIES"]
 fn ring_recovers_two_hundred_times() {
-    let number =
-        |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let parsed = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let number = |name, default| parsed(name).unwrap_or(default);
     trials(number("HEARTH_RECOVERIES", 200), number("HEARTH_RECOVERY", 1000), &FAULTS);
 }
 
 #[test]
 fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let folder = Folder::new();
-    let (first, mut second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
-    let plan = folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
-    let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
-    head.wait_for_tokens(20);
-    second.kill();
-    let observed = head.finish();
+    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
+    let (observed, trace) = run_with_loss(&folder, 60, &[], second);
     assert_eq!(observed.tokens.len(), 60, "{}", observed.text);
-    let trace = folder.read_trace("run.trace");
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!((trace.outcome, kinds), (Outcome::Ok, vec![RunEventKind::Silent, RunEventKind::Replanned]));
     let replanned = &trace.run_events[1];
@@ -177,17 +184,14 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
 #[test]
 fn failed_run_keeps_its_tokens() {
     let folder = Folder::new();
-    let mut worker = Worker::start(&model("q4_k"));
-    let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
-    let mut head = Head::start(&plan, 400, &["--trace", &folder.path_of("run.trace"), "--give-up"]);
-    head.wait_for_tokens(20);
-    worker.kill();
-    let observed = head.finish();
+    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
+    let (observed, trace) = run_with_loss(&folder, 400, &["--give-up"], second);
+    assert_eq!(observed.exit_code, Some(3), "{}", observed.text);
     let progress = format!("after token {} of 400", observed.tokens.len());
-    for part in ["lost the connection to `d1`", "does not plan again", &progress] {
+    for part in ["lost the connection to `d2`", "does not plan again", &progress] {
         assert!(observed.text.contains(part), "no `{part}`: {}", observed.text);
     }
-    let trace = folder.read_trace("run.trace");
     assert_eq!(trace.outcome, Outcome::Killed);
     assert!(trace.passes.len() >= 20);
     assert!(trace.run_events.iter().any(|it| it.kind == RunEventKind::NotReplanned));
@@ -195,8 +199,7 @@ fn failed_run_keeps_its_tokens() {
 
 #[test]
 fn suspended_head_loses_no_worker() {
-    let folder = Folder::new();
-    let worker = Worker::start(&model("q4_k"));
+    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
     let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
     head.wait_for_tokens(10);
@@ -225,35 +228,22 @@ fn worker_without_the_model_fetches_its_layers() {
 }
 
 #[test]
-fn invalid_recovery_scenario_is_refused() {
-    let folder = Folder::new();
-    let plan = folder.write_plan(&[8], &[], 512);
-    let flags = ["--prompt", "And", "--scenario", &plan];
-    assert_refused(&execute(&plan, &model("q4_k"), &flags), &["this is not a scenario/1 document"]);
-}
-
-#[test]
 fn scenario_planner_replans_during_a_run() {
     let folder = Folder::new();
-    let (first, mut second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
     folder.write_plan(&[5, 1, 2], &[&first.address, &second.address], 512);
     let text = folder.read("plan.yaml").replace("kv_cache: f32", "kv_cache: f16");
-    let plan = folder.write("plan.yaml", &text);
+    folder.write("plan.yaml", &text);
     // The strategy `even` assigns the same number of layers to each device.
     let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, profile: d4}}")).join("\n");
     let even = scenario(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
     let even = folder.write("scenario.yaml", even);
-    let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace"), "--scenario", &even]);
-    head.wait_for_tokens(20);
-    second.kill();
-    let observed = head.finish();
+    let (observed, trace) = run_with_loss(&folder, 60, &["--scenario", &even], second);
     assert_eq!(observed.tokens.len(), 60, "{}", observed.text);
-    let trace = folder.read_trace("run.trace");
     assert_eq!(trace.outcome, Outcome::Ok);
-    let replanned =
-        trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
     // The default, distribution in proportion, would have assigned most layers to the head.
-    assert!(replanned.what.starts_with("d0 4, d1 4; "), "{}", replanned.what);
+    let what = &replanned_event(&trace).what;
+    assert!(what.starts_with("d0 4, d1 4; "), "{what}");
     assert!(folder.read("run.plan-1.yaml").contains("strategy: even"));
     let alone: Vec<&str> = text.lines().filter(|line| !line.contains("worker")).collect();
     let alone = folder.write("alone.yaml", alone.join("\n").replace("window: 5", "window: 8"));

@@ -2,6 +2,7 @@
 //!
 //! The head runs in this process, so that it can handle several requests; workers are separate processes.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -9,22 +10,20 @@ use std::time::{Duration, Instant};
 
 use hearth_profiles::Document;
 use hearth_ring::{
-    EncryptedTransport, GenerationRequest, Key, Listener, LocalModel, Ring, RingError, RingOptions,
-    TcpTransport, Transport,
+    GenerationRequest, Listener, LocalModel, Ring, RingError, RingOptions, TcpTransport, Transport,
 };
 use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
-use hearth_schema::Plan;
-use hearth_schema::Trace;
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Kind;
+use hearth_schema::{Plan, Trace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
 use crate::folder::Folder;
 use crate::namespace::{End, Namespace};
-use crate::processes::{Observation, PROMPT, Worker, model, plan, signal};
+use crate::processes::{Observation, PROMPT, Worker, encrypted, model, plan, signal};
 use crate::proxy::Proxy;
-use crate::recovery::undisturbed_tokens;
+use crate::recovery::{replanned_event, undisturbed_tokens};
 
 /// A head that handles several requests.
 struct Session<T: Transport> {
@@ -75,22 +74,19 @@ impl<T: Transport> Session<T> {
         let times = times.lock().expect("no panic");
         let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause));
         let mut observed = Observation { max_gap: gaps.max().unwrap_or_default(), ..Observation::default() };
+        observed.timed_out = ended.is_err();
         let generated = match ended {
             Ok(Ok(generated)) => Some(generated),
             Ok(Err(unfinished)) => {
                 observed.text = unfinished.error.to_string();
                 unfinished.partial_result.map(|generated| *generated)
             }
-            Err(_) => {
-                observed.timed_out = true;
-                None
-            }
+            Err(_) => None,
         };
         observed.tokens = generated.as_ref().map_or(vec![], |generated| generated.tokens().to_vec());
         (observed, generated.map(|generated| generated.trace))
     }
 
-    /// Generates `count` tokens without pauses.
     fn short_request(&mut self, count: usize) -> (Observation, Option<Trace>) {
         self.request(count, Duration::ZERO, |_| {})
     }
@@ -102,14 +98,12 @@ impl<T: Transport> Session<T> {
 
 /// Returns the names of the devices that computed layers.
 fn members(trace: &Trace) -> Vec<String> {
-    let computes = |index: usize| {
-        trace.records.iter().any(|it| it.kind == Kind::Compute && usize::from(it.device) == index)
-    };
-    let named = trace.header.devices.iter().enumerate();
-    named.filter(|(index, _)| computes(*index)).map(|(_, device)| device.name.clone()).collect()
+    let computing: BTreeSet<u16> =
+        trace.records.iter().filter(|it| it.kind == Kind::Compute).map(|it| it.device).collect();
+    let name = |&device: &u16| trace.header.devices[usize::from(device)].name.clone();
+    computing.iter().map(name).collect()
 }
 
-/// Returns the names of the devices that were lost during a request.
 fn lost_devices(trace: &Trace) -> Vec<&str> {
     let silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
     silent.filter_map(|it| it.device.as_deref()).collect()
@@ -142,8 +136,7 @@ pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[
     (observed, lost_once && rejoined && again.tokens == expected[..8])
 }
 
-/// Makes a request during which `fail` is called, and another one after `restore`. Checks that `d2` is lost during
-/// the first request and is in the ring of the second.
+/// Checks that the ring loses `d2` when `fail` is called during a request, and includes it again after `restore`.
 fn check_rejoining<T: Transport>(
     session: &mut Session<T>,
     fail: impl FnOnce() + Send + 'static,
@@ -163,9 +156,8 @@ fn check_rejoining<T: Transport>(
     assert_eq!(during.tokens, expected, "{}", during.text);
     let trace = trace.expect("a trace");
     assert_eq!(lost_devices(&trace), ["d2"]);
-    let without =
-        trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
-    assert!(without.what.starts_with("d0 ") && !without.what.contains("d2"), "{}", without.what);
+    let what = &replanned_event(&trace).what;
+    assert!(what.starts_with("d0 ") && !what.contains("d2"), "{what}");
     restore();
     let (after, trace) = session.short_request(8);
     assert_eq!(after.tokens, expected[..8], "{}", after.text);
@@ -206,17 +198,13 @@ fn reconnected_worker_rejoins_at_the_next_request() {
         return;
     };
     let (folder, q4_k) = (Folder::new(), model("q4_k"));
-    let key = folder.write_key("ring.key", "a phrase for tests of links");
+    let key = folder.write_ring_key();
     let flags = ["--model", &q4_k, "--key", &key];
     let near =
         Worker::with_flags(&[&flags[..], &["--listen", &format!("{}:0", namespace.host_address)]].concat());
     let far = Worker::in_namespace(&namespace, &flags);
     let plan = parsed_plan("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
-    let transport = EncryptedTransport::new(
-        TcpTransport,
-        Key::from_file_or_env(Some(Path::new(&key))).expect("a key").expect("ours"),
-    );
-    let mut session = Session::connect(&transport, "q4_k", plan).expect("a ring");
+    let mut session = Session::connect(&encrypted(&key), "q4_k", plan).expect("a ring");
     let namespace = Arc::new(namespace);
     let link = namespace.clone();
     check_rejoining(
@@ -231,10 +219,9 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     session.close();
 }
 
-/// A transport whose listeners are behind a proxy.
 #[derive(Clone, Default)]
 struct ProxiedTransport {
-    /// Bytes after which the proxy closes all connections.
+    /// Number of bytes after which the proxy closes all connections.
     limit: u64,
     proxy: Arc<Mutex<Option<Proxy>>>,
 }
@@ -273,7 +260,7 @@ impl Listener for ProxiedListener {
     }
 }
 
-/// Size of a chunk in bytes.
+/// Size in bytes of a chunk, the unit in which workers fetch a model.
 const CHUNK: usize = 1 << 20;
 /// Size of the hash of a chunk in a manifest, in bytes.
 const HASH: usize = 32;

@@ -11,9 +11,8 @@ use crate::processes::{assert_refused, succeed};
 /// which is too slow to compute a layer, can connect to both.
 fn scenario_with_relay() -> String {
     let devices = [("desktop", "d3"), ("phone", "d4"), ("laptop", "d2")];
-    let devices =
-        devices.map(|(name, profile)| format!("  - {{name: {name}, profile: {profile}}}")).join("\n");
-    let text = scenario(&devices).replace("llama-8b", "llama-30b");
+    let device = |(name, profile)| format!("  - {{name: {name}, profile: {profile}}}");
+    let text = scenario(&devices.map(device).join("\n")).replace("llama-8b", "llama-30b");
     text + "  between:\n    - {devices: [desktop, laptop], unreachable: forward}\nplanner: {strategy: exact}\n"
 }
 

@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A text file of the repository.
 pub struct TextFile {
     /// The path relative to the root, with forward slashes.
     pub path: String,
@@ -15,7 +14,6 @@ pub struct TextFile {
 }
 
 impl TextFile {
-    /// Returns the file name extension, or an empty text.
     pub fn extension(&self) -> &str {
         Path::new(&self.path).extension().and_then(|extension| extension.to_str()).unwrap_or_default()
     }
@@ -29,18 +27,13 @@ impl TextFile {
     }
 }
 
-/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Returns all text files, sorted by path. Files that are not UTF-8 are left out.
 pub fn text_files() -> Vec<TextFile> {
-    let mut paths = tracked().unwrap_or_else(|| {
-        let mut found = Vec::new();
-        walk(&root(), "", &mut found);
-        found
-    });
+    let mut paths = tracked().unwrap_or_else(|| files_below(&root(), ""));
     paths.sort();
     let read = |path: String| {
         let text = String::from_utf8(fs::read(root().join(&path)).ok()?).ok()?;
@@ -51,7 +44,6 @@ pub fn text_files() -> Vec<TextFile> {
     files
 }
 
-/// Returns all Rust files.
 pub fn rust_files() -> Vec<TextFile> {
     text_files().into_iter().filter(|file| file.extension() == "rs").collect()
 }
@@ -67,19 +59,18 @@ fn tracked() -> Option<Vec<String>> {
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
-/// Adds the paths of all files in a folder and its subfolders, each with a prefix.
-fn walk(folder: &Path, prefix: &str, found: &mut Vec<String>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
+/// Returns the paths of all files in a folder and its subfolders, each with a prefix.
+fn files_below(folder: &Path, prefix: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = format!("{prefix}{name}");
-        if entry.path().is_dir() {
-            let skipped = name.starts_with('.') && name != ".ci";
-            if !skipped && !matches!(name.as_str(), "target" | "out") {
-                walk(&entry.path(), &format!("{path}/"), found);
-            }
-        } else {
+        let is_hidden = name.starts_with('.') && name != ".ci";
+        if !entry.path().is_dir() {
             found.push(path);
+        } else if !is_hidden && !matches!(name.as_str(), "target" | "out") {
+            found.extend(files_below(&entry.path(), &format!("{path}/")));
         }
     }
+    found
 }

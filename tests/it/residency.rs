@@ -1,57 +1,39 @@
 //! Tests that a device with managed residency reads only what it does not keep, and yields memory to other programs.
 //!
 //! A synthetic model of 64 MiB runs within the limits of a control group, with memory for about three quarters of the
-//! weights that a token uses. The tests check tokens and bytes read, not times, so they do not depend on the load of
-//! the machine.
+//! weights that a token uses. The tests check tokens and bytes read, which do not depend on the load of the machine.
 
 use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_lab::limited::MEMORY_HOG_FLAG;
 use hearth_lab::{CommandUsage, DeviceLimits, LimitedCommand, MemoryHog};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Outcome;
+use hearth_schema::trace::{Counter, Kind, Outcome, Reading};
 
-use crate::folder::{Folder, scenario};
+use crate::folder::{Folder, fast_scenario};
 use crate::lab::memory_groups;
 use crate::processes::{execute, list, outputs, parse, succeed};
 
 /// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
 const MEMORY: Bytes = Bytes::mib(54);
-/// Memory of the hog: half of the limit.
 const HOG_MEMORY: Bytes = Bytes::mib(27);
 /// Read rate of the disk, at which the streamed weights of a token take about 50 ms.
 const DISK: BytesPerSecond = BytesPerSecond(300e6);
-/// Number of tokens, so that the run continues for some seconds after the hog has exited.
+/// Number of generated tokens, enough that the run continues for some seconds after [`MemoryHog`] has exited.
 const TOKENS: &str = "100";
-/// Number of tokens until the kept set has its full size again; it grows in four steps.
+/// Number of tokens after [`MemoryHog`] exits until the kept set has grown back to its full size, in four steps.
 const SETTLING: usize = 12;
 
 /// Serialises limited runs, because their control groups are named after the process.
 static LIMITED_RUN: Mutex<()> = Mutex::new(());
 
-/// The program of the hog: the test binary is started with only this test and the arguments of a hog.
-#[test]
-fn memory_hog() {
-    let arguments: Vec<String> = std::env::args().collect();
-    if let Some(at) = arguments.iter().position(|word| word == MEMORY_HOG_FLAG) {
-        assert!(MemoryHog::run_if_requested(&arguments[at..]));
-    }
+fn hog(memory: Bytes, [delay, duration]: [Duration; 2]) -> MemoryHog {
+    MemoryHog { program: env!("CARGO_BIN_EXE_hearth").into(), memory, delay, duration }
 }
 
-/// Writes a script that starts [`memory_hog`] with the arguments that the lab passes, and returns its path.
-fn hog_program(folder: &Folder) -> String {
-    let own = std::env::current_exe().expect("a path").display().to_string();
-    let line = format!("exec '{own}' --exact residency::memory_hog -- \"$@\" > /dev/null");
-    folder.write_script("hog.sh", &line)
-}
-
-/// Writes a synthetic model and returns its path.
 fn synthesize(folder: &Folder) -> String {
     let model = folder.path_of("model.gguf");
     succeed(&["synth", "--preset", "120m", "--quant", "q4_k_m", "--output", &model]);
@@ -59,15 +41,11 @@ fn synthesize(folder: &Folder) -> String {
 }
 
 fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
-    let text = scenario(devices).replace("profile: llama-8b", "file: model.gguf");
-    let text = text
-        .replace("context: 512", "context: 256")
-        .replace("prompt: 16, generate: 4", "prompt: 4, generate: 8");
-    let fast = text.replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
-    folder.write("scenario.yaml", fast + more)
+    let text = fast_scenario(devices, 256, "prompt: 4, generate: 8");
+    folder.write("scenario.yaml", text.replace("profile: llama-8b", "file: model.gguf") + more)
 }
 
-/// Writes a plan of one managed device and returns the arguments that execute it.
+/// Writes a plan of one device with managed residency and returns the arguments that execute it.
 fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let scenario = write_scenario(folder, "  - {name: a, profile: d3}", "");
     let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.path_of(name));
@@ -76,11 +54,10 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     execute(&plan, &model, &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace])
 }
 
-/// Runs a command within limits, together with a hog.
 fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
     let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
-    let command =
-        LimitedCommand { limits, files: vec![folder.path().join("model.gguf")], hog: Some(hog), deadline };
+    let files = vec![folder.path().join("model.gguf")];
+    let command = LimitedCommand { limits, files, hog: Some(hog), deadline };
     command.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
 }
 
@@ -90,22 +67,21 @@ fn read_trace(folder: &Folder, name: &str) -> Trace {
     trace
 }
 
-/// Returns the readings of a counter of a device.
-fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
-    let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
-    own.map(|reading| reading.value).collect()
+fn readings(trace: &Trace, device: u16, counter: Counter) -> impl DoubleEndedIterator<Item = &Reading> {
+    trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter))
 }
 
 /// Returns the last reading of a counter of a device after each pass.
 fn after_each_pass(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
-    let of = |counter| trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter));
-    let last = |pass| of(counter).rfind(|reading| reading.pass <= pass).map_or(0, |reading| reading.value);
-    of(Counter::BytesRead).map(|reading| last(reading.pass)).collect()
+    let last = |pass| readings(trace, device, counter).rfind(|reading| reading.pass <= pass);
+    let passes = readings(trace, device, Counter::BytesRead).map(|reading| reading.pass);
+    passes.map(|pass| last(pass).map_or(0, |reading| reading.value)).collect()
 }
 
 /// Returns the bytes that a device read during each pass after the first.
 fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
-    readings(trace, device, Counter::BytesRead).windows(2).map(|pair| pair[1] - pair[0]).collect()
+    let totals: Vec<u64> = readings(trace, device, Counter::BytesRead).map(|reading| reading.value).collect();
+    totals.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
 /// Returns the bytes of the weights that a device uses for a token.
@@ -122,19 +98,12 @@ fn median(numbers: &[u64]) -> u64 {
 
 #[test]
 fn managed_device_yields_memory_and_recovers() {
-    if memory_groups("managed_device_yields_memory_and_recovers").is_none() {
-        return;
-    }
+    let Some(_) = memory_groups("managed_device_yields_memory_and_recovers") else { return };
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, TOKENS);
     let unlimited = succeed(&arguments);
-    let hog = MemoryHog {
-        program: hog_program(&folder).into(),
-        memory: HOG_MEMORY,
-        delay: Duration::from_secs(2),
-        duration: Duration::from_secs(3),
-    };
+    let hog = hog(HOG_MEMORY, [2, 3].map(Duration::from_secs));
     let guard = LIMITED_RUN.lock().unwrap_or_else(PoisonError::into_inner);
     let usage = run_limited(&folder, hog, Duration::from_mins(5), &arguments);
     drop(guard);
@@ -167,9 +136,7 @@ fn killed_managed_run_leaves_nothing_behind() {
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, "200");
-    let program = hog_program(&folder).into();
-    let hog =
-        MemoryHog { program, memory: Bytes::mib(8), delay: Duration::ZERO, duration: Duration::from_mins(5) };
+    let hog = hog(Bytes::mib(8), [Duration::ZERO, Duration::from_mins(5)]);
     let before = folder.names().len();
     let own = format!("hearth-lab-{}-", std::process::id());
     let left = |folder: &Path| {
@@ -187,9 +154,7 @@ fn killed_managed_run_leaves_nothing_behind() {
 
 #[test]
 fn lab_runs_managed_devices() {
-    if memory_groups("lab_runs_managed_devices").is_none() {
-        return;
-    }
+    let Some(_) = memory_groups("lab_runs_managed_devices") else { return };
     let folder = Folder::on_disk();
     let model = synthesize(&folder);
     let limits = "profile: measured, limits: {memory: 28 MiB, disk_read: 200 MB/s, threads: 1}";
@@ -216,10 +181,10 @@ fn lab_runs_managed_devices() {
             assert!(ahead > 0, "{name}: device {device} reads ahead");
             assert!(read < share * 3 / 4, "{name}: device {device}: {read} of {share}");
             streamed += read;
-            let resident = readings(&trace, device, Counter::Resident);
-            assert!(resident.iter().all(|&bytes| bytes > 0 && bytes <= share), "{name}: {resident:?}");
-            let refaults = readings(&trace, device, Counter::Refaults);
-            assert_eq!(refaults.is_empty(), name == "predicted.trace", "only the kernel counts refaults");
+            let mut resident = readings(&trace, device, Counter::Resident).map(|reading| reading.value);
+            assert!(resident.all(|bytes| bytes > 0 && bytes <= share), "{name}: device {device}");
+            let refaults = readings(&trace, device, Counter::Refaults).count();
+            assert_eq!(refaults == 0, name == "predicted.trace", "only the kernel counts refaults");
         }
         assert!(streamed > 0, "{name}: the larger shares do not fit");
     }

@@ -32,9 +32,8 @@ fn ring_needs_the_same_key() {
 
 #[test]
 fn worker_without_the_key_is_refused() {
-    let folder = Folder::new();
+    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
     let key = folder.write_key("ring.key", KEY);
-    let worker = Worker::start(&model("q4_k"));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 64);
     let start = Instant::now();
     let command = execute(&plan, &model("q4_k"), &[&TWO_TOKENS[..], &["--key", &key]].concat());

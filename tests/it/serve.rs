@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use crate::chat::write_with_template;
 use crate::folder::Folder;
-use crate::processes::{Process, Worker, assert_refused, becomes_true, hearth, json, list, model, parse};
+use crate::processes::{
+    Process, Worker, assert_refused, becomes_true, hearth, json, list, model, number, parse, plan_for,
+};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -31,7 +33,7 @@ impl Server {
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
         let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
         let windows = [&[8][..], &[4, 4], &[3, 3, 2]][workers.len()];
-        let plan = folder.write("plan.yaml", crate::chat::plan_for(&chat_model, windows, &addresses, 512));
+        let plan = folder.write("plan.yaml", plan_for(&chat_model, windows, &addresses, 512));
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
         let (process, line) = Process::until_ready(hearth(&["serve", &plan]).args(flags).args(more));
         let (_, rest) = line.split_once("http://").expect("an address");
@@ -39,7 +41,6 @@ impl Server {
         Server { _process: process, address, workers, _folder: folder }
     }
 
-    /// Sends a request and returns the connection.
     fn open(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
@@ -48,14 +49,12 @@ impl Server {
         stream
     }
 
-    /// Sends a request and returns the whole response.
     fn send(&self, request: &str) -> String {
         let mut response = String::new();
         let _ = self.open(request).read_to_string(&mut response);
         response
     }
 
-    /// Sends a request and returns the status and the body of the response.
     fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
         let response = self.send(&with_headers(method, path, headers, body));
         let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
@@ -88,6 +87,18 @@ impl Server {
         response["choices"][0]["text"].as_str().expect("a text").to_owned()
     }
 
+    /// Makes eight concurrent requests, calls `meanwhile`, and checks the text of each request.
+    fn check_concurrent(&self, tokens: u32, expected: &[String], meanwhile: impl FnOnce()) {
+        std::thread::scope(|scope| {
+            let request = |it: usize| scope.spawn(move || self.text(PROMPTS[it % 4], tokens));
+            let threads: Vec<_> = (0..8).map(request).collect();
+            meanwhile();
+            for (it, text) in threads.into_iter().enumerate() {
+                assert_eq!(text.join().expect("no panic"), expected[it % 4], "request {it}");
+            }
+        });
+    }
+
     /// Returns the value of a metric without labels.
     fn metric(&self, name: &str) -> u64 {
         let text = self.get("/metrics").1;
@@ -96,7 +107,6 @@ impl Server {
     }
 }
 
-/// Returns the text of an HTTP request.
 fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
     let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
     let length = body.len();
@@ -105,7 +115,6 @@ fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
     )
 }
 
-/// Returns the body of a greedy completion request.
 fn greedy(prompt: &str, tokens: u32) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0})
 }
@@ -125,14 +134,7 @@ fn concurrent_requests_get_the_text_of_a_single_one() {
     let server = Server::start(2, &["--sequences", "3"]);
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, 24)).collect();
     // Eight concurrent requests share three slots.
-    std::thread::scope(|scope| {
-        let server = &server;
-        let threads: Vec<_> =
-            (0..8).map(|it| scope.spawn(move || server.text(PROMPTS[it % 4], 24))).collect();
-        for (it, text) in threads.into_iter().enumerate() {
-            assert_eq!(text.join().expect("no panic"), expected[it % 4]);
-        }
-    });
+    server.check_concurrent(24, &expected, || {});
     // A streamed response has the same text; its last event has the usage.
     let mut body = greedy(PROMPTS[0], 24);
     body["stream_options"] = json!({"include_usage": true});
@@ -171,14 +173,12 @@ fn shared_prefix_is_reused_from_the_cache() {
     };
     let first = chat(&json!([{"role": "user", "content": "Who art thou?"}]));
     let content = first["choices"][0]["message"]["content"].clone();
-    let cached = |response: &Value| {
-        response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
-    };
-    assert_eq!((cached(&first), &first["choices"][0]["message"]["role"]), (0, &json!("assistant")));
+    let cached = |response: &Value| number(&response["usage"]["prompt_tokens_details"]["cached_tokens"]);
+    assert_eq!((cached(&first), &first["choices"][0]["message"]["role"]), (0.0, &json!("assistant")));
     let turns = json!([{"role": "user", "content": "Who art thou?"}, {"role": "answer", "content": content},
         {"role": "user", "content": "And whence?"}]);
     let second = chat(&turns);
-    assert!(cached(&second) >= first["usage"]["prompt_tokens"].as_u64().expect("a number"), "{second}");
+    assert!(cached(&second) >= number(&first["usage"]["prompt_tokens"]), "{second}");
     // The text is the same as without the cache.
     let fresh = Server::start(0, &[]);
     let body = json!({"messages": turns, "max_tokens": 12, "temperature": 0});
@@ -186,9 +186,8 @@ fn shared_prefix_is_reused_from_the_cache() {
     // A streamed chat begins with the role.
     let events = server.stream("/v1/chat/completions", body);
     assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    let text: String =
-        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(text, second["choices"][0]["message"]["content"].as_str().expect("a text"));
+    let text = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(text.collect::<String>(), second["choices"][0]["message"]["content"]);
 }
 
 #[test]
@@ -213,15 +212,9 @@ fn requests_survive_a_killed_worker() {
     let mut server = Server::start(2, &["--sequences", "4"]);
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, 60)).collect();
     let mut worker = server.workers.pop().expect("two");
-    std::thread::scope(|scope| {
-        let server = &server;
-        let threads: Vec<_> =
-            (0..8).map(|it| scope.spawn(move || server.text(PROMPTS[it % 4], 60))).collect();
+    server.check_concurrent(60, &expected, || {
         std::thread::sleep(Duration::from_millis(150));
         worker.kill();
-        for (it, text) in threads.into_iter().enumerate() {
-            assert_eq!(text.join().expect("no panic"), expected[it % 4], "request {it}");
-        }
     });
     assert_eq!(server.metric("ring_up"), 1);
     // The remaining devices have all layers.
@@ -255,10 +248,8 @@ fn token_and_host_header_are_checked() {
             assert!(status == 401 && body.contains("invalid_api_key"), "{path}: {body}");
         }
     }
-    assert_eq!(
-        server.request("GET", "/v1/models", "Authorization: Bearer 0123456789abcdef0123\r\n", "").0,
-        200
-    );
+    let right = "Authorization: Bearer 0123456789abcdef0123\r\n";
+    assert_eq!(server.request("GET", "/v1/models", right, "").0, 200);
     assert_eq!((server.get("/health").0, server.get("/").0), (200, 200));
     // DNS rebinding: another site uses a host name that resolves to the address of this server.
     let open = Server::start(0, &[]);

@@ -1,7 +1,7 @@
 //! Tests of errors and notes about phones: unsupported strategies, and runs without `--warm`.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, error, scenario_path, succeed};
+use crate::processes::{error, scenario_path, succeed};
 
 #[test]
 fn unsupported_soc_options_are_refused() {
@@ -27,12 +27,6 @@ fn unsupported_soc_options_are_refused() {
         assert!(text.contains(what), "{profile} {soc}: {text}");
         assert!(text.contains("hint:") || text.contains("where:"), "{text}");
     }
-}
-
-#[test]
-fn soc_strategy_is_not_a_planner_strategy() {
-    let arguments = ["simulate", &scenario_path("soc/llama-8b-256-tensor"), "--strategy", "hetero-tensor"];
-    assert_refused(&arguments, &["soc: {strategy: hetero-tensor}"]);
 }
 
 #[test]

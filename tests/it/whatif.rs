@@ -3,22 +3,22 @@
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, scenario_path, succeed};
+use crate::processes::{assert_refused, json, list, mean_tpot, number, scenario_path, succeed};
 
 #[test]
 fn variants_are_ranked_by_saved_time() {
     let home = scenario_path("home/llama-70b-on-wifi");
     let all = json(&["whatif", &home, "--tokens", "3"]);
-    let base = all["base"]["tpot_ms"].as_f64().expect("a time");
+    let base = number(&all["base"]["tpot_ms"]);
     let simulated = json(&["simulate", &home, "--tokens", "3"]);
-    assert_eq!(simulated["tpot_ms"]["mean"].as_f64(), Some(base));
+    assert_eq!(mean_tpot(&simulated), base);
     let variants = list(&all["variants"]);
     let count = |kind: &str| variants.iter().filter(|it| it["kind"] == kind).count();
     assert_eq!(["without", "memory", "disk", "wired", "quant"].map(count), [4, 4, 4, 1, 4]);
     let saved: Vec<f64> = variants.iter().filter_map(|it| it["saved_ms"].as_f64()).collect();
     assert!(saved.windows(2).all(|pair| pair[0] >= pair[1]), "{saved:?}");
     for variant in variants.iter().filter(|it| it["outcome"] == "ok") {
-        let (time, saved) = (variant["tpot_ms"].as_f64().unwrap(), variant["saved_ms"].as_f64().unwrap());
+        let (time, saved) = (number(&variant["tpot_ms"]), number(&variant["saved_ms"]));
         assert!((base - time - saved).abs() < 1e-9, "{variant}");
     }
     // The desktop has most of the layers, so its removal is the worst variant.
@@ -40,8 +40,8 @@ fn refused_variants_have_a_reason() {
     let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-wifi"));
     let text = std::fs::read_to_string(&home).expect("the scenario");
     // The manual windows are for four devices.
-    let path = folder
-        .write("manual.yaml", format!("{text}planner: {{strategy: manual, windows: [40, 20, 16, 4]}}\n"));
+    let planner = "planner: {strategy: manual, windows: [40, 20, 16, 4]}\n";
+    let path = folder.write("manual.yaml", text + planner);
     let all = json(&["whatif", &path, "--tokens", "2"]);
     let without: Vec<&Value> = list(&all["variants"]).iter().filter(|it| it["kind"] == "without").collect();
     assert_eq!(without.len(), 4);

@@ -10,7 +10,7 @@ use hearth_schema::scenario::PlannerOptions;
 
 use crate::planning::{self, REFINE};
 use crate::score::{PlanScore, score};
-use crate::{Budget, LoadedScenario};
+use crate::{Budget, Error, LoadedScenario};
 
 /// The plan of one strategy and its score.
 #[derive(Debug)]
@@ -26,16 +26,17 @@ pub struct StrategyResult {
 
 /// Plans with every strategy and simulates each plan.
 pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: Budget) -> Vec<StrategyResult> {
-    let options = &loaded.scenario.planner;
-    let mut results = Vec::new();
-    for strategy in STRATEGY_NAMES.into_iter().chain([REFINE]) {
-        if strategy == "exhaustive" || strategy == "manual" && options.windows.is_none() {
-            continue;
-        }
-        budget.progress.report(&format!("planning with `{strategy}`"), 0, 0);
-        results.push(result(strategy, loaded, cluster, budget));
+    let has_windows = loaded.scenario.planner.windows.is_some();
+    let strategies = STRATEGY_NAMES.into_iter().chain([REFINE]);
+    let mut results: Vec<StrategyResult> = strategies
+        .filter(|&strategy| strategy != "exhaustive" && (strategy != "manual" || has_windows))
+        .map(|strategy| result(strategy, loaded, cluster, budget))
+        .collect();
+    let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);
+    let best = results.iter().filter_map(time).min_by(f64::total_cmp);
+    for result in &mut results {
+        result.is_best = best.is_some() && time(result) == best;
     }
-    mark_best(&mut results);
     results
 }
 
@@ -45,27 +46,10 @@ fn result(
     cluster: &Cluster,
     budget: Budget,
 ) -> StrategyResult {
+    budget.progress.report(&format!("planning with `{strategy}`"), 0, 0);
     let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
-    let mut result =
-        StrategyResult { strategy, plan: None, score: None, is_best: false, refusal_reason: None };
-    match planning::make(loaded, cluster, &options, budget) {
-        Ok(plan) => {
-            match score(&plan, cluster, &loaded.scenario) {
-                Ok(score) => result.score = Some(score),
-                Err(error) => result.refusal_reason = Some(error.what()),
-            }
-            result.plan = Some(plan);
-        }
-        Err(error) => result.refusal_reason = Some(error.what()),
-    }
-    result
-}
-
-/// Sets `best` of the fastest results.
-fn mark_best(results: &mut [StrategyResult]) {
-    let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);
-    let best = results.iter().filter_map(time).min_by(f64::total_cmp);
-    for result in results {
-        result.is_best = best.is_some() && time(result) == best;
-    }
+    let plan = planning::make(loaded, cluster, &options, budget);
+    let scored = plan.as_ref().map_err(Error::clone).and_then(|plan| score(plan, cluster, &loaded.scenario));
+    let refusal_reason = scored.as_ref().err().map(Error::what);
+    StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, refusal_reason }
 }

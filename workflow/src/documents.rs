@@ -7,8 +7,8 @@ use std::fs;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
-use hearth_profiles::{Document, DocumentError};
 use hearth_schema::{Plan, Trace};
 
 use crate::Error;
@@ -18,7 +18,7 @@ use crate::files::{canonical_path, check_outputs, read_at_most, write, write_wit
 /// source: computed, about a kilobyte for each row, rounded up
 const MAX_TABLE_BYTES: u64 = 128 << 20;
 
-/// Maximum number of plan files that a run writes after the first plan; none of them must be an input.
+/// Maximum number of plan files that a run writes after the first plan; none of these files may be an input.
 /// source: assumed, more than the number of devices in a home
 const MAX_LATER_PLANS: usize = 64;
 
@@ -44,15 +44,6 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     read(path)
 }
 
-/// Reads a plan that may have invalid values. Invalid values are the inner error, because `lint` reports them as a
-/// finding. The outer error means that the file is not a plan.
-pub fn read_unchecked_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Error> {
-    match Plan::from_yaml(&read_text(path)?) {
-        Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),
-        read => read.map(Ok).map_err(|error| Error::document(path, &error)),
-    }
-}
-
 /// Checks that the trace of a run and the plans that are written with it would not overwrite an input.
 pub fn check_run_outputs<'p>(
     trace: Option<&'p PathBuf>,
@@ -63,12 +54,12 @@ pub fn check_run_outputs<'p>(
     check_outputs([trace], inputs.iter().copied())?;
     let later: Vec<PathBuf> =
         (1..=MAX_LATER_PLANS).map(|number| canonical_path(&later_plan(trace, number))).collect();
-    match inputs.into_iter().find(|input| later.contains(&canonical_path(input))) {
-        Some(input) => Err(Error::invalid("a plan made during the run would overwrite this file")
-            .at(input.display())
-            .hint("give the trace another name: this plan belongs to a run whose trace has the same name")),
-        None => Ok(()),
-    }
+    let Some(input) = inputs.into_iter().find(|input| later.contains(&canonical_path(input))) else {
+        return Ok(());
+    };
+    Err(Error::invalid("a plan made during the run would overwrite this file")
+        .at(input.display())
+        .hint("give the trace another name: this plan belongs to a run whose trace has the same name"))
 }
 
 /// Writes the trace of a run, and into the same folder the plans after the first.
@@ -86,11 +77,8 @@ pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error
 /// Returns the path of a later plan of a run: plan 1 after the first one is `run.plan-1.yaml` for the trace
 /// `run.trace`.
 fn later_plan(trace: &Path, number: usize) -> PathBuf {
-    let stem = if trace.extension().is_some_and(|kind| kind == "trace") {
-        trace.with_extension("")
-    } else {
-        trace.into()
-    };
+    let is_named_trace = trace.extension().is_some_and(|kind| kind == "trace");
+    let stem = if is_named_trace { trace.with_extension("") } else { trace.into() };
     let mut path = stem.into_os_string();
     path.push(format!(".plan-{number}.yaml"));
     path.into()

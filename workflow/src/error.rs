@@ -14,19 +14,19 @@ pub enum ErrorKind {
     Failed,
 }
 
-/// An error with its place and a hint as separate fields.
+/// An error with its location and a hint as separate fields.
 #[derive(Debug, Clone)]
 pub struct Error {
     kind: ErrorKind,
     what: String,
-    place: Option<String>,
+    location: Option<String>,
     hint: Option<String>,
 }
 
 impl Error {
     /// Creates the error of a failed operation.
     pub fn failed(what: impl fmt::Display) -> Self {
-        Self { kind: ErrorKind::Failed, what: what.to_string(), place: None, hint: None }
+        Self { kind: ErrorKind::Failed, what: what.to_string(), location: None, hint: None }
     }
 
     /// Creates the error for an invalid input.
@@ -51,10 +51,10 @@ impl Error {
         Self::invalid(format!("cannot {action} the file: {error}")).at(path.display()).hint(hint)
     }
 
-    /// Sets the place of the error: a file, a line, or a flag.
+    /// Sets the location of the error: a file, a line, or a flag.
     #[must_use]
-    pub fn at(mut self, place: impl fmt::Display) -> Self {
-        self.place = Some(place.to_string());
+    pub fn at(mut self, location: impl fmt::Display) -> Self {
+        self.location = Some(location.to_string());
         self
     }
 
@@ -79,8 +79,8 @@ impl Error {
         &self.what
     }
 
-    pub fn place(&self) -> Option<&str> {
-        self.place.as_deref()
+    pub fn location(&self) -> Option<&str> {
+        self.location.as_deref()
     }
 
     /// Returns the hint, which says how to fix the error.

@@ -4,7 +4,6 @@
 //! simulate`: with the same planner or a given plan, the limits and events of the scenario, and the same simulator.
 //! An error is an outcome, and the results before it are kept: a run that ends out of memory has a plan.
 
-use hearth_core::metrics::Metrics;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
@@ -64,28 +63,14 @@ impl Evaluation {
             windows: Some(windows(&plan)),
             ..Self::default()
         };
-        match run_scenario(loaded, cluster, &plan) {
-            Ok(run) => planned.with_metrics(&metrics::compute(&run.trace)),
+        let metrics = match run_scenario(loaded, cluster, &plan) {
+            Ok(run) => metrics::compute(&run.trace),
             Err(error) => {
                 let word = if error.kind() == ErrorKind::Invalid { "refused" } else { "failed" };
-                planned.ended(&format!("{word}: {}", error.what()))
+                return planned.ended(&format!("{word}: {}", error.what()));
             }
-        }
-    }
-
-    /// Returns the result for an input that is refused before planning.
-    pub fn refused(why: &str) -> Self {
-        Self::default().ended(&format!("refused: {why}"))
-    }
-
-    /// Sets the outcome, on one line because it is a cell of a table.
-    fn ended(self, outcome: &str) -> Self {
-        Self { outcome: outcome.replace('\n', " "), ..self }
-    }
-
-    /// Sets the outcome, and the metrics if the run succeeded.
-    fn with_metrics(self, metrics: &Metrics) -> Self {
-        let ended = self.ended(metrics.outcome.label());
+        };
+        let ended = planned.ended(metrics.outcome.label());
         if metrics.outcome != Outcome::Ok {
             return ended;
         }
@@ -97,6 +82,16 @@ impl Evaluation {
             memory_pressure: metrics.devices.iter().map(|device| device.memory_pressure).reduce(f64::max),
             ..ended
         }
+    }
+
+    /// Returns the result for an input that is refused before planning.
+    pub fn refused(why: &str) -> Self {
+        Self::default().ended(&format!("refused: {why}"))
+    }
+
+    /// Sets the outcome, on one line because it is a cell of a table.
+    fn ended(self, outcome: &str) -> Self {
+        Self { outcome: outcome.replace('\n', " "), ..self }
     }
 
     /// Returns whether the run succeeded.

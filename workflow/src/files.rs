@@ -22,36 +22,32 @@ pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, 
     from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::file(path, "read", &error))?;
     // A text can begin with these letters, too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
-        return Err(Error::invalid(
-            "this is a model file; a text file is expected here, such as a scenario or a plan",
-        )
-        .at(path.display())
-        .hint("name the model in the scenario, or give it with `--model GGUF`"));
+        let what = "this is a model file; a text file is expected here, such as a scenario or a plan";
+        let hint = "name the model in the scenario, or give it with `--model GGUF`";
+        return Err(Error::invalid(what).at(path.display()).hint(hint));
     }
     if bytes.len() as u64 > max {
         let what = format!("the file is larger than {max} bytes, the limit for this kind of file");
         return Err(Error::invalid(what).at(path.display()).hint("check that this is the right file"));
     }
     String::from_utf8(bytes).map_err(|error| {
-        let what =
-            format!("this is not a text file: byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1);
-        Error::invalid(what).at(path.display()).hint("check that this is the right file")
+        let first = error.utf8_error().valid_up_to() + 1;
+        Error::invalid(format!("this is not a text file: byte {first} is not UTF-8"))
+            .at(path.display())
+            .hint("check that this is the right file")
     })
 }
 
-/// Returns the parent folder, `None` if the path has none.
 fn folder_of(path: &Path) -> Option<&Path> {
     path.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
 /// Checks that the folder of a file exists. It is not created, because its name may be mistyped.
 pub fn check_folder(path: &Path) -> Result<(), Error> {
-    match folder_of(path).filter(|folder| !folder.is_dir()) {
-        Some(missing) => Err(Error::invalid(format!("the folder `{}` does not exist", missing.display()))
-            .at(path.display())
-            .hint("check the path, or create the folder first")),
-        None => Ok(()),
-    }
+    let Some(missing) = folder_of(path).filter(|folder| !folder.is_dir()) else { return Ok(()) };
+    Err(Error::invalid(format!("the folder `{}` does not exist", missing.display()))
+        .at(path.display())
+        .hint("check the path, or create the folder first"))
 }
 
 /// Checks that outputs can be written, are not inputs, and are different files.
@@ -59,10 +55,8 @@ pub fn check_outputs<'p>(
     outputs: impl IntoIterator<Item = &'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,
 ) -> Result<(), Error> {
-    let mut taken: Vec<(PathBuf, &str)> = inputs
-        .into_iter()
-        .map(|input| (canonical_path(input), "this file is an input and would be overwritten"))
-        .collect();
+    let taken = |input: &PathBuf| (canonical_path(input), "this file is an input and would be overwritten");
+    let mut taken: Vec<(PathBuf, &str)> = inputs.into_iter().map(taken).collect();
     for output in outputs {
         let Some(temporary) = temporary_path(output)? else { continue };
         let path = canonical_path(output);
@@ -110,11 +104,9 @@ fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
         return Ok(None);
     }
     let target = canonical_path(path);
-    let Some(name) = target.file_name() else {
-        return Err(Error::invalid("this path does not name a file")
-            .at(path.display())
-            .hint("check the path"));
-    };
+    let nameless =
+        || Error::invalid("this path does not name a file").at(path.display()).hint("check the path");
+    let name = target.file_name().ok_or_else(nameless)?;
     check_folder(path)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))

@@ -108,27 +108,22 @@ impl NewScenario {
             let (name, profile) = (quoted(&device.name), quoted(&device.profile));
             let _ = writeln!(text, "  - {{name: {name}, profile: {profile}{address}}}");
         }
-        text.push_str(links(self.network));
+        let [latency, bandwidth] = match self.network {
+            Network::Wifi => [
+                "5 ms, source: \"prima.cpp paper, Section 4: 3-7 ms over Wi-Fi; the middle\"",
+                "465 Mbit/s, source: \"prima.cpp paper, Section 4: 320-610 Mbps; the middle\"",
+            ],
+            Network::Cable => [
+                "0.2 ms, source: \"assumed: a switch and two network stacks\"",
+                "1 Gbit/s, source: \"IEEE 802.3ab\"",
+            ],
+        };
+        let _ = write!(
+            text,
+            "# Between any two devices. `hearth profile --peer HOST:PORT` measures a link.\nlinks:\n  default:\n    \
+             latency: {{value: {latency}}}\n    bandwidth: {{value: {bandwidth}}}\n"
+        );
         text
-    }
-}
-
-fn links(network: Network) -> &'static str {
-    match network {
-        Network::Wifi => {
-            "# Between any two devices. `hearth profile --peer HOST:PORT` measures a link.\n\
-             links:\n  \
-               default:\n    \
-                 latency: {value: 5 ms, source: \"prima.cpp paper, Section 4: 3-7 ms over Wi-Fi; the middle\"}\n    \
-                 bandwidth: {value: 465 Mbit/s, source: \"prima.cpp paper, Section 4: 320-610 Mbps; the middle\"}\n"
-        }
-        Network::Cable => {
-            "# Between any two devices. `hearth profile --peer HOST:PORT` measures a link.\n\
-             links:\n  \
-               default:\n    \
-                 latency: {value: 0.2 ms, source: \"assumed: a switch and two network stacks\"}\n    \
-                 bandwidth: {value: 1 Gbit/s, source: \"IEEE 802.3ab\"}\n"
-        }
     }
 }
 
@@ -139,17 +134,13 @@ pub fn is_gguf_path(model: &str) -> bool {
 
 /// Returns a text as a YAML scalar: plain if that is unambiguous, else quoted as in JSON.
 fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-    let begins = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic());
-    let word = !matches!(
-        text.to_ascii_lowercase().as_str(),
-        "true" | "false" | "null" | "yes" | "no" | "on" | "off"
-    );
-    if begins && word && text.chars().all(plain) {
-        text.to_owned()
-    } else {
-        serde_json::Value::from(text).to_string()
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+    let keywords = ["true", "false", "null", "yes", "no", "on", "off"];
+    let is_keyword = keywords.iter().any(|keyword| text.eq_ignore_ascii_case(keyword));
+    if text.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_keyword && text.chars().all(is_plain) {
+        return text.to_owned();
     }
+    serde_json::Value::from(text).to_string()
 }
 
 /// Replaces control characters by spaces, so that a comment has one line.

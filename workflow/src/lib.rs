@@ -1,7 +1,7 @@
 //! The workflow library: loads scenarios, plans them, simulates the plans and evaluates the results.
 //!
 //! All front ends (command line, server, bindings) call this crate. It never prints: long work reports to a
-//! [`Progress`], and errors are [`Error`] values with a message, a place and a hint.
+//! [`Progress`], and errors are [`Error`] values with a message, a location and a hint.
 //!
 //! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`Overrides`]), and resolved
 //! into a [`Cluster`](hearth_core::Cluster) whose devices have the limits of the scenario ([`limits`]). Then
@@ -18,9 +18,7 @@ pub mod limits;
 pub mod lint;
 pub mod planning;
 pub mod recalibration;
-pub mod replanner;
 pub mod reproduction;
-pub mod roofline;
 pub mod score;
 pub mod simulation;
 pub mod sweep;
@@ -30,12 +28,10 @@ pub mod workers;
 
 mod error;
 mod overrides;
-mod progress;
 mod scenario;
 
 pub use error::{Error, ErrorKind};
 pub use overrides::Overrides;
-pub use planning::Budget;
-pub use progress::{NoProgress, Progress};
-pub use replanner::MidRunPlanner;
+pub use planning::{Budget, MidRunPlanner};
 pub use scenario::{FileResolver, LoadedScenario, Resolver, check_model_exists, read_model_profile};
+pub use workers::{NoProgress, Progress};

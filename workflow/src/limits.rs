@@ -43,27 +43,27 @@ pub fn apply_absolute_memory_limits(scenario: &Scenario, cluster: &mut Cluster) 
     }
 }
 
-/// Returns the memory limit of the device at index `place` of the plan, `None` if it has none.
-pub fn memory_limit(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
+/// Returns the memory limit of the device with this index in the plan, `None` if it has none.
+pub fn memory_limit(limits: &Limits, cluster: &Cluster, plan: &Plan, index: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
-        let device = &cluster.member(&plan.devices[place].name)?.device;
-        let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
-        let memory = DeviceMemory::new(plan, place, &cluster.model, &device, true);
-        let process = process_bytes(&cluster.model.shape, place == 0, Bytes::ZERO);
+        let device = &cluster.member(&plan.devices[index].name)?.device;
+        let device = draft::device_without_draft(plan, index, cluster.draft.as_ref(), device)?;
+        let memory = DeviceMemory::new(plan, index, &cluster.model, &device, true);
+        let process = process_bytes(&cluster.model.shape, index == 0, Bytes::ZERO);
         Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.other_memory + process)
     })
 }
 
 /// Applies all memory limits to the devices of a plan. `idle` is the memory of an idle process, which is subtracted.
 pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
-    for place in 0..plan.devices.len() {
-        let entry = scenario.devices.iter().position(|entry| entry.name == plan.devices[place].name);
-        let Some(index) = entry else { continue };
-        let limits = scenario.devices[index].limits.clone().unwrap_or_default();
-        let Some(limit) = memory_limit(&limits, cluster, plan, place) else { continue };
-        let process = process_bytes(&cluster.model.shape, place == 0, idle);
-        set_memory(&mut cluster.members[index].device.memory, limit, process);
+    for (index, device) in plan.devices.iter().enumerate() {
+        let entry = scenario.devices.iter().position(|entry| entry.name == device.name);
+        let Some(member) = entry else { continue };
+        let limits = scenario.devices[member].limits.clone().unwrap_or_default();
+        let Some(limit) = memory_limit(&limits, cluster, plan, index) else { continue };
+        let process = process_bytes(&cluster.model.shape, index == 0, idle);
+        set_memory(&mut cluster.members[member].device.memory, limit, process);
     }
 }
 

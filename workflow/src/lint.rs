@@ -6,9 +6,10 @@ use std::path::Path;
 
 use hearth_core::Cluster;
 use hearth_halda::lint::{self, Finding};
-use hearth_profiles::Bytes;
+use hearth_profiles::{Bytes, Document, DocumentError};
+use hearth_schema::Plan;
 
-use crate::documents::read_unchecked_plan;
+use crate::documents::read_text;
 use crate::{Budget, Error, ErrorKind, LoadedScenario, limits, planning};
 
 /// Returns the findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with
@@ -22,37 +23,40 @@ pub fn findings(
     let mut cluster = loaded.cluster_without_memory_limits(model)?;
     let mut found = lint::check_scenario(&loaded.scenario, &cluster);
     limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
-    found.extend(plan_findings(plan, loaded, cluster, budget)?);
+    match plan_or_finding(plan, loaded, &cluster, budget)? {
+        Ok(plan) => {
+            limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+            let slow_disk = loaded.scenario.planner.slow_disk;
+            found.extend(lint::check_plan(&plan, &loaded.origin, &cluster, slow_disk));
+            found.extend(lint::events_after_end(&loaded.scenario, &plan));
+        }
+        Err(finding) => found.push(finding),
+    }
     found.sort_by_key(|finding| finding.severity);
     Ok(found)
 }
 
-fn plan_findings(
+/// Reads or makes the plan. Invalid values in a plan file, or an invalid scenario, give a finding as the inner error.
+fn plan_or_finding(
     plan: Option<&Path>,
     loaded: &LoadedScenario,
-    mut cluster: Cluster,
+    cluster: &Cluster,
     budget: Budget,
-) -> Result<Vec<Finding>, Error> {
-    let plan = match plan {
-        Some(path) => match read_unchecked_plan(path)? {
-            Ok(plan) => plan,
-            Err(error) => {
-                let (place, fix) = (path.display().to_string(), "correct the plan, or make a new plan");
-                return Ok(vec![Finding::error("plan-invalid", place, error.what(), fix)]);
+) -> Result<Result<Plan, Finding>, Error> {
+    if let Some(path) = plan {
+        return match Plan::from_yaml(&read_text(path)?) {
+            Err(error @ DocumentError::Invalid { .. }) => {
+                let (location, fix) = (path.display().to_string(), "correct the plan, or make a new plan");
+                Ok(Err(Finding::error("plan-invalid", location, error.what(), fix)))
             }
-        },
-        None => match planning::read_or_make(None, loaded, &cluster, budget) {
-            Ok(plan) => plan,
-            Err(error) if error.kind() == ErrorKind::Invalid => {
-                let fix = error.hint_text().unwrap_or("try another strategy or a smaller model").to_owned();
-                return Ok(vec![Finding::error("no-plan", "scenario", error.what(), fix)]);
-            }
-            Err(error) => return Err(error),
-        },
-    };
-    limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let slow_disk = loaded.scenario.planner.slow_disk;
-    let mut found = lint::check_plan(&plan, &loaded.origin, &cluster, slow_disk);
-    found.extend(lint::events_after_end(&loaded.scenario, &plan));
-    Ok(found)
+            read => read.map(Ok).map_err(|error| Error::document(path, &error)),
+        };
+    }
+    match planning::read_or_make(None, loaded, cluster, budget) {
+        Err(error) if error.kind() == ErrorKind::Invalid => {
+            let fix = error.hint_text().unwrap_or("try another strategy or a smaller model");
+            Ok(Err(Finding::error("no-plan", "scenario", error.what(), fix)))
+        }
+        made => made.map(Ok),
+    }
 }

@@ -22,13 +22,12 @@ pub struct Overrides {
     pub keep_all: bool,
     /// Whether the planner chooses the head.
     pub best_head: bool,
-    /// How the planner orders the ring.
     pub order: Option<RingOrder>,
     /// The residency policy of all devices.
     pub residency: Option<Residency>,
     /// The size of the stream buffer of all devices with managed residency.
     pub stream_buffer: Option<Bytes>,
-    /// The weight format of `tpi-llm`, `hepti`, `galaxy` and `airinfer`.
+    /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights.
     pub weights_as: Option<Format>,
     /// The time of one over-the-air all-reduce of `airinfer`.
     pub air_time: Option<Seconds>,
@@ -46,18 +45,18 @@ impl Overrides {
         for device in scenario.devices.iter_mut().filter(|device| device.residency.is_some()) {
             device.residency = self.residency(device.residency);
         }
-        let mut given =
-            scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
-        if self.stream_buffer.is_some() && !given.any(|options| options.policy == Residency::Managed) {
-            return Err(Error::invalid("--stream-buffer: no device has `managed` residency")
-                .hint("add `--residency managed`"));
+        let given = scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
+        let is_managed = given.into_iter().any(|options| options.policy == Residency::Managed);
+        if self.stream_buffer.is_some() && !is_managed {
+            let what = "--stream-buffer: no device has `managed` residency";
+            return Err(Error::invalid(what).hint("add `--residency managed`"));
         }
         scenario.validate().map_err(Error::invalid)?;
         scenario.planner = self.planner(&scenario.planner);
         Ok(())
     }
 
-    /// Checks that all options have an effect.
+    /// Returns an error if a given option would have no effect.
     fn check(&self, scenario: &PlannerOptions) -> Result<(), Error> {
         let named = self.strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, self.windows.is_some()) {

@@ -37,8 +37,7 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
     let cpu = &mut device.cpu;
     let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention);
     rates.for_each(|rate| update(rate, new_source, |rate| rate.0 /= factor));
-    let transfers = [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth];
-    for rate in transfers {
+    for rate in [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth] {
         update(rate, new_source, |rate| rate.0 /= factor);
     }
     let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];
@@ -48,14 +47,13 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
     Ok((device, factor))
 }
 
-/// Returns whether a prediction was made with exactly this device profile, which limits of a scenario change.
+/// Returns whether a prediction was made with this profile, unchanged by limits; true if its trace does not say.
 pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile_digest.as_ref());
     profile.is_none_or(|profile| *profile == hearth_schema::digest::of_text(&device.to_yaml()))
 }
 
-/// Changes a value and its source.
 fn update<T: Rounded + Copy>(
     number: &mut Sourced<T>,
     new_source: impl Fn(&str) -> String,
@@ -74,16 +72,15 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
         if trace.header.origin != origin {
             let name = |origin: Origin| format!("{origin:?}").to_lowercase();
             let (wanted, is) = (name(origin), name(trace.header.origin));
+            let what = format!("`{flag}` needs a {wanted} trace, but this one is {is}");
             let hint = "`hearth simulate --trace` writes the predicted trace, `hearth execute --trace` the measured one";
-            return Err(
-                Error::invalid(format!("`{flag}` needs a {wanted} trace, but this one is {is}")).hint(hint)
-            );
+            return Err(Error::invalid(what).hint(hint));
         }
     }
     if predicted.header.plan_digest != measured.header.plan_digest {
-        return Err(Error::invalid("the two traces are of different plans").hint(
-            "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`",
-        ));
+        let hint =
+            "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`";
+        return Err(Error::invalid("the two traces are of different plans").hint(hint));
     }
     // Attention takes longer at later positions.
     let first =
@@ -93,36 +90,34 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
     {
         let what =
             format!("the prompt of the run has {real} tokens, but that of the prediction has {simulated}");
-        return Err(Error::invalid(what)
-            .hint(format!("write `workload: {{prompt: {real}, ..}}` in the scenario and simulate again")));
+        let hint = format!("write `workload: {{prompt: {real}, ..}}` in the scenario and simulate again");
+        return Err(Error::invalid(what).hint(hint));
     }
-    match median_time(name, predicted).zip(median_time(name, measured)) {
-        Some((predicted, measured)) if predicted > 0.0 && measured > 0.0 => Ok(measured / predicted),
-        _ => {
-            let devices = measured.header.devices.iter().map(|device| format!("`{}`", device.name));
-            let devices = devices.collect::<Vec<_>>().join(", ");
-            let what = format!(
-                "one of the traces has fewer than {MIN_PASSES} passes of one token that device `{name}` computed on its \
-                 processor"
-            );
-            Err(Error::invalid(what).hint(format!("give `--name` one of {devices}, or generate more tokens")))
-        }
+    // A median is never zero.
+    if let Some((predicted, measured)) = median_time(name, predicted).zip(median_time(name, measured)) {
+        return Ok(measured / predicted);
     }
+    let devices = measured.header.devices.iter().map(|device| format!("`{}`", device.name));
+    let devices = devices.collect::<Vec<_>>().join(", ");
+    let what = format!(
+        "one of the traces has fewer than {MIN_PASSES} passes of one token that device `{name}` computed on its \
+         processor"
+    );
+    Err(Error::invalid(what).hint(format!("give `--name` one of {devices}, or generate more tokens")))
 }
 
-/// Returns whether a pass has one token and no drafts.
 fn is_decoding(pass: &Pass) -> bool {
     pass.tokens == 1 && pass.drafted == 0
 }
 
 /// Returns the median CPU time of a device in passes of one token, in nanoseconds.
 fn median_time(name: &str, trace: &Trace) -> Option<f64> {
-    let place = trace.header.devices.iter().position(|device| device.name == name)?;
+    let index = trace.header.devices.iter().position(|device| device.name == name)?;
     let mut passes: BTreeMap<u32, u64> =
         trace.passes.iter().filter(|pass| is_decoding(pass)).map(|pass| (pass.index, 0)).collect();
     for record in &trace.records {
         let computed = matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output);
-        let own = usize::from(record.device) == place && record.resource == Resource::Cpu;
+        let own = usize::from(record.device) == index && record.resource == Resource::Cpu;
         if let Some((time, cost)) = passes.get_mut(&record.pass).zip(record.cost).filter(|_| own && computed)
         {
             *time += cost.cpu;
@@ -154,9 +149,8 @@ planner: {strategy: manual, windows: [8, 8]}
     /// Simulates the scenario with `change` applied to the second device, and returns the trace and that device.
     fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
         let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FileResolver).expect("a scenario");
-        let cluster = loaded.cluster(None).expect("a cluster");
+        let mut cluster = loaded.cluster(None).expect("a cluster");
         let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
-        let mut cluster = cluster;
         cluster.members[1].device = change(cluster.members[1].device.clone());
         let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, true).expect("a run");
         (trace, cluster.members[1].device.clone())
@@ -172,11 +166,8 @@ planner: {strategy: manual, windows: [8, 8]}
         let (predicted, device) = run(|device| device);
         let slower = |mut device: Device| {
             let cpu = &mut device.cpu;
-            cpu.matvec
-                .0
-                .values_mut()
-                .chain(cpu.matvec_streamed.0.values_mut())
-                .for_each(|rate| rate.value.0 /= 1.3);
+            let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut());
+            rates.for_each(|rate| rate.value.0 /= 1.3);
             cpu.read_bandwidth.value.0 /= 1.3;
             device
         };
@@ -208,10 +199,8 @@ planner: {strategy: manual, windows: [8, 8]}
         let mut other = measured.clone();
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
         assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
-        assert!(
-            is_prediction_of(&device, &predicted)
-                && !is_prediction_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
-        );
+        let other = Device { about: "x".into(), ..device.clone() };
+        assert!(is_prediction_of(&device, &predicted) && !is_prediction_of(&other, &predicted));
         assert!(refused(Device { name: "c".into(), ..device }, &predicted, &measured).contains("device `c`"));
     }
 }

@@ -1,8 +1,8 @@
 //! Simulates published experiments, one table cell at a time.
 //!
 //! A `published/1` document names scenarios (rows) and systems (columns). Every cell with a published number is
-//! planned and simulated, or predicted from the compute rate and the memory bandwidth of a GPU ([`crate::roofline`]).
-//! If a cell cannot be planned or run, the reason is its result.
+//! planned and simulated, or predicted from the compute rate and the memory bandwidth of a GPU
+//! (`hearth_sim::mobile_gpu`). If a cell cannot be planned or run, the reason is its result.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,15 +10,20 @@ use std::path::Path;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
+use hearth_profiles::model::ModelDocument;
 use hearth_reports::published::results::{CellResult, Footprint, Results, SimulatedRun};
+use hearth_reports::published::speeds::{GpuPeaks, GpuRun, Quantisation};
 use hearth_reports::published::{PublishedResults, System};
+use hearth_schema::Plan;
+use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Plan, Trace};
 use hearth_sim::Disturbances;
+use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 
+use crate::documents::read;
 use crate::scenario::Resolver;
 use crate::simulation::{self, MemoryOptions};
-use crate::{Budget, Error, LoadedScenario, NoProgress, Progress, limits, planning, roofline, uncertainty};
+use crate::{Budget, Error, LoadedScenario, NoProgress, Progress, limits, planning, uncertainty};
 
 /// Budget of a system that is planned with `refine`. Only the number of plans is limited, so that the result is the
 /// same on every machine.
@@ -52,7 +57,7 @@ pub fn reproduce(
             (Some(scenario), ..) => {
                 simulate_cell(&load(&folder.join(scenario), system_entry, resolver)?, published.warm, draws)
             }
-            (None, Some(pass), Some(gpu)) => Ok(roofline::predict(folder, pass, gpu)?),
+            (None, Some(pass), Some(gpu)) => Ok(predict_by_roofline(folder, pass, gpu)?),
             // The validation of the document refuses such a row.
             _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU", entry.label))),
         };
@@ -66,7 +71,6 @@ pub fn reproduce(
     Ok(Reproduction { results, refused_cells })
 }
 
-/// Loads a scenario with the options of a system.
 fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
     let mut loaded = LoadedScenario::read(path, resolver)?;
     if let Some(planner) = &system.planner {
@@ -82,50 +86,65 @@ fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result
     Ok(loaded)
 }
 
-/// Plans and simulates one cell.
 fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
     let mut cluster = loaded.cluster(None)?;
     let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
-    let memory = MemoryOptions { warm, ignore_size: false };
-    let spread = if draws == 0 || trace.outcome != Outcome::Ok {
-        None
-    } else {
-        let none = Disturbances::default();
-        Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws)?)
-    };
-    Ok(CellResult::Ran(SimulatedRun { spread, ..simulated(&plan, &cluster, &trace) }))
-}
-
-fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> SimulatedRun {
-    let metrics = metrics::compute(trace);
-    let pressure: BTreeMap<String, f64> =
-        metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure)).collect();
-    SimulatedRun {
+    let (memory, none) = (MemoryOptions { warm, ignore_size: false }, Disturbances::default());
+    let spread = (draws > 0 && trace.outcome == Outcome::Ok)
+        .then(|| uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws))
+        .transpose()?;
+    let metrics = metrics::compute(&trace);
+    let soc = simulation::soc_metrics(&cluster, &plan, &trace);
+    let pressure = metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure));
+    let traced = trace.header.devices.iter();
+    let unvalidated =
+        traced.filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated.as_ref()?)));
+    Ok(CellResult::Ran(SimulatedRun {
         outcome: trace.outcome,
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
-        energy_j: simulation::soc_metrics(cluster, plan, trace).and_then(|metrics| metrics.prefill_energy_j),
-        pressure,
-        footprint: footprint(plan, cluster),
-        plan_summary: summary(plan),
-        unvalidated_parts: trace
-            .header
-            .devices
-            .iter()
-            .filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated.as_ref()?)))
-            .collect(),
+        energy_j: soc.and_then(|metrics| metrics.prefill_energy_j),
+        pressure: pressure.collect(),
+        footprint: footprint(&plan, &cluster),
+        plan_summary: summary(&plan),
+        unvalidated_parts: unvalidated.collect(),
+        spread,
+    }))
+}
+
+/// Predicts the times of a run on a GPU from its compute rate and its memory bandwidth. All generated tokens are
+/// computed at the mean of their positions. The path of the model document is relative to `folder`.
+fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<CellResult, Error> {
+    let document: ModelDocument = read(&folder.join(&pass.model))?;
+    let shape = document.shape();
+    let (rate, bandwidth, prompt) = (gpu.compute.value, gpu.bandwidth.value, pass.prompt_tokens);
+    let gpu = MobileGpu { arithmetic_rate: rate, bandwidth };
+    let (weights, stored) = match pass.weights {
+        Quantisation::Q8 => (WeightFormat::Q8, "q8"),
+        Quantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
+    };
+    let position = prompt + pass.generated_tokens / 2;
+    Ok(CellResult::Ran(SimulatedRun {
+        outcome: Outcome::Ok,
+        tpot_ms: Some(1e3 / gpu.decode_speed(&shape, weights, position)),
+        ttft_ms: Some(1e3 * f64::from(prompt) / gpu.prefill_speed(&shape, weights, prompt)),
+        energy_j: None,
+        pressure: BTreeMap::new(),
+        footprint: Vec::new(),
+        plan_summary: format!("{} in {stored}, all on a GPU of {rate} and {bandwidth}", document.name),
+        unvalidated_parts: Vec::new(),
         spread: None,
-    }
+    }))
 }
 
 /// Returns the needed and the available memory of each processor of the plan's devices.
 fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
-    for (place, planned) in plan.devices.iter().enumerate() {
+    for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let memory = DeviceMemory::new(plan, place, &cluster.model, &member.device, false);
+        let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
         let mut push = |kind: &str, bytes: Bytes, available: Bytes| {
             let processor = format!("{}-{kind}", planned.name);
             footprint.push(Footprint { processor, bytes: bytes.0, available: available.0 });
@@ -140,17 +159,14 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
 
 /// Returns the number of layers of each device, with those on the GPU in brackets, and the number of rounds.
 fn summary(plan: &Plan) -> String {
-    let layers = |place: usize| plan.windows(place).iter().map(|window| window.len() as u32).sum::<u32>();
+    let layers = |index: usize| plan.windows(index).iter().map(|window| window.len() as u32).sum::<u32>();
     let on_gpu =
-        |place: usize| (0..plan.rounds).map(|round| plan.gpu_window(place, round).len() as u32).sum::<u32>();
-    let device = |place: usize| {
-        let name = &plan.devices[place].name;
-        match (layers(place), on_gpu(place)) {
-            (layers, 0) => format!("{name} {layers}"),
-            (layers, gpu) => format!("{name} {layers} ({gpu})"),
-        }
+        |index: usize| (0..plan.rounds).map(|round| plan.gpu_window(index, round).len() as u32).sum::<u32>();
+    let device = |(index, device): (usize, &PlannedDevice)| match (layers(index), on_gpu(index)) {
+        (layers, 0) => format!("{} {layers}", device.name),
+        (layers, gpu) => format!("{} {layers} ({gpu})", device.name),
     };
-    let devices: Vec<String> = (0..plan.devices.len()).map(device).collect();
+    let devices: Vec<String> = plan.devices.iter().enumerate().map(device).collect();
     let rounds = if plan.rounds > 1 { format!(", {} rounds", plan.rounds) } else { String::new() };
     format!("{}{rounds}", devices.join(" + "))
 }

@@ -55,13 +55,13 @@ pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
 pub fn check_model_exists(path: &Path) -> Result<(), Error> {
     let Err(error) = fs::metadata(path) else { return Ok(()) };
     let name = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
-    let hint = match name {
-        Some(name) => format!(
+    let make =
+        || "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`".into();
+    let hint = name.map_or_else(make, |name| {
+        format!(
             "use the path of a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
-        ),
-        None => "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`"
-            .to_owned(),
-    };
+        )
+    });
     Err(Error::file(path, "open", &error).hint(hint))
 }
 
@@ -81,7 +81,6 @@ pub struct LoadedScenario {
 }
 
 impl LoadedScenario {
-    /// Reads a scenario from a file.
     pub fn read(path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
         let text = read_text(path)?;
         let loaded = Self::parse(&text, path, resolver)?;
@@ -109,7 +108,6 @@ impl LoadedScenario {
         &self.path
     }
 
-    /// Resolves a path in the document.
     fn path_of(&self, named: impl AsRef<Path>) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
@@ -120,20 +118,14 @@ impl LoadedScenario {
         let model = scenario.model.profile.as_deref();
         let profiles = scenario.devices.iter().map(|device| device.profile.as_str()).chain(model);
         let documents = profiles.filter(|name| is_path(name)).map(|name| self.path_of(name));
-        [self.path.clone()]
-            .into_iter()
-            .chain(self.model_file())
-            .chain(self.draft_file())
-            .chain(documents)
-            .collect()
+        let models = self.model_file().into_iter().chain(self.draft_file());
+        [self.path.clone()].into_iter().chain(models).chain(documents).collect()
     }
 
-    /// Returns the path of the model file, if the scenario names one.
     pub fn model_file(&self) -> Option<PathBuf> {
         self.scenario.model.file.as_ref().map(|file| self.path_of(file))
     }
 
-    /// Returns the path of the draft model's file, if the scenario names one.
     pub fn draft_file(&self) -> Option<PathBuf> {
         let draft = &self.scenario.workload.speculation.as_ref()?.draft;
         draft.file.as_ref().map(|file| self.path_of(file))
@@ -163,13 +155,12 @@ impl LoadedScenario {
     ) -> Result<Vec<Device>, Error> {
         let entries = &self.scenario.devices;
         let mut devices: Vec<Device> = Vec::new();
-        for (place, entry) in entries.iter().enumerate() {
-            let equal = entries[..place]
-                .iter()
-                .position(|other| other.profile == entry.profile && other.limits == entry.limits);
-            let mut device = match equal {
+        for (index, entry) in entries.iter().enumerate() {
+            let is_equal =
+                |other: &DeviceEntry| other.profile == entry.profile && other.limits == entry.limits;
+            let mut device = match entries[..index].iter().position(is_equal) {
                 Some(equal) => devices[equal].clone(),
-                None => find(place, entry)?,
+                None => find(index, entry)?,
             };
             device.name.clone_from(&entry.name);
             devices.push(device);
@@ -192,7 +183,6 @@ impl LoadedScenario {
         }
     }
 
-    /// Returns the profile of the draft model, if the scenario has one.
     pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Error> {
         let drafts = self.scenario.workload.speculation.as_ref();
         drafts.map(|drafts| self.model(&drafts.draft)).transpose()
@@ -233,7 +223,6 @@ impl LoadedScenario {
         Ok(cluster)
     }
 
-    /// Returns a copy with another scenario.
     #[must_use]
     pub fn with_scenario(&self, scenario: Scenario) -> Self {
         let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
@@ -266,21 +255,20 @@ impl LoadedScenario {
         if name == "measured" {
             return self.resolver.measure(entry);
         }
-        let place = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);
+        let location = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);
         if is_path(name) {
             let path = self.path_of(name);
             if path.exists() {
                 return read(&path);
             }
-            return Err(Error::invalid(format!("there is no file `{}`", path.display())).at(place()).hint(
+            return Err(Error::invalid(format!("there is no file `{}`", path.display())).at(location()).hint(
                 "the path of a profile is relative to the folder of the scenario; `hearth profile -o FILE` writes a profile",
             ));
         }
-        device::shipped(name).map_err(|unknown| Error::invalid(unknown).at(place()))
+        device::shipped(name).map_err(|unknown| Error::invalid(unknown).at(location()))
     }
 }
 
-/// Sets the SoC options of an entry in its device.
 fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, Error> {
     let Some(options) = entry.soc else { return Ok(device) };
     let name = &entry.name;

@@ -4,6 +4,7 @@ use hearth_core::Cluster;
 use hearth_core::schedule::ScheduleError;
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
+use hearth_profiles::device::Soc;
 use hearth_schema::trace::Trace;
 use hearth_schema::{Plan, Scenario};
 use hearth_sim::{Disturbances, Input, Options, Run, SimError};
@@ -16,7 +17,7 @@ const MAX_FINE_BYTES: Bytes = Bytes::mib(4096);
 /// Size of a fine chunk: the unit of read-ahead advice.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
-/// The state of memory at the beginning of a run, and whether its size is checked.
+/// The state of memory at the beginning of a run, and whether pinned weights must fit in it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
     /// Whether memory is in the state after earlier tokens. Otherwise all weights are on disk.
@@ -39,14 +40,11 @@ pub fn simulate_with_disturbances(
     memory: MemoryOptions,
     disturbances: &Disturbances,
 ) -> Result<Run, Error> {
-    let is_large = cluster.model.total_bytes() > MAX_FINE_BYTES;
-    let chunk_size = if is_large { Options::default().chunk_size } else { FINE_CHUNK };
-    let options = Options {
-        chunk_size,
-        warm_start: memory.warm,
-        ignore_memory: memory.ignore_size,
-        ..Options::default()
-    };
+    let mut options =
+        Options { warm_start: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
+    if cluster.model.total_bytes() <= MAX_FINE_BYTES {
+        options.chunk_size = FINE_CHUNK;
+    }
     let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_with_disturbances(&input, disturbances).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
@@ -59,13 +57,16 @@ pub fn simulate_with_disturbances(
 
 /// Returns whether the plan has a single device, which has a SoC.
 pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
-    let [planned] = &plan.devices[..] else { return false };
-    cluster.member(&planned.name).is_some_and(|member| member.device.soc.is_some())
+    only_soc(cluster, plan).is_some()
 }
 
 /// Returns the metrics of the SoC in a trace, if one SoC runs the whole plan.
 pub fn soc_metrics(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
-    let [planned] = &plan.devices[..] else { return None };
-    let soc = cluster.member(&planned.name)?.device.soc.as_ref()?;
+    let soc = only_soc(cluster, plan)?;
     SocMetrics::from_trace(trace, soc, soc.default_options.strategy)
+}
+
+fn only_soc<'c>(cluster: &'c Cluster, plan: &Plan) -> Option<&'c Soc> {
+    let [planned] = &plan.devices[..] else { return None };
+    cluster.member(&planned.name)?.device.soc.as_ref()
 }

@@ -6,9 +6,7 @@
 //! run is simulated with each draw. Eight of ten runs lie between the tenth and the ninetieth percentile. If the plan
 //! does not fit, the time of a draw is infinite. Then each parameter alone is decreased and increased by its
 //! uncertainty, and those that change the time most are reported. The size of the installed memory is known and not
-//! drawn.
-//!
-//! All draws use the same plan, so the result does not include the effect of choosing another plan.
+//! drawn. All draws use the same plan.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -25,7 +23,6 @@ use serde_yaml::Value;
 use crate::Error;
 use crate::simulation::{MemoryOptions, simulate_with_disturbances};
 
-/// Maximum number of reported parameters.
 const MAX_SENSITIVE: usize = 3;
 
 /// Random stream of the draws.
@@ -78,13 +75,8 @@ pub fn spread(
     random.set_stream(STREAM);
     let mut times = Vec::new();
     for _ in 0..draws {
-        let factors: Vec<f64> = parameters
-            .iter()
-            .map(|parameter| {
-                let normal: f64 = StandardNormal.sample(&mut random);
-                (parameter.sigma * normal).exp()
-            })
-            .collect();
+        let mut draw = || -> f64 { StandardNormal.sample(&mut random) };
+        let factors: Vec<f64> = parameters.iter().map(|parameter| (parameter.sigma * draw()).exp()).collect();
         times.push(time(&factors)?.unwrap_or(f64::INFINITY));
     }
     times.sort_by(f64::total_cmp);
@@ -100,7 +92,7 @@ pub fn spread(
     })
 }
 
-/// Returns the names of the most sensitive parameters and the relative change of the time.
+/// Returns the parameters to which the time is most sensitive, and the relative change of the time by each.
 fn most_sensitive(
     documents: &ClusterDocuments,
     parameters: &[Parameter],
@@ -137,7 +129,6 @@ impl ClusterDocuments {
         Ok(Self { names, documents })
     }
 
-    /// Returns all parameters of the plan's devices and of the links.
     fn parameters(&self, plan: &Plan) -> Vec<Parameter> {
         let mut parameters = Vec::new();
         let last = self.documents.len() - 1;
@@ -214,26 +205,18 @@ fn sigma(source: &str, spread: Option<&str>) -> f64 {
 
 /// Multiplies the number of the quantity at a path and keeps its unit.
 fn multiply(document: &mut Value, keys: &[String], factor: f64) {
-    let mut place = document;
-    for key in keys {
-        let inner = match place {
-            Value::Mapping(map) => map.get_mut(key.as_str()),
-            Value::Sequence(items) => key.parse().ok().and_then(|index: usize| items.get_mut(index)),
-            _ => None,
-        };
-        let Some(inner) = inner else { return };
-        place = inner;
-    }
-    if let Some(Value::String(text)) = place.get_mut("value")
+    let value = keys.iter().try_fold(document, |value, key| match value {
+        Value::Mapping(map) => map.get_mut(key.as_str()),
+        Value::Sequence(items) => items.get_mut(key.parse::<usize>().ok()?),
+        _ => None,
+    });
+    if let Some(Value::String(text)) = value.and_then(|value| value.get_mut("value"))
         && let Some((number, unit)) = text.split_once(' ')
         && let Ok(number) = number.parse::<f64>()
     {
         // Bytes are integers.
-        *text = if unit == "B" {
-            format!("{} B", (number * factor).round())
-        } else {
-            format!("{} {unit}", number * factor)
-        };
+        let number = if unit == "B" { (number * factor).round() } else { number * factor };
+        *text = format!("{number} {unit}");
     }
 }
 
@@ -252,10 +235,8 @@ mod tests {
 
     #[test]
     fn quantity_is_multiplied_in_its_unit() {
-        let mut document: Value = serde_yaml::from_str(
-            "disk: {sequential: {value: 2.5 GB/s, source: x}}\nsize: {value: 3 B, source: x}",
-        )
-        .expect("YAML");
+        let text = "disk: {sequential: {value: 2.5 GB/s, source: x}}\nsize: {value: 3 B, source: x}";
+        let mut document: Value = serde_yaml::from_str(text).expect("YAML");
         multiply(&mut document, &["disk".into(), "sequential".into()], 2.0);
         multiply(&mut document, &["size".into()], 1.2);
         assert_eq!(document["disk"]["sequential"]["value"], Value::from("5 GB/s"));

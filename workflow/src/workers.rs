@@ -2,7 +2,7 @@
 //!
 //! Each thread runs the next job until none remains. After a cancellation, running jobs are completed. The results
 //! are sorted by index, so that they do not depend on the number and the speed of threads. The caller can save them
-//! at regular intervals, so that little is lost if the machine is switched off.
+//! at regular intervals, so that little is lost if the machine is switched off. Long work reports to a [`Progress`].
 
 #![allow(clippy::disallowed_methods)] // the clock determines when to save; results do not depend on it
 
@@ -10,7 +10,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::{Error, Progress};
+use crate::Error;
+
+/// Receives the progress of long work and can cancel it.
+pub trait Progress: Sync {
+    /// Reports that `done` of `total` units of work are done. A `total` of 0 means that the amount is unknown.
+    fn report(&self, what: &str, done: u64, total: u64);
+
+    /// Returns whether the work is cancelled, so that it ends early with the results so far. Only work that supports
+    /// cancellation calls this.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Ignores progress and never cancels.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoProgress;
+
+impl Progress for NoProgress {
+    fn report(&self, _: &str, _: u64, _: u64) {}
+}
 
 /// Minimum interval between two calls of `save`.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);

@@ -1,8 +1,10 @@
 //! The memory budget of a device with mapped weights: key-value cache, buffers, and the remaining memory for weights.
 //!
-//! The key-value cache and the compute buffers cannot be reclaimed, nor can a GPU's copy of weights if the GPU shares
-//! main memory. The remaining memory caches pages of the mapped file: the weights of the CPU, and with Metal also
-//! those of the GPU, up to the size of Metal's working set. The equation is in [`crate::memory`].
+//! The unreclaimable part also includes a GPU's copy of weights if the GPU shares main memory. The remaining memory
+//! caches pages of the mapped file: the weights of the CPU, and with Metal also those of the GPU, up to the size of
+//! Metal's working set. The equation is in [`crate::memory`].
+
+use std::ops::Range;
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
@@ -22,7 +24,7 @@ pub struct MemoryBudget {
     pub buffers: Bytes,
     /// Main memory that remains for cached weights.
     pub weight_cache: Bytes,
-    /// Whether the unreclaimable memory and [`MIN_WEIGHT_CACHE`] fit together.
+    /// Whether `available` holds the unreclaimable memory and, if there are weights, [`MIN_WEIGHT_CACHE`].
     pub fits: bool,
     /// Weights that are read through the mapping for each token, on the head including the output matrix.
     pub weights: Bytes,
@@ -39,42 +41,41 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Computes the budget of the device with index `place` in the plan.
-    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> Self {
-        let bytes =
-            |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
+    /// Computes the budget of the device with this index in the plan.
+    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &Device) -> Self {
+        let bytes = |layers: Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
+        let mapped = |bytes: Bytes| if device.gpu_maps_weights() { bytes } else { Bytes::ZERO };
         let kv = |layers: usize| {
             kv_cache_bytes(&model.shape, layers as u32, plan.context, plan.kv_cache, plan.sequences)
         };
-        let maps = device.gpu_maps_weights();
-        let (mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window) =
-            (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let [mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] =
+            [Bytes::ZERO; 5];
         for round in 0..plan.rounds {
-            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             let cpu = gpu.end.max(window.start)..window.end;
-            let (on_gpu, mapped) = (bytes(gpu.clone()), if maps { bytes(gpu.clone()) } else { Bytes::ZERO });
+            let on_gpu = bytes(gpu.clone());
             gpu_needed += kv(gpu.len()) + on_gpu;
-            gpu_mapped += mapped;
+            gpu_mapped += mapped(on_gpu);
             kv_cache += kv(cpu.len());
-            let read = bytes(cpu) + mapped;
+            let read = bytes(cpu) + mapped(on_gpu);
             weights += read;
             largest_window = largest_window.max(read);
         }
-        let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
+        let output_on_gpu = index == 0 && plan.output == Processor::Gpu;
         if output_on_gpu {
             gpu_needed += model.output_bytes();
-            gpu_mapped += if maps { model.output_bytes() } else { Bytes::ZERO };
+            gpu_mapped += mapped(model.output_bytes());
         }
         let mut buffers = device.cpu.compute_buffer.value;
         if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
             gpu_needed += gpu.compute_buffer.value;
             buffers += if gpu.unified_memory { gpu_needed - gpu_mapped } else { Bytes::ZERO };
         }
-        let output = if output_on_gpu && !maps { Bytes::ZERO } else { model.output_bytes() };
-        let head_weights = if place == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
+        let output = if output_on_gpu { mapped(model.output_bytes()) } else { model.output_bytes() };
+        let head_weights = if index == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
         weights += head_weights;
         let available = device.memory.obtainable_bytes();
-        let working_set = device.gpu.as_ref().filter(|_| maps).map(|gpu| gpu.memory_available.value);
+        let metal = device.gpu.as_ref().filter(|_| device.gpu_maps_weights());
         let min_cache = if weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
         Self {
             available,
@@ -87,7 +88,7 @@ impl MemoryBudget {
             largest_window,
             gpu_needed,
             gpu_mapped,
-            max_wired: working_set.map(|set| set.saturating_sub(kv_cache + buffers)),
+            max_wired: metal.map(|gpu| gpu.memory_available.value.saturating_sub(kv_cache + buffers)),
         }
     }
 
@@ -101,7 +102,7 @@ impl MemoryBudget {
         self.max_wired.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
     }
 
-    /// Whether the weights exceed the memory for them, so that some are read from disk for every token.
+    /// Whether the weights exceed [`Self::max_resident`], so that some are read from disk for every token.
     pub fn is_exceeded(&self) -> bool {
         self.weights > self.max_resident()
     }

@@ -3,12 +3,9 @@
 //! The head stores the whole draft model, a key-value cache for the whole context of every sequence, and separate
 //! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
 //! reclaimed. A draft model on the GPU uses GPU memory, a draft model on the CPU main memory; if both are the same
-//! memory, it counts in both. The rest is available to the large model: planner, `lint` and simulator use a device
-//! profile from which the memory of the draft model is subtracted.
+//! memory, it counts in both. The large model is planned for a device profile without this memory.
 //!
 //! Deviation: a draft model on the CPU is loaded, not mapped, so that it does not compete for the page cache.
-//!
-//! Not here: the time of drafting, which is simulated with [`crate::compute_cost`].
 
 use std::borrow::Cow;
 
@@ -23,29 +20,24 @@ use crate::cluster::Cluster;
 /// The draft model or the sequences of a plan and a scenario do not match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
-    /// Only the plan or only the scenario has a draft model.
     #[error(
         "the plan has {planned}, but the scenario's workload has {requested}; plan again from this scenario"
     )]
     OneSided { planned: &'static str, requested: &'static str },
-    /// The plan was made for another draft model.
     #[error(
         "the draft model of the plan is `{planned}`, but the scenario's is `{given}`; plan again from this scenario"
     )]
     OtherModel { planned: String, given: String },
-    /// The models have different vocabularies.
     #[error(
         "the draft model `{draft}` has a vocabulary of {draft_tokens} tokens, but `{model}` has {model_tokens}; name a \
          draft model of the same family"
     )]
     Vocabulary { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
-    /// The plan drafts on the GPU, but the profile of the head has no GPU speed.
     #[error(
         "the plan drafts on the GPU of `{device}`, but its profile has no GPU with a known speed; set `processor: cpu` or \
          complete the profile"
     )]
     NoGpu { device: String },
-    /// The workload has more concurrent sequences than the plan has caches.
     #[error(
         "the workload has {requested} concurrent sequences, but the plan has caches for {planned}; plan again from this \
          scenario"
@@ -63,10 +55,8 @@ pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraft> {
     let on_gpu =
         || head.is_some_and(|head| has_gpu(head) && without_memory(head, need, Processor::Gpu).is_some());
     let default = || if on_gpu() { Processor::Gpu } else { Processor::Cpu };
-    Some(PlannedDraft {
-        model: PlannedModel::from_profile(draft),
-        processor: requested.unwrap_or_else(default),
-    })
+    let processor = requested.unwrap_or_else(default);
+    Some(PlannedDraft { model: PlannedModel::from_profile(draft), processor })
 }
 
 /// Checks that a valid plan has the draft model of the scenario, and caches for its sequences.
@@ -77,13 +67,13 @@ pub fn check_plan(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     }
     let (planned, draft) = match (&plan.draft, &cluster.draft) {
         (None, None) => return Ok(()),
-        (Some(_), None) => {
-            return Err(DraftError::OneSided { planned: "a draft model", requested: "no `speculation`" });
-        }
-        (None, Some(_)) => {
-            return Err(DraftError::OneSided { planned: "no draft model", requested: "`speculation`" });
-        }
         (Some(planned), Some(draft)) => (planned, draft),
+        (planned, _) => {
+            let only_planned = ("a draft model", "no `speculation`");
+            let (planned, requested) =
+                if planned.is_some() { only_planned } else { ("no draft model", "`speculation`") };
+            return Err(DraftError::OneSided { planned, requested });
+        }
     };
     if planned.model.shape_digest != draft.shape_digest() || planned.model.layers != draft.shape.layers.0 {
         let (planned, given) = (planned.model.name.clone(), draft.name.clone());
@@ -108,16 +98,16 @@ pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<()
     Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
 }
 
-/// Returns the profile of the device with index `place` in the plan, without the memory of its draft model; `None` if
-/// the draft model does not fit.
+/// Returns the profile of the device with this index in the plan, without the memory of its draft model; `None` if the
+/// draft model does not fit.
 pub fn device_without_draft<'d>(
     plan: &Plan,
-    place: usize,
+    index: usize,
     draft: Option<&ModelProfile>,
     device: &'d Device,
 ) -> Option<Cow<'d, Device>> {
     match (&plan.draft, draft) {
-        (Some(planned), Some(draft)) if place == 0 => {
+        (Some(planned), Some(draft)) if index == 0 => {
             let need = draft_bytes(draft, plan.context, plan.kv_cache, plan.sequences);
             without_memory(device, need, planned.processor).map(Cow::Owned)
         }
@@ -126,16 +116,14 @@ pub fn device_without_draft<'d>(
 }
 
 /// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
-/// draft model does not fit on the head, the result has no free GPU memory there, or too large compute buffers.
+/// draft model does not fit, the head has no free GPU memory, or compute buffers that exceed its main memory.
 pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     let Some((draft, planned)) = cluster.draft.as_ref().zip(planned_draft(cluster)) else {
         return Cow::Borrowed(cluster);
     };
     let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
-    let mut cluster = cluster.clone();
-    cluster.draft = None;
-    let head = cluster.head;
-    if let Some(member) = cluster.members.get_mut(head) {
+    let mut cluster = Cluster { draft: None, ..cluster.clone() };
+    if let Some(member) = cluster.members.get_mut(cluster.head) {
         if let Some(device) = without_memory(&member.device, need, planned.processor) {
             member.device = device;
         } else if let Some(gpu) = &mut member.device.gpu {
@@ -145,7 +133,6 @@ pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     Cow::Owned(cluster)
 }
 
-/// Returns the bytes of weights and key-value cache of a draft model.
 fn draft_bytes(draft: &ModelProfile, context: u32, format: KvFormat, sequences: u32) -> Bytes {
     let layers = draft.layers.len() as u32;
     draft.total_bytes() + kv_cache_bytes(&draft.shape, layers, context, format, sequences)

@@ -11,11 +11,7 @@
 //!
 //! The unreclaimable part cannot be evicted. The key-value cache is allocated for the whole context of every sequence
 //! before the first token. Mapped weights may exceed the weight cache; the excess is read from disk for every token.
-//! If the unreclaimable part does not fit, the run fails before it begins. The prima.cpp paper, appendix A.8,
-//! describes systems that copy their weights.
-//!
-//! [`draft`] subtracts the memory of a draft model from the head. [`crate::conversion`] computes the size of weights
-//! in another format. [`process_bytes`] returns the other memory of the executor's process.
+//! If the unreclaimable part does not fit, the run fails before it begins.
 //!
 //! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the same equations in
 //! the symbols of the paper, for windows that are not part of a plan yet (`hearth_halda::latency`).
@@ -43,7 +39,7 @@ pub const MIN_WEIGHT_CACHE: Bytes = Bytes::mib(16);
 const IDLE_PROCESS: Bytes = Bytes::mib(4);
 
 /// Additional memory of the head's process: coordinator, tokenizer, trace and logits.
-/// source: measured in the lab, 2.9 to 4.0 MB over 14 heads of one round
+/// source: measured in the lab, 2.9 to 4.0 MB for the head processes of 14 rings
 const HEAD_PROCESS: Bytes = Bytes(3_650_000);
 
 /// Memory per token of the vocabulary on the head, the only device that processes text.
@@ -56,10 +52,10 @@ pub fn kv_cache_bytes(
     shape: &ModelShape,
     layers: u32,
     context: u32,
-    format: KvFormat,
+    element: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let layer = shape.kv_bytes_per_layer(context, Bytes(format.element_bytes())).0;
+    let layer = shape.kv_bytes_per_layer(context, Bytes(element.element_bytes())).0;
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
@@ -83,9 +79,7 @@ pub struct DeviceMemory {
     pub available: Bytes,
     /// Main memory that remains for weights. Weights beyond it are read for every token, from the file or from swap.
     pub weight_cache: Bytes,
-    /// GPU memory needed.
     pub gpu_needed: Bytes,
-    /// GPU memory that a run can use.
     pub gpu_available: Bytes,
     /// The memories that are too small for the unreclaimable part.
     pub shortages: Vec<Shortage>,
@@ -94,32 +88,23 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Computes the memory of the device with index `place` in the plan. `device` is its profile without the memory
-    /// of a draft model ([`draft::device_without_draft`]). With `ignore_limits`, pinned weights always fit.
-    pub fn new(
-        plan: &Plan,
-        place: usize,
-        model: &ModelProfile,
-        device: &Device,
-        ignore_limits: bool,
-    ) -> Self {
-        match PinnedMemory::new(plan, place, model, device, ignore_limits) {
-            Some(pinned) => Self::pinned(place, pinned, ignore_limits),
-            None => Self::mapped(place, &MemoryBudget::new(plan, place, model, device), device),
+    /// Computes the memory of the device with this index in the plan. `device` is its profile without the memory of a
+    /// draft model ([`draft::device_without_draft`]). If `unlimited` is set, pinned weights always fit.
+    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &Device, unlimited: bool) -> Self {
+        match PinnedMemory::new(plan, index, model, device, unlimited) {
+            Some(pinned) => Self::pinned(index, pinned, unlimited),
+            None => Self::mapped(index, &MemoryBudget::new(plan, index, model, device), device),
         }
     }
 
-    fn mapped(place: usize, budget: &MemoryBudget, device: &Device) -> Self {
+    fn mapped(index: usize, budget: &MemoryBudget, device: &Device) -> Self {
         let unreclaimable = budget.unreclaimable();
         let gpu_available = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
-        let mut shortages = Vec::new();
-        if !budget.fits {
-            let min_cache = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
-            shortages.push(shortage(place, MemoryKind::Main, unreclaimable + min_cache, budget.available));
-        }
-        if device.gpu.is_some() && budget.gpu_pinned() > gpu_available {
-            shortages.push(shortage(place, MemoryKind::Gpu, budget.gpu_pinned(), gpu_available));
-        }
+        let min_cache = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
+        let main = shortage(index, MemoryKind::Main, unreclaimable + min_cache, budget.available);
+        let gpu =
+            device.gpu.as_ref().and(shortage(index, MemoryKind::Gpu, budget.gpu_pinned(), gpu_available));
+        let shortages = main.into_iter().chain(gpu).collect();
         Self {
             weights: budget.weights,
             other_memory: unreclaimable,
@@ -133,8 +118,8 @@ impl DeviceMemory {
         }
     }
 
-    fn pinned(place: usize, pinned: PinnedMemory, ignore_limits: bool) -> Self {
-        let swapped = if ignore_limits { Bytes::ZERO } else { pinned.excess() };
+    fn pinned(index: usize, pinned: PinnedMemory, unlimited: bool) -> Self {
+        let swapped = if unlimited { Bytes::ZERO } else { pinned.excess() };
         // Without swapping the weight cache is unlimited, because the memory layout also contains gaps and the parts
         // of other devices.
         let weight_cache =
@@ -147,7 +132,7 @@ impl DeviceMemory {
             weight_cache,
             gpu_needed: pinned.gpu_used,
             gpu_available: pinned.gpu_available,
-            shortages: pinned.shortages(place),
+            shortages: pinned.shortages(index),
             uploads: pinned.uploads,
         }
     }
@@ -158,6 +143,8 @@ impl DeviceMemory {
     }
 }
 
-fn shortage(place: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Shortage {
-    Shortage { device: place as u16, memory, needed: needed.0, available: available.0 }
+/// Returns the shortage of a memory that is too small.
+fn shortage(index: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
+    let shortage = Shortage { device: index as u16, memory, needed: needed.0, available: available.0 };
+    (needed > available).then_some(shortage)
 }

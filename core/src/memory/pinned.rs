@@ -3,19 +3,17 @@
 //!
 //! Systems that do not map the model file work like this (prima.cpp paper, appendix A.8):
 //!
-//! - on the CPU, weights are stored in the format of the computation;
-//! - on the GPU, weights are stored in the format of the computation too; if they are converted there, a copy in the
-//!   format of the CPU stays in main memory;
+//! - weights are stored in the format of the computation; if they are converted on the GPU, a copy in the format of
+//!   the CPU stays in main memory;
 //! - the head stores the embedding and the output matrix, and may have loaded the whole model to slice it;
-//! - a sliding window needs the memory of its largest sequence of blocks. The output matrix of the head
-//!   passes through the window in blocks no larger than the largest block of a layer, and embedding rows are read on
-//!   demand.
+//! - a sliding window needs the memory of its largest sequence of blocks. The output matrix of the head passes through
+//!   the window too ([`streamed_blocks`]), and embedding rows are read on demand.
 //!
-//! Anonymous memory beyond the available memory is swapped, if the device has free swap space; otherwise the device
-//! is out of memory. Converted GPU layers that do not fit in GPU memory are converted again for every token, from the
-//! copy in main memory; without a copy the device is out of memory.
+//! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU layers
+//! that do not fit in GPU memory are converted again for every token, from the copy in main memory. Without swap space
+//! or a copy, the device is out of memory.
 
-use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
 use hearth_schema::plan::tensor::{HeadLoads, TensorPlan};
 use hearth_schema::plan::{Plan, Processor};
@@ -37,7 +35,6 @@ pub struct PinnedMemory {
     pub loaded_model: Bytes,
     /// Key-value cache in main memory, for the whole context.
     pub kv_cache: Bytes,
-    /// Compute buffers in main memory.
     pub buffers: Bytes,
     /// GPU memory in use, without weights that are converted again for every token.
     pub gpu_used: Bytes,
@@ -52,25 +49,25 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Computes the memory of the device with index `place` in the plan, `None` if it maps its weights. With
+    /// Computes the memory of the device with this index in the plan, `None` if it maps its weights. With
     /// `ignore_limits` everything fits.
     pub fn new(
         plan: &Plan,
-        place: usize,
+        index: usize,
         model: &ModelProfile,
         device: &Device,
         ignore_limits: bool,
     ) -> Option<Self> {
-        if !plan.devices[place].residency.is_pinned() {
+        if !plan.devices[index].residency.is_pinned() {
             return None;
         }
-        let mut account = Account::new(plan, place, model, device);
+        let mut account = Account::new(plan, index, model, device);
         if ignore_limits {
             account.gpu_free = Bytes(u64::MAX);
         }
         match plan.kind.tensor() {
-            Some(tensor) => account.add_slices(plan, tensor, place),
-            None => account.add_ring_layers(plan, place),
+            Some(tensor) => account.add_slices(plan, tensor, index),
+            None => account.add_ring_layers(plan, index),
         }
         Some(account.memory)
     }
@@ -90,26 +87,25 @@ impl PinnedMemory {
         self.excess() <= self.free_swap && self.gpu_used <= self.gpu_available
     }
 
-    /// Returns the memories that are too small. `place` is the index of the device in the plan.
-    pub fn shortages(&self, place: usize) -> Vec<Shortage> {
-        let main = shortage(place, MemoryKind::Main, self.main_memory(), self.available + self.free_swap);
-        let gpu = shortage(place, MemoryKind::Gpu, self.gpu_used, self.gpu_available);
-        [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
+    /// Returns the memories that are too small. `index` is the index of the device in the plan.
+    pub fn shortages(&self, index: usize) -> Vec<Shortage> {
+        let main = shortage(index, MemoryKind::Main, self.main_memory(), self.available + self.free_swap);
+        let gpu = shortage(index, MemoryKind::Gpu, self.gpu_used, self.gpu_available);
+        main.into_iter().chain(gpu).collect()
     }
 }
 
-/// The memory of a device while it is added up.
+/// Adds up the memory of a device, part by part.
 struct Account<'a> {
     memory: PinnedMemory,
     model: &'a ModelProfile,
     device: &'a Device,
-    /// Free dedicated GPU memory.
     gpu_free: Bytes,
 }
 
 impl<'a> Account<'a> {
-    fn new(plan: &Plan, place: usize, model: &'a ModelProfile, device: &'a Device) -> Self {
-        let (main, on_gpu) = (&device.memory, plan.devices[place].gpu_layers > 0);
+    fn new(plan: &Plan, index: usize, model: &'a ModelProfile, device: &'a Device) -> Self {
+        let (main, on_gpu) = (&device.memory, plan.devices[index].gpu_layers > 0);
         let gpu = device.gpu.as_ref().filter(|_| on_gpu);
         let own_gpu = gpu.filter(|gpu| !gpu.unified_memory);
         let swapped_out = main.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
@@ -137,12 +133,11 @@ impl<'a> Account<'a> {
         self.device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory)
     }
 
-    /// Adds the memory of the layers and of the output matrix that a device in a ring has.
-    fn add_ring_layers(&mut self, plan: &Plan, place: usize) {
-        let residency = plan.devices[place].residency;
+    fn add_ring_layers(&mut self, plan: &Plan, index: usize) {
+        let residency = plan.devices[index].residency;
         let cache = kv_cache_bytes(&self.model.shape, 1, plan.context, plan.kv_cache, plan.sequences);
         for round in 0..plan.rounds {
-            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {
                 let group = &self.model.layers[layer as usize];
                 let on_cpu = converted_group(group, residency.weights_as).bytes();
@@ -156,7 +151,7 @@ impl<'a> Account<'a> {
                 }
             }
         }
-        if place == 0 {
+        if index == 0 {
             let ends = converted_model(self.model, residency.weights_as, |_| None);
             self.memory.weights += embedding(&ends);
             if plan.output == Processor::Gpu {
@@ -173,11 +168,10 @@ impl<'a> Account<'a> {
         self.memory.weights += self.memory.cpu_weights;
     }
 
-    /// Adds the memory of the slices that a device in a tensor-parallel plan has.
-    fn add_slices(&mut self, plan: &Plan, tensor: &TensorPlan, place: usize) {
-        let (planned, model) = (&plan.devices[place], self.model);
+    fn add_slices(&mut self, plan: &Plan, tensor: &TensorPlan, index: usize) {
+        let (planned, model) = (&plan.devices[index], self.model);
         let residency = planned.residency;
-        let sliced = SlicedModel::new(plan, tensor, place, model);
+        let sliced = SlicedModel::new(plan, tensor, index, model);
         let cache = kv_cache_bytes(&sliced.attention.shape, 1, plan.context, plan.kv_cache, 1);
         if planned.gpu_layers > 0 {
             for layer in 0..model.shape.layers.0 {
@@ -189,16 +183,16 @@ impl<'a> Account<'a> {
             self.memory.cpu_weights = sliced.layers_bytes();
             self.memory.kv_cache = cache * model.shape.layers;
         }
-        if place == 0 {
+        if index == 0 {
             self.memory.cpu_weights += sliced.attention.output_bytes();
         }
         if residency.policy == Residency::Sliding {
-            self.memory.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), place == 0);
+            self.memory.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), index == 0);
         } else {
-            let rows = if place == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
+            let rows = if index == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
             self.memory.weights += self.memory.cpu_weights + rows;
         }
-        if place == 0 && tensor.head_loads == HeadLoads::Model {
+        if index == 0 && tensor.head_loads == HeadLoads::Model {
             let whole = converted_model(model, residency.weights_as, |_| residency.weights_as);
             let input = converted_group(&model.input, tensor.embedding_as.or(residency.weights_as));
             let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };
@@ -236,12 +230,11 @@ fn embedding(model: &ModelProfile) -> Bytes {
 pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
-    let largest = sliced.attention.layers.iter().chain(&sliced.feed_forward).map(TensorGroup::bytes).max();
-    let largest = largest.unwrap_or_default().0.max(1);
-    let mut output = if head { sliced.attention.output_bytes().0 } else { 0 };
-    while output > 0 {
+    let largest = blocks.iter().max().copied().unwrap_or_default().max(Bytes(1));
+    let mut output = if head { sliced.attention.output_bytes() } else { Bytes::ZERO };
+    while output > Bytes::ZERO {
         let block = output.min(largest);
-        blocks.push(Bytes(block));
+        blocks.push(block);
         output -= block;
     }
     blocks

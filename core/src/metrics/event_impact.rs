@@ -4,21 +4,19 @@ use hearth_schema::run_events::RunEvent;
 use hearth_schema::trace::{Counter, Trace};
 use serde::{Deserialize, Serialize};
 
+use super::readings_of;
 use super::token_times::TokenTimes;
 
-/// A metric before, during and after a run event; `None` for a phase without tokens.
+/// A metric before, during and after a run event: of the tokens that end before it, overlap it, or start after it.
+/// `None` for a phase without tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
-    /// The value for tokens that were complete before the event began.
     pub before: Option<f64>,
-    /// The value for tokens that overlap the event.
     #[serde(alias = "beside")]
     pub during: Option<f64>,
-    /// The value for tokens that began after the event ended.
     pub after: Option<f64>,
 }
 
-/// The effect of a run event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventImpact {
     /// Mean time per output token after the first, in milliseconds.
@@ -30,7 +28,6 @@ pub struct EventImpact {
     pub pressure: Phases,
 }
 
-/// Computes the effect of a run event on its trace.
 pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
     let (from, to) = (run_event.start, run_event.end.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
@@ -45,24 +42,17 @@ pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
         Phases { before, during, after }
     };
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
-    let longest = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
-    EventImpact {
-        tpot_ms: each(&mean),
-        max_ms: each(&longest),
-        pressure: pressure(trace, run_event, from, to),
-    }
+    let max = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
+    EventImpact { tpot_ms: each(&mean), max_ms: each(&max), pressure: pressure(trace, run_event, from, to) }
 }
 
 fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> Phases {
-    let place =
-        trace.header.devices.iter().position(|device| Some(&device.name) == run_event.device.as_ref());
-    let Some(place) = place else { return Phases::default() };
-    let total = trace.header.devices[place].memory_total.max(1) as f64;
+    let mut devices = (0..).zip(&trace.header.devices);
+    let device = devices.find(|(_, device)| Some(&device.name) == run_event.device.as_ref());
+    let Some((index, device)) = device else { return Phases::default() };
+    let total = device.memory_total.max(1) as f64;
     let highest = |within: &dyn Fn(u64) -> bool| {
-        let own = trace.readings.iter().filter(|reading| {
-            (usize::from(reading.device), reading.counter) == (place, Counter::Unreclaimable)
-                && within(reading.at)
-        });
+        let own = readings_of(trace, index, Counter::Unreclaimable).filter(|reading| within(reading.at));
         own.map(|reading| reading.value as f64 / total).reduce(f64::max)
     };
     Phases {
@@ -76,29 +66,15 @@ fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> Phases {
 mod tests {
     use hearth_schema::run_events::RunEventKind;
 
+    use super::super::tests::{MS, record, run_event, trace};
     use super::*;
     use hearth_schema::pass::Pass;
-    use hearth_schema::plan::Parallelism;
-    use hearth_schema::trace::{Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice};
+    use hearth_schema::trace::{Kind, Reading};
 
-    const MS: u64 = 1_000_000;
-
-    /// A trace of one device with 1000 bytes of memory whose tokens end at these milliseconds.
-    fn trace(ends: &[u64], run_event: RunEvent) -> Trace {
+    /// A trace of a head with 1000 bytes of memory whose tokens end at these milliseconds.
+    fn trace_of_tokens(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::new(index, index, 1, true);
-        let output = |(pass, end): (u32, &u64)| Record {
-            device: 0,
-            resource: Resource::Cpu,
-            kind: Kind::Output,
-            pass,
-            round: 1,
-            layers: None,
-            start: end * MS - 1,
-            end: end * MS,
-            bytes: 0,
-            peer: None,
-            cost: None,
-        };
+        let output = |(pass, &end): (u32, &u64)| record(0, Kind::Output, pass, 1, [end - 1, end]);
         let reading = |(pass, end): (u32, &u64)| Reading {
             device: 0,
             counter: Counter::Unreclaimable,
@@ -107,45 +83,20 @@ mod tests {
             value: if (25..=60).contains(end) { 500 } else { 100 },
         };
         Trace {
-            header: Header {
-                schema: Trace::SCHEMA.into(),
-                origin: Origin::Simulated,
-                scenario: "s".into(),
-                plan_digest: "p".into(),
-                model: "m".into(),
-                kind: Parallelism::Ring,
-                seed: 1,
-                version: "0".into(),
-                devices: vec![TracedDevice {
-                    name: "a".into(),
-                    profile_digest: None,
-                    memory_total: 1000,
-                    kernel: None,
-                    unvalidated: None,
-                    policy: None,
-                }],
-            },
             passes: (0..ends.len() as u32).map(pass).collect(),
             records: (0..).zip(ends).map(output).collect(),
             readings: (0..).zip(ends).map(reading).collect(),
-            shortages: vec![],
             run_events: vec![run_event],
-            outcome: Outcome::Ok,
+            ..trace()
         }
     }
 
     #[test]
     fn tokens_are_assigned_to_phases_by_their_times() {
-        let game = RunEvent {
-            kind: RunEventKind::Load,
-            device: Some("a".into()),
-            start: 25 * MS,
-            end: Some(60 * MS),
-            what: "4 threads".into(),
-            plan_digest: None,
-        };
+        let game = run_event(RunEventKind::Load, "head", [25, 60]);
+        let game = RunEvent { what: "4 threads".into(), ..game };
         // Tokens of 10 ms before the game, of 20, 20 and 10 ms that overlap it, and of 10 ms after it.
-        let trace = trace(&[10, 20, 40, 60, 70, 80], game.clone());
+        let trace = trace_of_tokens(&[10, 20, 40, 60, 70, 80], game.clone());
         let impact = event_impact(&trace, &game);
         let phases =
             |before, during, after| Phases { before: Some(before), during: Some(during), after: Some(after) };

@@ -7,8 +7,6 @@
 //!
 //! Deviation: a run with few tokens uses batches of one step, so that ten tokens also have an interval. That interval
 //! is too narrow if the times of consecutive tokens are correlated.
-//!
-//! Not here: how a prediction changes with the parameters of devices and links (`hearth simulate --draws`).
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +26,6 @@ const STUDENT_T: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2
 /// Half-widths of the 95 % confidence intervals of the means of a run, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ConfidenceIntervals {
-    /// The number of batches.
     #[serde(alias = "stretches")]
     pub batches: usize,
     /// The half-width for the time per token.
@@ -38,7 +35,7 @@ pub struct ConfidenceIntervals {
 }
 
 impl ConfidenceIntervals {
-    /// Computes the intervals of a trace, `None` with fewer than two steps after the first.
+    /// Computes the intervals of a trace, `None` with fewer than two decode steps.
     pub fn from_trace(trace: &Trace) -> Option<Self> {
         let by_pass = group_by_pass(&trace.records);
         let token_times = TokenTimes::from_records(trace, &by_pass);
@@ -46,20 +43,17 @@ impl ConfidenceIntervals {
         let student_t = *STUDENT_T.get(batches.checked_sub(2)?)?;
         // The time, its terms and the number of tokens of each batch.
         let mut times = vec![(0.0, Terms::default(), 0.0); batches];
-        for (place, step) in token_times.decode_steps.iter().enumerate() {
-            let (time, terms, tokens) = &mut times[place * batches / token_times.decode_steps.len()];
+        for (index, step) in token_times.decode_steps.iter().enumerate() {
+            let (time, terms, tokens) = &mut times[index * batches / token_times.decode_steps.len()];
             *time += millis(step.duration());
             *tokens += f64::from(step.tokens());
-            super::add(terms, &step_terms(trace, &by_pass, step), 1);
+            super::add_share(terms, &step_terms(trace, &by_pass, step), 1.0);
         }
         let half = |of: &dyn Fn(&(f64, Terms, f64)) -> f64| {
             let means: Vec<f64> = times.iter().map(|batch| of(batch) / batch.2).collect();
             student_t * deviation(&means) / (batches as f64).sqrt()
         };
-        let mut terms = [0.0; 7];
-        for (place, term) in terms.iter_mut().enumerate() {
-            *term = half(&|batch| batch.1.rows()[place].1);
-        }
+        let terms = std::array::from_fn(|index| half(&|batch| batch.1.rows()[index].1));
         Some(Self { batches, tpot: half(&|batch| batch.0), terms })
     }
 }
@@ -95,8 +89,8 @@ mod tests {
 
     #[test]
     fn constant_times_have_an_interval_of_zero() {
-        let intervals = ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40])).expect("tokens");
-        assert_eq!(intervals, ConfidenceIntervals { batches: 10, tpot: 0.0, terms: [0.0; 7] });
+        let intervals = ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40]));
+        assert_eq!(intervals, Some(ConfidenceIntervals { batches: 10, tpot: 0.0, terms: [0.0; 7] }));
         assert_eq!(ConfidenceIntervals::from_trace(&single_device(&[(5, 2)])), None);
     }
 

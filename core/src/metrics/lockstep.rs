@@ -1,25 +1,21 @@
-//! The terms of a token in a tensor-parallel run.
+//! The terms of the time per token in a tensor-parallel run.
 //!
 //! A token goes through one block after another, and an all-reduce ends each block. On the head's clock a block lasts
 //! from the end of the previous block to the head's last step of this block. The steps of the device that finishes
 //! last are counted in the terms `cpu`, `gpu`, `memory`, `demand_disk` and `queue`, as far as they lie within the
-//! block. The rest of the block is `network`: messages in flight, and waiting for them. So the terms sum to TPOT, and
-//! the time of a slow device counts as work; `busy_ms` shows which devices waited. All steps use one clock, because
-//! runs of this kind are only simulated.
-//!
-//! Not here: rings ([`super`]).
+//! block. The rest of the block is `network`: messages in flight, and waiting for them. All steps use one clock,
+//! because runs of this kind are only simulated.
 
 use std::collections::BTreeMap;
 
 use super::token_times::DecodeStep;
-use super::{ByPass, Terms, charge, is_work, millis};
+use super::{ByPass, Terms, add_share, charge, is_work, millis, records_of};
 use hearth_schema::trace::{Kind, Record};
 
-/// Returns the terms of one token, in milliseconds.
+/// Returns the terms of one decode step of a tensor-parallel run, in milliseconds.
 pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
-    let none = Vec::new();
-    let steps = |device: usize| by_pass.get(&(token.pass, device as u16)).unwrap_or(&none).iter().copied();
+    let steps = |device: usize| records_of(by_pass, token.pass, device as u16);
     let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
     let mut from = token.start;
     for record in steps(0) {
@@ -38,14 +34,15 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     }
     let mut work: BTreeMap<u32, Vec<Vec<&Record>>> = BTreeMap::new();
     for device in 0..devices {
-        let blocks = steps(device).filter(|record| is_block(record));
-        for record in blocks {
+        for record in steps(device).filter(|record| is_block(record)) {
             work.entry(record.round).or_insert_with(|| vec![Vec::new(); devices])[device].push(record);
         }
     }
+    // The time at which a device finished a block.
+    let end_of = |steps: &&Vec<&Record>| steps.iter().map(|record| record.end).max().unwrap_or(0);
     for (round, end) in ends {
         let block = [from, end.max(from)];
-        let last = work.get(&round).and_then(|devices| devices.iter().max_by_key(|steps| end_of(steps)));
+        let last = work.get(&round).and_then(|devices| devices.iter().max_by_key(end_of));
         let mut inside = 0.0;
         for record in last.into_iter().flatten() {
             inside += charge_inside(&mut terms, record, block);
@@ -58,18 +55,13 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     terms
 }
 
-/// Whether a step is computation or copying in a block.
+/// Whether a record is a computing or copying step of a block.
 fn is_block(record: &Record) -> bool {
     is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
 }
 
-/// Returns the time at which a device finished a block.
-fn end_of(steps: &[&Record]) -> u64 {
-    steps.iter().map(|record| record.end).max().unwrap_or(0)
-}
-
-/// Adds the part of a step that lies within a time span to the terms, in proportion. Returns its duration in
-/// milliseconds.
+/// Adds a step's time to the terms, scaled to the part of the step within `span`. Returns the duration of this part
+/// in milliseconds.
 fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
     let inside = record.end.min(span[1]).saturating_sub(record.start.max(span[0]));
     if inside == 0 {
@@ -77,11 +69,6 @@ fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
     }
     let mut whole = Terms::default();
     charge(&mut whole, record);
-    let share = inside as f64 / record.duration().max(1) as f64;
-    terms.cpu += whole.cpu * share;
-    terms.gpu += whole.gpu * share;
-    terms.memory += whole.memory * share;
-    terms.demand_disk += whole.demand_disk * share;
-    terms.queue += whole.queue * share;
+    add_share(terms, &whole, inside as f64 / record.duration().max(1) as f64);
     millis(inside)
 }

@@ -1,8 +1,7 @@
 //! Metrics of a trace: time per token, its terms, and metrics of each device.
 //!
-//! One function computes them from a simulated or a measured trace, so no runner reports its own speed. TPOT
-//! covers the tokens after the first of each sequence: it is the time between two outputs of a sequence, divided by
-//! the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
+//! TPOT covers the tokens after the first of each sequence: it is the time between two outputs of a sequence, divided
+//! by the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
 //! exactly:
 //!
 //! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and time of memory copies, on any
@@ -18,9 +17,6 @@
 //! In a `tensor` trace all devices work on a token at the same time, see `lockstep`. `hidden_disk` is the time of
 //! read-ahead minus the time that computations of the same device waited for the disk meanwhile. It is not part of
 //! the sum.
-//!
-//! Not here: the times of tokens ([`token_times`]), confidence intervals of the means ([`intervals`]), and the
-//! metrics of several sequences and of speculative decoding ([`sequences`]).
 
 pub mod event_impact;
 pub mod intervals;
@@ -34,38 +30,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
-use self::token_times::{DecodeStep, FirstToken, TokenTimes};
-use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource, Trace};
+use self::token_times::{DecodeStep, TokenTimes};
+use hearth_schema::run_events::RunEventKind;
+use hearth_schema::trace::{
+    Counter, Kind, MemoryKind, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
+};
 
-/// Mean, median and 95th percentile, in milliseconds.
+/// Mean, median and 95th percentile (nearest rank), in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
     pub mean: f64,
     pub p50: f64,
-    /// The 95th percentile (nearest rank).
     pub p95: f64,
 }
 
-/// The terms of the time per token, in milliseconds; all but `hidden_disk` sum to the mean TPOT.
+/// The terms of the time per token, in milliseconds, as defined in the [module](self). All but `hidden_disk` sum to
+/// the mean TPOT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
-    /// Thread CPU time in computing steps.
     pub cpu: f64,
-    /// Wall time of GPU steps.
     pub gpu: f64,
-    /// Time of memory copies.
     pub memory: f64,
-    /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
-    /// Time of messages in flight.
     #[serde(alias = "air")]
     pub network: f64,
-    /// Time in which the computation was ready but not running.
     pub queue: f64,
-    /// Pipeline bubble: time in which the token is neither on a device nor in a message.
     pub bubble: f64,
-    /// Time of read-ahead that no computation waited for; not part of the sum.
     pub hidden_disk: f64,
 }
 
@@ -113,16 +103,13 @@ pub struct DeviceMetrics {
 /// A device with too little memory for the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceShortage {
-    /// The name of the device.
     pub device: String,
     pub memory: MemoryKind,
     /// The minimum memory that the run needs on the device.
     pub needed_bytes: u64,
-    /// The memory that is available to the run.
     pub available_bytes: u64,
 }
 
-/// The metrics of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     pub outcome: Outcome,
@@ -135,7 +122,6 @@ pub struct Metrics {
     pub ttft_ms: Option<f64>,
     /// Output tokens after the first per second, over all sequences.
     pub tokens_per_s: Option<f64>,
-    /// The terms of the mean TPOT.
     pub terms_ms: Terms,
     /// The metrics of each sequence, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -157,25 +143,22 @@ impl Metrics {
     }
 }
 
-/// Computes the metrics of a trace.
 pub fn compute(trace: &Trace) -> Metrics {
     let by_pass = group_by_pass(&trace.records);
-    let none = Vec::new();
-    let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
-    let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
+    let first = trace.passes.first();
+    let begin = first.and_then(|pass| records_of(&by_pass, pass.index, 0).map(|record| record.start).min());
     let outputs = TokenTimes::from_records(trace, &by_pass);
-    let tokens = outputs.decoded_tokens();
+    let share = 1.0 / outputs.decoded_tokens() as f64;
     let mut terms = Terms::default();
     for step in &outputs.decode_steps {
-        add(&mut terms, &step_terms(trace, &by_pass, step), tokens);
+        add_share(&mut terms, &step_terms(trace, &by_pass, step), share);
     }
     let devices = devices(trace, &outputs);
-    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
+    terms.hidden_disk = total(devices.iter().map(|device| device.hidden_disk_ms));
     let tpot = latency_summary(&outputs.decode_steps);
     let mean = tpot.map(|tpot| tpot.mean);
     let to_first = |begin: u64| {
-        let times = outputs.first_tokens.iter().map(|first| millis(first.end.saturating_sub(begin)));
-        let sum = times.fold(0.0, |sum, ms| sum + ms);
+        let sum = total(outputs.first_tokens.iter().map(|first| millis(first.end.saturating_sub(begin))));
         (!outputs.first_tokens.is_empty()).then(|| sum / outputs.first_tokens.len() as f64)
     };
     Metrics {
@@ -202,8 +185,8 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// Returns the terms per token of the steps of each device, in milliseconds, in the order of the header: its part of
-/// `cpu`, `gpu`, `memory` and `demand_disk`; `queue` is the run-queue delay within its steps.
+/// Returns the terms of each device in milliseconds per token, in the order of the header: the device's part of
+/// `cpu`, `gpu`, `memory` and `demand_disk`; its `queue` is the run-queue delay within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
@@ -215,7 +198,7 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     }
     let mean = |sum: &Terms| {
         let mut mean = Terms::default();
-        add(&mut mean, sum, outputs.decoded_tokens().max(1));
+        add_share(&mut mean, sum, 1.0 / outputs.decoded_tokens().max(1) as f64);
         mean
     };
     sums.iter().map(mean).collect()
@@ -223,7 +206,7 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
 
 fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
     let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
-    let named = |shortage: &hearth_schema::trace::Shortage| DeviceShortage {
+    let named = |shortage: &Shortage| DeviceShortage {
         device: name(shortage.device).unwrap_or_default(),
         memory: shortage.memory,
         needed_bytes: shortage.needed,
@@ -242,8 +225,25 @@ fn group_by_pass(records: &[Record]) -> ByPass<'_> {
     groups
 }
 
+fn records_of<'t>(by_pass: &ByPass<'t>, pass: u32, device: u16) -> impl Iterator<Item = &'t Record> {
+    by_pass.get(&(pass, device)).into_iter().flatten().copied()
+}
+
+fn readings_of(trace: &Trace, device: u16, counter: Counter) -> impl DoubleEndedIterator<Item = &Reading> {
+    trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter))
+}
+
 fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
+}
+
+/// Returns the sum of numbers; `sum` of an empty iterator would be -0.
+fn total(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, |sum, number| sum + number)
+}
+
+fn total_millis<'t>(records: impl IntoIterator<Item = &'t Record>) -> f64 {
+    total(records.into_iter().map(|record| millis(record.duration())))
 }
 
 /// Summarises the times of tokens; the tokens of a step share its time equally.
@@ -251,7 +251,7 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     let mut sorted: Vec<(f64, u64)> =
         steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
     let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
-    let time = steps.iter().map(|step| millis(step.duration())).fold(0.0, |sum, ms| sum + ms);
+    let time = total(steps.iter().map(|step| millis(step.duration())));
     sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
     let rank = |share: f64| {
         let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
@@ -265,11 +265,8 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     (count > 0).then(|| LatencySummary { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
 }
 
-fn is_work(record: &Record) -> bool {
-    matches!(
-        record.kind,
-        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
-    )
+fn is_work(step: &Record) -> bool {
+    matches!(step.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare)
 }
 
 /// Adds a step's time to the terms.
@@ -296,33 +293,27 @@ fn charge(terms: &mut Terms, record: &Record) {
 /// Returns the terms of one decode step of a ring, in milliseconds.
 fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
-    let none = Vec::new();
-    let head = by_pass.get(&(token.pass, 0)).unwrap_or(&none);
+    let records = |device: u16| records_of(by_pass, token.pass, device);
     let mut explained = 0.0;
-    for record in head.iter().filter(|record| is_work(record)) {
+    for record in records(0).filter(|record| is_work(record)) {
         charge(&mut terms, record);
         explained += millis(record.duration());
     }
     // Each message that the head sends comes back to it after one round.
-    for sent in head.iter().filter(|record| record.kind == Kind::Send) {
-        let back = head
-            .iter()
-            .filter(|record| record.kind == Kind::Receive && record.end >= sent.start)
-            .min_by_key(|record| record.end);
-        let Some(back) = back else { continue };
+    for sent in records(0).filter(|record| record.kind == Kind::Send) {
+        let received = records(0).filter(|it| it.kind == Kind::Receive && it.end >= sent.start);
+        let Some(back) = received.min_by_key(|record| record.end) else { continue };
         let round_trip = millis(back.end - sent.start);
         explained += round_trip;
         let mut away = 0.0;
         for device in 1..devices as u16 {
-            let visit = by_pass.get(&(token.pass, device)).unwrap_or(&none);
-            let visit = visit.iter().copied().filter(|record| record.round == sent.round);
-            away += charge_visit(&mut terms, visit);
+            away += charge_visit(&mut terms, records(device).filter(|record| record.round == sent.round));
         }
         terms.network += round_trip - away;
     }
     // After an interruption, the time before the first step of the pass is a bubble: the ring was rebuilt, or tokens
     // were recomputed.
-    let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
+    let begun = records(0).map(|record| record.start).min().filter(|_| token.interrupted);
     let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
     terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
     terms.bubble = millis(token.duration()) - terms.sum();
@@ -350,8 +341,8 @@ fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) 
     stayed
 }
 
-fn add(total: &mut Terms, one: &Terms, count: usize) {
-    let share = 1.0 / count as f64;
+/// Adds terms to `total`, each multiplied by `share`.
+fn add_share(total: &mut Terms, one: &Terms, share: f64) {
     total.cpu += one.cpu * share;
     total.gpu += one.gpu * share;
     total.memory += one.memory * share;
@@ -366,61 +357,43 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let last = steps.last().map(|step| step.pass);
     let count = outputs.decoded_tokens().max(1) as f64;
     // Bytes read after the last prompt belong to the tokens that follow.
-    let prompt = outputs.first_tokens.last().map(|first: &FirstToken| first.pass);
+    let prompt = outputs.first_tokens.last().map(|first| first.pass);
     let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.pass > prompt));
     let read_for: u64 = after.map(|step| u64::from(step.tokens())).sum();
-    trace
-        .header
-        .devices
-        .iter()
-        .enumerate()
-        .map(|(index, device)| {
-            let index = index as u16;
-            let mine = |record: &&Record| {
-                record.device == index && steps.binary_search_by_key(&record.pass, |step| step.pass).is_ok()
-            };
-            let work: Vec<&Record> =
-                trace.records.iter().filter(mine).filter(|record| is_work(record)).collect();
-            let mut terms = Terms::default();
-            for record in &work {
-                charge(&mut terms, record);
-            }
-            let ahead: Vec<&Record> =
-                trace.records.iter().filter(mine).filter(|record| record.kind == Kind::Prefetch).collect();
-            let at = |counter: Counter, pass: Option<u32>| {
-                let mut readings = trace.readings.iter().rev();
-                let found = readings.find(|reading| {
-                    (reading.device, reading.counter) == (index, counter)
-                        && pass.is_none_or(|pass| reading.pass <= pass)
-                });
-                found.map_or(0, |reading| reading.value)
-            };
-            let highest = trace
-                .readings
-                .iter()
-                .filter(|reading| (reading.device, reading.counter) == (index, Counter::Unreclaimable));
-            let unreclaimable = highest.map(|reading| reading.value).max().unwrap_or(0);
-            let read = at(Counter::BytesRead, last).saturating_sub(at(Counter::BytesRead, prompt));
-            DeviceMetrics {
-                name: device.name.clone(),
-                memory_pressure: unreclaimable as f64 / device.memory_total.max(1) as f64,
-                bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
-                resident_bytes: at(Counter::Resident, None),
-                busy_ms: work.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
-                    / count,
-                demand_disk_ms: terms.demand_disk / count,
-                hidden_disk_ms: hidden(&ahead, &work) / count,
-                trace_lost: is_lost(trace, index),
-            }
-        })
-        .collect()
+    let metrics = |(index, device): (u16, &TracedDevice)| {
+        let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.pass).is_ok();
+        let own = || trace.records.iter().filter(|it| it.device == index && is_decoding(it.pass));
+        let work: Vec<&Record> = own().filter(|record| is_work(record)).collect();
+        let ahead: Vec<&Record> = own().filter(|record| record.kind == Kind::Prefetch).collect();
+        let mut terms = Terms::default();
+        for record in &work {
+            charge(&mut terms, record);
+        }
+        let at = |counter: Counter, pass: Option<u32>| {
+            let mut readings = readings_of(trace, index, counter).rev();
+            let last = readings.find(|reading| pass.is_none_or(|pass| reading.pass <= pass));
+            last.map_or(0, |reading| reading.value)
+        };
+        let unreclaimable = readings_of(trace, index, Counter::Unreclaimable).map(|it| it.value).max();
+        let read = at(Counter::BytesRead, last).saturating_sub(at(Counter::BytesRead, prompt));
+        DeviceMetrics {
+            name: device.name.clone(),
+            memory_pressure: unreclaimable.unwrap_or(0) as f64 / device.memory_total.max(1) as f64,
+            bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
+            resident_bytes: at(Counter::Resident, None),
+            busy_ms: total_millis(work.iter().copied()) / count,
+            demand_disk_ms: terms.demand_disk / count,
+            hidden_disk_ms: hidden(&ahead, &work) / count,
+            trace_lost: is_lost(trace, index, &device.name),
+        }
+    };
+    (0..).zip(&trace.header.devices).map(metrics).collect()
 }
 
 /// Whether a device was lost and the trace has neither records nor readings of it.
-fn is_lost(trace: &Trace, index: u16) -> bool {
-    let name = trace.header.devices.get(usize::from(index)).map(|device| device.name.as_str());
-    let went_silent = |it: &RunEvent| it.kind == RunEventKind::Silent && it.device.as_deref() == name;
-    trace.run_events.iter().any(went_silent)
+fn is_lost(trace: &Trace, index: u16, name: &str) -> bool {
+    let mut silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
+    silent.any(|it| it.device.as_deref() == Some(name))
         && !trace.records.iter().any(|record| record.device == index)
         && !trace.readings.iter().any(|reading| reading.device == index)
 }
@@ -445,7 +418,7 @@ fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
         charge(&mut terms, record);
         millis(*overlap).min(terms.demand_disk)
     };
-    let all = ahead.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms);
+    let all = total_millis(ahead.iter().copied());
     (overlapping.iter().zip(work).map(waited).fold(all, |left, ms| left - ms)).max(0.0)
 }
 

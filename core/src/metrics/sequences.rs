@@ -4,21 +4,17 @@
 //! start of the run, including the wait for earlier prompts. The overall rate is the number of tokens after the first
 //! token of the run, divided by the time from the first token to the last.
 //!
-//! Drafting is part of the `cpu` or `gpu` term of a token on the head. In addition, the mean time per token is split
-//! into `draft_ms`, the time in which the head drafted, and `verify_ms`, the rest.
-//!
 //! `acceptance` is the share of the verified drafts that were accepted. The accepted drafts and the first rejected
 //! draft of each pass are verified. Drafts after a rejected draft say nothing about the draft model.
 
 use serde::{Deserialize, Serialize};
 
-use super::{ByPass, DecodeStep, TokenTimes, millis};
+use super::token_times::{DecodeStep, FirstToken, TokenTimes};
+use super::{ByPass, millis, records_of, total, total_millis};
 use hearth_schema::trace::Kind;
 
-/// The metrics of one sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceMetrics {
-    /// The number of the sequence, from 0.
     pub sequence: u32,
     /// Milliseconds from the start of the run to the first token of the sequence.
     pub ttft_ms: f64,
@@ -28,14 +24,12 @@ pub struct SequenceMetrics {
     pub tpot_ms: Option<f64>,
 }
 
-/// The metrics of speculative decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpeculationMetrics {
     /// The number of passes with drafts.
     pub steps: u64,
     /// The mean number of tokens per pass with drafts.
     pub tokens_per_step: f64,
-    /// The number of drafted tokens.
     pub drafted: u64,
     /// The number of drafted tokens that the large model accepted.
     pub accepted: u64,
@@ -43,18 +37,17 @@ pub struct SpeculationMetrics {
     pub acceptance: f64,
     /// The part of the mean time per token spent drafting, in milliseconds.
     pub draft_ms: f64,
-    /// The rest of the mean time per token, in milliseconds.
+    /// The mean time per token without `draft_ms`, in milliseconds.
     pub verify_ms: f64,
 }
 
 /// Returns the metrics of each sequence, empty if there is only one.
 pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
-    let one = |first: &super::FirstToken| {
-        let steps = outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
-        let (time, tokens) = steps.fold((0.0, 0), |(time, tokens), step| {
-            (time + millis(step.duration()), tokens + u64::from(step.tokens()))
-        });
+    let one = |first: &FirstToken| {
+        let steps = || outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
+        let time = total(steps().map(|step| millis(step.duration())));
+        let tokens: u64 = steps().map(|step| u64::from(step.tokens())).sum();
         SequenceMetrics {
             sequence: first.sequence,
             ttft_ms: millis(first.end.saturating_sub(begin)),
@@ -91,12 +84,9 @@ pub(super) fn speculation(
     let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted));
     let verified = sum(|step| step.drafted.min(step.accepted + 1));
     let drafting = |step: &DecodeStep| {
-        let records = by_pass.get(&(step.pass, 0)).into_iter().flatten();
-        let drafts = records.filter(|record| record.kind == Kind::Draft);
-        drafts.map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
+        total_millis(records_of(by_pass, step.pass, 0).filter(|record| record.kind == Kind::Draft))
     };
-    let draft_ms = outputs.decode_steps.iter().map(drafting).fold(0.0, |sum, ms| sum + ms)
-        / outputs.decoded_tokens() as f64;
+    let draft_ms = total(outputs.decode_steps.iter().map(drafting)) / outputs.decoded_tokens() as f64;
     Some(SpeculationMetrics {
         steps,
         tokens_per_step: (accepted + steps) as f64 / steps as f64,

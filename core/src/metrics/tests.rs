@@ -2,9 +2,11 @@
 
 use super::*;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Cost, Header, Origin, Reading, TracedDevice};
+use hearth_schema::plan::Parallelism;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::trace::{Cost, Header, Origin};
 
-const MS: u64 = 1_000_000;
+pub const MS: u64 = 1_000_000;
 
 pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
     let resource = match kind {
@@ -20,6 +22,11 @@ pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) ->
 pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
     record.cost = Some(Cost { cpu: cpu_ms * MS, ..Cost::default() });
     record
+}
+
+pub fn run_event(kind: RunEventKind, device: &str, [start, end]: [u64; 2]) -> RunEvent {
+    let (device, end) = (Some(device.into()), Some(end * MS));
+    RunEvent { kind, device, start: start * MS, end, what: String::new(), plan_digest: None }
 }
 
 /// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
@@ -42,7 +49,7 @@ pub fn trace() -> Trace {
             scenario: "s".into(),
             plan_digest: "p".into(),
             model: "m".into(),
-            kind: hearth_schema::plan::Parallelism::Ring,
+            kind: Parallelism::Ring,
             seed: 1,
             version: "0".into(),
             devices: vec![device("head"), device("worker")],
@@ -184,22 +191,12 @@ fn device_terms_are_the_sums_of_their_steps() {
 #[test]
 fn device_without_a_trace_is_lost_and_not_idle() {
     let mut trace = trace();
-    let silent = RunEvent {
-        kind: RunEventKind::Silent,
-        device: Some("worker".into()),
-        start: 0,
-        end: Some(1),
-        what: String::new(),
-        plan_digest: None,
-    };
-    trace.run_events = vec![silent];
+    trace.run_events = vec![run_event(RunEventKind::Silent, "worker", [0, 1])];
     let before = compute(&trace);
-    assert!(
-        !before.devices[1].trace_lost && before.bytes_read_per_token().is_some(),
-        "the trace has its records"
-    );
+    assert!(!before.devices[1].trace_lost && before.bytes_read_per_token().is_some(), "it has records");
     trace.records.retain(|record| record.device == 0);
     trace.readings.retain(|reading| reading.device == 0);
-    let lost: Vec<bool> = compute(&trace).devices.iter().map(|device| device.trace_lost).collect();
-    assert_eq!((lost.as_slice(), compute(&trace).bytes_read_per_token()), ([false, true].as_slice(), None));
+    let lost = compute(&trace);
+    assert!(!lost.devices[0].trace_lost && lost.devices[1].trace_lost);
+    assert_eq!(lost.bytes_read_per_token(), None);
 }

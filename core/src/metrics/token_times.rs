@@ -3,19 +3,16 @@
 //! The first output of a sequence ends its prompt. Each later output is a [`DecodeStep`], which lasts from the end of
 //! the previous output of the sequence to the end of this output. A step generates one token more than the number of
 //! accepted drafts.
-//!
-//! Not here: the terms of a step ([`super`]).
 
 use std::collections::BTreeMap;
 
-use super::{ByPass, millis};
+use super::{ByPass, millis, records_of};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::trace::{Counter, Kind, Trace};
 
 /// The interval in which a pass generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
-    /// The pass that generated the tokens.
     pub pass: u32,
     pub sequence: u32,
     /// The end of the previous output of the sequence, in nanoseconds.
@@ -24,7 +21,6 @@ pub struct DecodeStep {
     pub end: u64,
     /// The number of accepted draft tokens.
     pub accepted: u32,
-    /// The number of draft tokens.
     pub drafted: u32,
     /// Whether the sequence had other passes since its previous output: passes that were dropped, or that recomputed
     /// tokens after a failure.
@@ -32,7 +28,6 @@ pub struct DecodeStep {
 }
 
 impl DecodeStep {
-    /// Returns the number of generated tokens.
     pub fn tokens(&self) -> u32 {
         self.accepted + 1
     }
@@ -42,7 +37,6 @@ impl DecodeStep {
         self.end.saturating_sub(self.start)
     }
 
-    /// Returns the milliseconds per token.
     pub fn ms_per_token(&self) -> f64 {
         millis(self.duration()) / f64::from(self.tokens())
     }
@@ -52,13 +46,11 @@ impl DecodeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstToken {
     pub sequence: u32,
-    /// The pass that generated the token.
     pub pass: u32,
     /// The time at which the token was sampled, in nanoseconds.
     pub end: u64,
 }
 
-/// The token times of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenTimes {
     /// The first token of each sequence with at least one token, in the order of their passes.
@@ -68,7 +60,6 @@ pub struct TokenTimes {
 }
 
 impl TokenTimes {
-    /// Extracts the token times of a trace.
     pub fn from_trace(trace: &Trace) -> Self {
         Self::from_records(trace, &super::group_by_pass(&trace.records))
     }
@@ -84,8 +75,8 @@ impl TokenTimes {
         // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         for pass in &trace.passes {
-            let records = by_pass.get(&(pass.index, 0)).map_or(&[][..], Vec::as_slice);
-            let output = records.iter().find(|record| pass.output && record.kind == Kind::Output);
+            let mut records = records_of(by_pass, pass.index, 0);
+            let output = records.find(|record| pass.output && record.kind == Kind::Output);
             let Some(output) = output else {
                 last.entry(pass.sequence).and_modify(|(_, interrupted)| *interrupted = true);
                 continue;
@@ -99,15 +90,8 @@ impl TokenTimes {
                     let accepted = accepted.get(&pass.index).copied().unwrap_or(0);
                     let accepted = accepted.min(u64::from(drafted)) as u32;
                     let pass = pass.index;
-                    times.decode_steps.push(DecodeStep {
-                        pass,
-                        sequence,
-                        start,
-                        end,
-                        accepted,
-                        drafted,
-                        interrupted,
-                    });
+                    let step = DecodeStep { pass, sequence, start, end, accepted, drafted, interrupted };
+                    times.decode_steps.push(step);
                 }
             }
         }

@@ -1,24 +1,22 @@
 //! Recovery: decides what the head of a ring does when a device is lost, a connection breaks or a device returns.
 //!
-//! A pure reducer, `(state, event) -> (state, steps)`, without a clock or a socket. The executor's coordinator
-//! executes the steps over connections, and the simulator executes the same steps in simulated time.
+//! A pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections, the simulator
+//! in simulated time.
 //!
 //! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring. First
 //! every device prepares for an epoch and drops its work. When all have prepared, they receive the plan and connect.
 //! When all are ready, passes may begin. Each request and each new ring has an epoch, and responses of earlier epochs
 //! are ignored.
 //!
-//! When a device is lost, the head plans for the remaining devices. No plan uses the lost device until its return is
-//! reported. If the connection between two available devices breaks, the same ring is built once more, because the
-//! cause may be a single broken connection. If a connection breaks again before the next token is complete, the
+//! When a device is lost, the head plans for the remaining devices. If the connection between two available devices
+//! breaks, the same ring is built once more. If a connection breaks again before the next token is complete, the
 //! unreachable device is treated as lost. So the number of epochs between two tokens is at most the number of devices
 //! plus `FORGIVEN_CUTS`, and no sequence of failures makes the head retry forever.
 //!
-//! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the memory of the devices (the
-//! runner reports [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
+//! Not here: how a plan is found ([`Replanner`], `spread`), whether it fits the memory of the devices (the runner
+//! reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).
 
 pub mod heartbeat;
-mod replan;
 mod spread;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,49 +26,48 @@ use hearth_schema::events::RejoinTime;
 use hearth_schema::plan::Plan;
 
 use crate::cluster::Cluster;
-pub use replan::{NoPlan, Replanner};
+
+/// A planner that can be called during a run. It is an interface, because runners do not depend on planners.
+pub trait Replanner: std::fmt::Debug {
+    /// Returns a plan for the devices of this cluster. The plan must have the head of the cluster, which stores the
+    /// generated tokens.
+    fn replan(&self, available: &Cluster) -> Result<Plan, NoPlan>;
+}
+
+/// The reason why there is no plan: text for users, without a full stop at the end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct NoPlan {
+    pub reason: String,
+}
 
 /// An event of the ring, as the head observes it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The ring of the first plan has to be built.
     Start,
-    /// A device stopped responding, disconnected or failed. The loss of the head itself is permanent.
-    DeviceLost {
-        device: String,
-        /// The time of its last response, in nanoseconds of the runner's clock.
-        since: u64,
-        reason: String,
-    },
+    /// A device stopped responding, disconnected or failed. `since` is the time of its last response, in nanoseconds
+    /// of the runner's clock. The loss of the head itself is permanent.
+    DeviceLost { device: String, since: u64, reason: String },
     /// No device responds to the head, so the head itself is disconnected.
     HeadIsolated { since: u64, reason: String },
     /// A device cannot be reached while the head searches for devices before planning.
     DeviceAbsent { device: String },
     /// A device can be reached again. `rejoins` says when a plan may use it.
     DeviceReturned { device: String, rejoins: RejoinTime },
-    /// Two devices cannot exchange activations.
-    LinkCut {
-        /// The epoch for which their connection was opened.
-        epoch: u32,
-        /// The device that reports the broken connection.
-        reporter: String,
-        /// The device that the reporting device cannot reach.
-        peer: String,
-        since: u64,
-        reason: String,
-    },
+    /// The device `reporter` cannot exchange activations with `peer`. Their connection was opened for `epoch`.
+    LinkCut { epoch: u32, reporter: String, peer: String, since: u64, reason: String },
     /// The result of [`Step::Plan`]: a plan for the available devices.
     Planned(Box<Plan>),
-    /// The result of [`Step::Plan`] if there is no plan.
+    /// The result of [`Step::Plan`]: there is no plan for the available devices.
     NoPlan { reason: String },
     /// A device has prepared for an epoch.
     Prepared { device: String, epoch: u32 },
     /// A device is ready for the passes of an epoch.
     Ready { device: String, epoch: u32 },
-    /// A token is complete.
+    /// The tokens of a pass are complete.
     Token,
-    /// A request begins. If [`Recovery::must_plan`], the ring is planned first and the runner must send the event
-    /// again.
+    /// A request begins. If [`Recovery::must_plan`], the ring is planned first, and the event must be sent again.
     Request,
 }
 
@@ -79,8 +76,7 @@ pub enum Event {
 pub enum Step {
     /// Record the loss of a device and close the connection to it.
     RecordLoss { device: String, since: u64, reason: String },
-    /// Find a plan without [`Recovery::unavailable_devices`] devices and report [`Event::Planned`] or
-    /// [`Event::NoPlan`].
+    /// Find a plan without [`Recovery::unavailable_devices`]. Report [`Event::Planned`] or [`Event::NoPlan`].
     Plan,
     /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to it.
     Replanned { missing: Option<String> },
@@ -90,34 +86,25 @@ pub enum Step {
     Prepare { epoch: u32 },
     /// Send the plan of this epoch to all devices, including the head.
     Configure { epoch: u32 },
-    /// Tell all devices, including the head, to drop the state of the previous request.
-    Reset {
-        /// The epoch of the new request.
-        epoch: u32,
-    },
+    /// Tell all devices, including the head, to drop the state of the previous request. The new one has this epoch.
+    Reset { epoch: u32 },
     /// Passes may begin.
     Begin { epoch: u32 },
-    /// The ring cannot continue.
-    GiveUp {
-        /// The reasons why devices are unavailable, as text for users.
-        lost: String,
-        /// Why there is no plan without these devices.
-        reason: String,
-    },
+    /// The ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no plan without them.
+    GiveUp { lost: String, reason: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// A new plan is searched for.
+    /// The head searches for a new plan. If it finds none, an intact ring continues with its current plan.
     Planning {
-        /// Whether the current ring still works and continues if no other plan is found.
         is_intact: bool,
     },
     Preparing,
     Configuring,
     Resetting,
     Running,
-    /// The ring cannot continue with this request.
+    /// The ring has ended: it cannot complete the current request.
     Over,
 }
 
@@ -145,7 +132,7 @@ pub struct Recovery {
     has_begun: bool,
 }
 
-/// Number of broken connections between two tokens after which the same ring is built again.
+/// Maximum number of broken connections between two tokens for which the same ring is built again.
 /// source: assumed, one connection may break by itself
 const FORGIVEN_CUTS: u32 = 1;
 
@@ -168,7 +155,6 @@ impl Recovery {
         }
     }
 
-    /// Creates the state for a ring that is running already.
     pub fn running(plan: Arc<Plan>) -> Self {
         Self { epoch: 1, connected: 1, phase: Phase::Running, has_begun: true, ..Self::new(plan) }
     }
@@ -185,15 +171,14 @@ impl Recovery {
             }
             Event::DeviceReturned { device, rejoins } => self.returned(&device, rejoins),
             Event::LinkCut { epoch, reporter, peer, since, reason } => {
-                self.cut(epoch, reporter, peer, (since, reason))
+                self.cut(epoch, [reporter, peer], since, reason)
             }
             Event::Planned(plan) => self.planned(*plan),
             Event::NoPlan { reason } => self.not_planned(reason),
-            Event::Prepared { device, epoch } => self.answered(Phase::Preparing, &device, epoch),
-            Event::Ready { device, epoch } if self.phase == Phase::Resetting => {
-                self.answered(Phase::Resetting, &device, epoch)
+            Event::Prepared { device, epoch } => self.responded(&[Phase::Preparing], &device, epoch),
+            Event::Ready { device, epoch } => {
+                self.responded(&[Phase::Configuring, Phase::Resetting], &device, epoch)
             }
-            Event::Ready { device, epoch } => self.answered(Phase::Configuring, &device, epoch),
             Event::Token => self.token(),
             Event::Request => self.request(),
         }
@@ -204,7 +189,6 @@ impl Recovery {
         &self.plan
     }
 
-    /// Returns the first plan of the ring.
     pub fn first_plan(&self) -> &Arc<Plan> {
         &self.first
     }
@@ -228,17 +212,14 @@ impl Recovery {
         self.phase != Phase::Running || self.rejoins.is_some()
     }
 
-    /// Whether no plan may use the device.
     pub fn is_unavailable(&self, device: &str) -> bool {
         self.unavailable.contains_key(device)
     }
 
-    /// Returns the devices that no plan may use.
     pub fn unavailable_devices(&self) -> BTreeSet<String> {
         self.unavailable.keys().cloned().collect()
     }
 
-    /// Returns the devices whose response is still awaited.
     pub fn awaited_devices(&self) -> &BTreeSet<String> {
         &self.awaited
     }
@@ -248,25 +229,24 @@ impl Recovery {
         spread::spread_layers(&self.first, &self.unavailable_devices())
     }
 
-    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps everything that the tokens
-    /// so far depend on: the size and format of the caches, the format of activations, and the draft model. It also
-    /// keeps the addresses of the devices.
+    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the devices
+    /// and everything that the tokens so far depend on: caches, format of activations, and draft model.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, NoPlan> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
         let members: Vec<_> = available.cloned().collect();
-        let Some(place) = members.iter().position(|member| member.name == head) else {
+        let Some(index) = members.iter().position(|member| member.name == head) else {
             return Err(NoPlan { reason: format!("the scenario has no device `{head}`, which is the head") });
         };
-        let mut plan = replanner.replan(&Cluster { members, head: place, ..cluster.clone() })?;
+        let mut plan = replanner.replan(&Cluster { members, head: index, ..cluster.clone() })?;
         let first = &self.first;
         (plan.context, plan.sequences) = (first.context, first.sequences);
         (plan.activations, plan.kv_cache) = (first.activations, first.kv_cache);
         plan.draft.clone_from(&first.draft);
         for device in &mut plan.devices {
-            let known =
-                first.device_index(&device.name).and_then(|place| first.devices[place].address.clone());
-            device.address = known.or_else(|| device.address.take());
+            let known = first.devices.iter().find(|known| known.name == device.name);
+            let address = known.and_then(|known| known.address.clone());
+            device.address = address.or_else(|| device.address.take());
         }
         Ok(plan)
     }
@@ -286,24 +266,18 @@ impl Recovery {
         }
         self.members = names(&plan);
         self.plan = Arc::new(plan);
-        let mut steps = vec![Step::Replanned { missing: self.missing.take() }];
-        steps.extend(self.prepare());
-        steps
+        let replanned = Step::Replanned { missing: self.missing.take() };
+        [vec![replanned], self.prepare()].concat()
     }
 
-    /// Returns the reason why the ring cannot continue with a plan, if there is one.
     fn refusal(&self, plan: &Plan) -> Option<String> {
-        let head = &plan.devices[0].name;
-        if head != self.head() {
-            return Some(format!(
-                "its head would be `{head}`, but the generated tokens are on `{}`",
-                self.head()
-            ));
+        let (head, own) = (&plan.devices[0].name, self.head());
+        if head != own {
+            return Some(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
         }
         // Without this check, a planner that uses unavailable devices would be called forever.
         let unavailable = plan.devices.iter().find(|device| self.is_unavailable(&device.name));
-        let reason =
-            unavailable.map(|device| format!("the new plan uses `{}`, which is unavailable", device.name));
+        let reason = unavailable.map(|it| format!("the new plan uses `{}`, which is unavailable", it.name));
         reason.or_else(|| plan.simulation_only_reason())
     }
 
@@ -328,9 +302,7 @@ impl Recovery {
         self.connected = self.epoch;
         self.phase = Phase::Preparing;
         self.awaited = self.members.iter().filter(|&name| name != self.head()).cloned().collect();
-        let mut steps = vec![Step::Prepare { epoch: self.epoch }];
-        steps.extend(self.advance());
-        steps
+        [vec![Step::Prepare { epoch: self.epoch }], self.advance()].concat()
     }
 
     /// Continues with the next phase if no response is awaited any more.
@@ -348,8 +320,9 @@ impl Recovery {
         vec![Step::Begin { epoch }]
     }
 
-    fn answered(&mut self, phase: Phase, device: &str, epoch: u32) -> Vec<Step> {
-        if self.phase != phase || self.epoch != epoch || !self.awaited.remove(device) {
+    /// Handles a response that is valid only in these phases.
+    fn responded(&mut self, phases: &[Phase], device: &str, epoch: u32) -> Vec<Step> {
+        if !phases.contains(&self.phase) || self.epoch != epoch || !self.awaited.remove(device) {
             return vec![];
         }
         self.advance()
@@ -371,11 +344,7 @@ impl Recovery {
         self.awaited.remove(&device);
         self.missing = Some(device.clone());
         let loss = Step::RecordLoss { device, since, reason };
-        if !self.depends_on_members() {
-            return vec![loss];
-        }
-        self.phase = Phase::Planning { is_intact: false };
-        vec![loss, Step::Plan]
+        if self.depends_on_members() { vec![loss, self.start_planning(false)] } else { vec![loss] }
     }
 
     fn isolated(&mut self, since: u64, reason: String) -> Vec<Step> {
@@ -390,8 +359,7 @@ impl Recovery {
         }
         self.awaited.clear();
         self.missing = Some(head.clone());
-        self.phase = Phase::Planning { is_intact: false };
-        vec![Step::RecordLoss { device: head, since, reason }, Step::Plan]
+        vec![Step::RecordLoss { device: head, since, reason }, self.start_planning(false)]
     }
 
     fn returned(&mut self, device: &str, rejoins: RejoinTime) -> Vec<Step> {
@@ -406,13 +374,7 @@ impl Recovery {
         vec![]
     }
 
-    fn cut(
-        &mut self,
-        epoch: u32,
-        reporter: String,
-        peer: String,
-        (since, reason): (u64, String),
-    ) -> Vec<Step> {
+    fn cut(&mut self, epoch: u32, [reporter, peer]: [String; 2], since: u64, reason: String) -> Vec<Step> {
         let is_connected = matches!(self.phase, Phase::Configuring | Phase::Resetting | Phase::Running);
         let are_members = self.members.contains(&reporter) && self.members.contains(&peer);
         if !is_connected || epoch != self.connected || !are_members {
@@ -423,43 +385,37 @@ impl Recovery {
             let lost = if peer == self.head() { reporter } else { peer };
             return self.lose(lost, since, reason);
         }
-        let mut steps = vec![Step::Replanned { missing: None }];
-        steps.extend(self.prepare());
-        steps
+        [vec![Step::Replanned { missing: None }], self.prepare()].concat()
     }
 
     fn token(&mut self) -> Vec<Step> {
         self.cuts = 0;
-        if self.phase != Phase::Running {
+        let rejoins = self.rejoins == Some(RejoinTime::BetweenTokens);
+        if self.phase != Phase::Running || !rejoins {
             return vec![];
         }
-        match self.rejoins.take_if(|rejoins| *rejoins == RejoinTime::BetweenTokens) {
-            Some(_) => self.plan_intact(),
-            None => vec![],
-        }
+        self.rejoins = None;
+        vec![self.start_planning(true)]
     }
 
     fn request(&mut self) -> Vec<Step> {
         self.cuts = 0;
         let rejoins = self.rejoins.take().is_some();
         match self.phase {
-            Phase::Running if rejoins => self.plan_intact(),
+            Phase::Running if rejoins => vec![self.start_planning(true)],
             Phase::Running => {
                 self.epoch += 1;
                 self.phase = Phase::Resetting;
                 self.awaited = self.members.clone();
                 vec![Step::Reset { epoch: self.epoch }]
             }
-            _ => {
-                self.phase = Phase::Planning { is_intact: false };
-                vec![Step::Plan]
-            }
+            _ => vec![self.start_planning(false)],
         }
     }
 
-    fn plan_intact(&mut self) -> Vec<Step> {
-        self.phase = Phase::Planning { is_intact: true };
-        vec![Step::Plan]
+    fn start_planning(&mut self, is_intact: bool) -> Step {
+        self.phase = Phase::Planning { is_intact };
+        Step::Plan
     }
 }
 

@@ -4,8 +4,7 @@
 //! are the only known measure of the speed of the devices. A round has as many layers as before, so the
 //! number of rounds does not change. Windows are rounded to whole layers by the largest remainder.
 //!
-//! Not here: a better plan, which a planner makes from the profiles of the devices ([`super::Replanner`]), and
-//! whether the new part fits the memory of a device, which the device checks itself.
+//! Not here: whether the new part fits the memory of a device, which the device checks itself.
 
 use std::collections::BTreeSet;
 
@@ -14,22 +13,19 @@ use hearth_profiles::Document;
 use super::NoPlan;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
-/// Returns the plan with the layers of the lost devices on the others. Fails if the head is lost.
+/// Returns the plan with the layers of the lost devices moved to the remaining ones. Fails if the head is lost.
 pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let head = &plan.devices[0].name;
     if lost.contains(head) {
-        return Err(NoPlan {
-            reason: format!(
-                "the head `{head}` is lost; it holds the generated tokens, so the run cannot continue"
-            ),
-        });
+        let tokens = "it holds the generated tokens, so the run cannot continue";
+        return Err(NoPlan { reason: format!("the head `{head}` is lost; {tokens}") });
     }
     let mut new = plan.clone();
     new.devices.retain(|device| !lost.contains(&device.name));
     let layers = plan.ring_layers().min(plan.model.layers);
     // The layers may run out in the last window of round 0, so its actual length counts.
-    let remaining = (0..plan.devices.len()).filter(|&place| !lost.contains(&plan.devices[place].name));
-    let before: Vec<u32> = remaining.map(|place| plan.window(place, 0).len() as u32).collect();
+    let remaining = (0..plan.devices.len()).filter(|&index| !lost.contains(&plan.devices[index].name));
+    let before: Vec<u32> = remaining.map(|index| plan.window(index, 0).len() as u32).collect();
     let windows = share_out(layers, &before);
     for (device, window) in new.devices.iter_mut().zip(windows) {
         device.window = window;
@@ -48,25 +44,23 @@ pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPla
         |name: &String| DroppedDevice { name: name.clone(), reason: "it was lost during the run".into() };
     new.dropped.extend(lost.iter().map(dropped));
     (new.predicted, new.explanation) = (None, vec![]);
-    match new.validate() {
-        Ok(()) => Ok(new),
-        Err(error) => Err(NoPlan { reason: error.what() }),
-    }
+    new.validate().map_err(|error| NoPlan { reason: error.what() })?;
+    Ok(new)
 }
 
 /// Distributes layers in proportion to these windows. If all windows are empty, the head gets all layers.
 fn share_out(layers: u32, windows: &[u32]) -> Vec<u32> {
     let before: u64 = windows.iter().map(|&window| u64::from(window)).sum();
     if before == 0 {
-        return (0..windows.len()).map(|place| if place == 0 { layers } else { 0 }).collect();
+        return (0..windows.len()).map(|index| if index == 0 { layers } else { 0 }).collect();
     }
     let scaled = |window: u32| u64::from(window) * u64::from(layers);
     let mut shares: Vec<u32> = windows.iter().map(|&window| (scaled(window) / before) as u32).collect();
     let mut order: Vec<usize> = (0..windows.len()).collect();
     // The largest remainder first; of equal ones the first device.
-    order.sort_by_key(|&place| (std::cmp::Reverse(scaled(windows[place]) % before), place));
+    order.sort_by_key(|&index| (std::cmp::Reverse(scaled(windows[index]) % before), index));
     let missing = layers.saturating_sub(shares.iter().sum());
-    order.iter().take(missing as usize).for_each(|&place| shares[place] += 1);
+    order.iter().take(missing as usize).for_each(|&index| shares[index] += 1);
     shares
 }
 
@@ -104,14 +98,14 @@ mod tests {
             let ring: u32 = windows.iter().sum();
             prop_assume!(ring > 0);
             let mut plan = plan(layers, &windows, false);
-            for (place, device) in plan.devices.iter_mut().enumerate().skip(1) {
-                device.role = if windows[place] == 0 { Role::Relay } else { Role::Worker };
+            for (index, device) in plan.devices.iter_mut().enumerate().skip(1) {
+                device.role = if windows[index] == 0 { Role::Relay } else { Role::Worker };
             }
             plan.rounds = layers.div_ceil(ring);
             prop_assume!(plan.validate().is_ok());
-            let lost = |place: usize| place > 0 && mask >> place & 1 == 1;
-            let names = (0..windows.len()).filter(|&place| lost(place));
-            let lost: BTreeSet<String> = names.map(|place| plan.devices[place].name.clone()).collect();
+            let lost = |index: usize| index > 0 && mask >> index & 1 == 1;
+            let names = (0..windows.len()).filter(|&index| lost(index));
+            let lost: BTreeSet<String> = names.map(|index| plan.devices[index].name.clone()).collect();
             let new = spread_layers(&plan, &lost).expect("the head is left");
             prop_assert!(new.validate().is_ok());
             prop_assert_eq!(new.ring_layers(), ring.min(layers));

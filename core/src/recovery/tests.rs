@@ -40,6 +40,10 @@ fn cut(epoch: u32, by: usize, peer: usize) -> Event {
     Event::LinkCut { epoch, reporter: name(by), peer: name(peer), since: 7, reason: "it hung up".into() }
 }
 
+fn returned(index: usize, rejoins: RejoinTime) -> Event {
+    Event::DeviceReturned { device: name(index), rejoins }
+}
+
 fn ready(index: usize, epoch: u32) -> Event {
     Event::Ready { device: name(index), epoch }
 }
@@ -57,13 +61,18 @@ fn new(count: usize) -> Recovery {
     Recovery::new(Arc::new(plan_for(&devices(count))))
 }
 
+/// Reports that all workers of a ring of `count` devices are prepared.
+fn prepare_all(head: &mut Recovery, count: usize, epoch: u32) {
+    for index in 1..count {
+        head.react(prepared(index, epoch));
+    }
+}
+
 /// The state of a running ring of `count` devices.
 fn running(count: usize) -> Recovery {
     let mut head = new(count);
     assert_eq!(head.react(Event::Start).first(), Some(&Step::Prepare { epoch: 1 }));
-    for index in 1..count {
-        head.react(prepared(index, 1));
-    }
+    prepare_all(&mut head, count, 1);
     assert!(!head.has_begun());
     let responses = (0..count).map(|index| head.react(ready(index, 1)));
     assert_eq!(responses.last(), Some(vec![Step::Begin { epoch: 1 }]));
@@ -102,16 +111,12 @@ fn one_cut_is_forgiven_and_the_next_loses_the_unreachable_device() {
     let mut head = running(3);
     assert_eq!(head.react(cut(1, 1, 2)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 2 }]);
     assert_eq!(head.react(cut(1, 1, 2)), [], "the other end reports the same cut");
-    for index in 1..3 {
-        head.react(prepared(index, 2));
-    }
+    prepare_all(&mut head, 3, 2);
     assert_eq!(head.react(cut(2, 1, 2)), [loss(2), Step::Plan]);
     assert_eq!(head.unavailable_devices(), BTreeSet::from([name(2)]));
     let mut head = running(3);
     head.react(cut(1, 2, 0));
-    for index in 1..3 {
-        head.react(prepared(index, 2));
-    }
+    prepare_all(&mut head, 3, 2);
     head.react(cut(2, 2, 0));
     assert_eq!(head.unavailable_devices(), BTreeSet::from([name(2)]), "the head is never treated as lost");
 }
@@ -122,13 +127,10 @@ fn returned_device_is_used_by_the_next_request() {
     assert_eq!(head.react(Event::Request), [Step::Reset { epoch: 2 }]);
     head.react(lost(1));
     let give_up = head.react(Event::NoPlan { reason: "too little memory".into() });
-    let (missing, reason) = (Some(name(1)), "too little memory".to_owned());
-    let lost = "it hung up".into();
-    assert_eq!(
-        give_up,
-        [Step::NotReplanned { missing, reason: reason.clone() }, Step::GiveUp { lost, reason }]
-    );
-    head.react(Event::DeviceReturned { device: name(1), rejoins: RejoinTime::NextRequest });
+    let [reason, again] = [(); 2].map(|()| "too little memory".to_owned());
+    let not_replanned = Step::NotReplanned { missing: Some(name(1)), reason };
+    assert_eq!(give_up, [not_replanned, Step::GiveUp { lost: "it hung up".into(), reason: again }]);
+    head.react(returned(1, RejoinTime::NextRequest));
     assert_eq!(head.react(Event::Request), [Step::Plan]);
     assert_eq!(head.react(planned(2)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
 }
@@ -138,11 +140,11 @@ fn device_may_rejoin_between_tokens() {
     let mut head = running(3);
     head.react(lost(2));
     head.react(planned(2));
-    head.react(prepared(1, 2));
+    prepare_all(&mut head, 2, 2);
     for index in 0..2 {
         head.react(ready(index, 2));
     }
-    head.react(Event::DeviceReturned { device: name(2), rejoins: RejoinTime::BetweenTokens });
+    head.react(returned(2, RejoinTime::BetweenTokens));
     assert_eq!((head.is_running(), head.unavailable_devices()), (true, BTreeSet::new()));
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
@@ -183,15 +185,18 @@ fn unusable_plans_are_refused() {
     }
 }
 
-/// A random event of a ring with up to five devices: its kind, two devices, and the age of its epoch.
-fn event() -> impl Strategy<Value = (u8, usize, usize, u32)> {
-    (0u8..8, 0usize..5, 0usize..5, 0u32..3)
+/// Returns the event with a plan for the available devices of a ring of `count`.
+fn plan_for_available(head: &Recovery, count: usize) -> Event {
+    let available = devices(count).difference(&head.unavailable_devices()).cloned().collect();
+    Event::Planned(Box::new(plan_for(&available)))
 }
 
 proptest! {
+    /// Each random event has a kind, two devices, and the age of its epoch.
     #[test]
     fn epochs_begin_with_all_available_devices_and_retries_are_bounded(
-        count in 1usize..6, events in proptest::collection::vec(event(), 0..200)
+        count in 1usize..6,
+        events in proptest::collection::vec((0u8..8, 0usize..5, 0usize..5, 0u32..3), 0..200),
     ) {
         let mut head = new(count);
         let mut steps = head.react(Event::Start);
@@ -201,10 +206,7 @@ proptest! {
             let mut queue = VecDeque::from(std::mem::take(&mut steps));
             while let Some(step) = queue.pop_front() {
                 match step {
-                    Step::Plan => {
-                        let available = devices(count).difference(&head.unavailable_devices()).cloned().collect();
-                        queue = head.react(Event::Planned(Box::new(plan_for(&available)))).into();
-                    }
+                    Step::Plan => queue = head.react(plan_for_available(&head, count)).into(),
                     Step::Prepare { epoch } => {
                         prop_assert!(epoch > last, "epochs go up");
                         (last, since_token) = (epoch, since_token + 1);
@@ -268,23 +270,19 @@ proptest! {
         for (is_simulated, decided) in [true, false].into_iter().zip(&mut decided) {
             let mut head = Recovery::running(Arc::new(plan_for(&devices(count))));
             let mut available = devices(count);
-            let mut asked = 0u32;
+            let mut searches = 0u32;
             for &(kind, one) in &incidents {
-                let one = name(one % count.max(2)).clone();
-                if one == "d0" { continue; }
+                let one = one % count;
+                if one == 0 { continue; }
+                match kind {
+                    0 | 1 => available.remove(&name(one)),
+                    2 | 3 => available.insert(name(one)),
+                    _ => false,
+                };
                 let event = match kind {
-                    0 | 1 => {
-                        available.remove(&one);
-                        Event::DeviceLost { device: one, since: 0, reason: "silent".into() }
-                    }
-                    2 => {
-                        available.insert(one.clone());
-                        Event::DeviceReturned { device: one, rejoins: RejoinTime::BetweenTokens }
-                    }
-                    3 => {
-                        available.insert(one.clone());
-                        Event::DeviceReturned { device: one, rejoins: RejoinTime::NextRequest }
-                    }
+                    0 | 1 => lost(one),
+                    2 => returned(one, RejoinTime::BetweenTokens),
+                    3 => returned(one, RejoinTime::NextRequest),
                     _ => Event::Token,
                 };
                 let mut queue = VecDeque::from(head.react(event));
@@ -305,10 +303,9 @@ proptest! {
                                     head.react(Event::DeviceAbsent { device });
                                 }
                             }
-                            asked += 1;
-                            vec![if plans >> (asked % 32) & 1 == 1 {
-                                let usable = devices(count).difference(&head.unavailable_devices()).cloned().collect();
-                                Event::Planned(Box::new(plan_for(&usable)))
+                            searches += 1;
+                            vec![if plans >> (searches % 32) & 1 == 1 {
+                                plan_for_available(&head, count)
                             } else {
                                 Event::NoPlan { reason: "no plan".into() }
                             }]

@@ -2,9 +2,8 @@
 //!
 //! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
 //! fits is worse than none, because a cyclic scan of it evicts every page before its next use. So the budget follows
-//! the available memory: after each token it receives the number of bytes of the kept set that were missing, and the
-//! size of the available page cache if the system reports it. It shrinks at once and grows back in steps. The next step is taken only after
-//! a number of tokens without loss, and each loss doubles this number.
+//! the available memory. It shrinks at once and grows back in steps. The next step is taken only after a number of
+//! tokens without loss, and each loss doubles this number.
 
 /// Number of steps in which the budget grows from zero to its maximum.
 /// source: assumed
@@ -18,11 +17,10 @@ const NOISE_DIVISOR: u64 = 64;
 /// source: assumed
 const MAX_WAIT: u32 = 64;
 
-/// The number of bytes that a device keeps in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptBudget {
     max: u64,
-    now: u64,
+    pub bytes: u64,
     /// Number of tokens without loss that must pass before the next growth step.
     wait: u32,
     /// Number of tokens without loss since the last change.
@@ -36,41 +34,36 @@ pub struct KeptBudget {
 impl KeptBudget {
     /// Creates a budget of at most `max` bytes, which starts at this maximum.
     pub fn new(max: u64) -> Self {
-        Self { max, now: max, wait: 1, lasted: 0, grown: false, settling: false }
-    }
-
-    /// Returns the current budget in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.now
+        Self { max, bytes: max, wait: 1, lasted: 0, grown: false, settling: false }
     }
 
     /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
     /// the number of bytes that can be kept, if the system reports it. Returns whether the budget has changed.
     pub fn update_after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
-        let before = self.now;
+        let before = self.bytes;
         let ceiling = self.max.min(limit.unwrap_or(self.max));
-        let pressed = lost > self.now / NOISE_DIVISOR;
-        let fall = self.now.saturating_sub(ceiling);
+        let pressed = lost > self.bytes / NOISE_DIVISOR;
+        let fall = self.bytes.saturating_sub(ceiling);
         // Pages found missing after the limit has fallen are the same loss, reported twice.
-        let is_reported = fall > self.now / NOISE_DIVISOR;
+        let is_reported = fall > self.bytes / NOISE_DIVISOR;
         if std::mem::replace(&mut self.settling, is_reported) {
-            self.now -= fall;
+            self.bytes -= fall;
         } else if pressed {
-            self.now -= if fall > 0 { fall } else { lost.min(self.now / 2) };
+            self.bytes -= if fall > 0 { fall } else { lost.min(self.bytes / 2) };
             self.wait = (self.wait * 2).min(MAX_WAIT);
             (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
-            self.now -= fall;
+            self.bytes -= fall;
             self.lasted = self.lasted.saturating_add(1);
-            if self.lasted >= self.wait && self.now < ceiling {
-                self.now = ceiling.min(self.now + (self.max / GROWTH_STEPS).max(1));
+            if self.lasted >= self.wait && self.bytes < ceiling {
+                self.bytes = ceiling.min(self.bytes + (self.max / GROWTH_STEPS).max(1));
                 if self.grown {
                     self.wait = (self.wait / 2).max(1);
                 }
                 (self.lasted, self.grown) = (0, true);
             }
         }
-        self.now != before
+        self.bytes != before
     }
 }
 
@@ -90,15 +83,12 @@ mod tests {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.update_after_token(0, Some(2000)));
         assert!(budget.update_after_token(600, Some(400)));
-        assert!(
-            !budget.update_after_token(400, Some(400)),
-            "the rest was evicted by the same scan and is read again"
-        );
-        assert_eq!(budget.bytes(), 400);
+        assert!(!budget.update_after_token(400, Some(400)), "the rest was evicted by the same scan");
+        assert_eq!(budget.bytes, 400);
         assert!(!budget.update_after_token(0, Some(400)), "no memory to grow");
         let tokens = (1..).take_while(|_| {
             budget.update_after_token(0, Some(2000));
-            budget.bytes() < 1000
+            budget.bytes < 1000
         });
         assert!(tokens.count() < 6, "everything is kept again a few tokens after the memory is free");
     }
@@ -108,7 +98,7 @@ mod tests {
         let mut budget = KeptBudget::new(1000);
         assert!(budget.update_after_token(0, Some(600)), "the limit falls before anything is missing");
         assert!(!budget.update_after_token(900, Some(600)), "the pieces that no longer fit evicted the rest");
-        assert_eq!(budget.bytes(), 600);
+        assert_eq!(budget.bytes, 600);
         assert!(budget.update_after_token(300, Some(600)), "a loss at the reduced size shrinks it again");
         let mut budget = KeptBudget::new(1000);
         for limit in [900, 700, 500] {
@@ -121,12 +111,12 @@ mod tests {
     fn budget_adapts_without_a_reported_limit() {
         let mut budget = KeptBudget::new(1000);
         for _ in 0..12 {
-            budget.update_after_token(lost(budget.bytes(), 300), None);
+            budget.update_after_token(lost(budget.bytes, 300), None);
         }
-        assert!(budget.bytes() <= 300);
+        assert!(budget.bytes <= 300);
         // It sometimes tries to grow, but for most tokens nothing is lost.
         let losses = (0..200).filter(|_| {
-            let lost = lost(budget.bytes(), 300);
+            let lost = lost(budget.bytes, 300);
             budget.update_after_token(lost, None);
             lost > 0
         });
@@ -134,7 +124,7 @@ mod tests {
         for _ in 0..200 {
             budget.update_after_token(0, None);
         }
-        assert_eq!(budget.bytes(), 1000);
+        assert_eq!(budget.bytes, 1000);
     }
 
     #[test]
@@ -151,10 +141,10 @@ mod tests {
         ) {
             let mut budget = KeptBudget::new(max);
             for (lost, limit) in tokens {
-                let before = budget.bytes();
+                let before = budget.bytes;
                 let changed = budget.update_after_token(lost, limit);
-                prop_assert!(budget.bytes() <= max.min(limit.unwrap_or(max)));
-                prop_assert_eq!(changed, budget.bytes() != before);
+                prop_assert!(budget.bytes <= max.min(limit.unwrap_or(max)));
+                prop_assert_eq!(changed, budget.bytes != before);
             }
         }
     }

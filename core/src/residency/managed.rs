@@ -14,9 +14,6 @@
 //! Kept pieces are ordinary page cache, so the system can evict them. After each pass the kept set is adapted to the
 //! available memory ([`KeptBudget`]).
 //!
-//! [`ManagedResidency`] is a pure state machine. Simulator and executor report [`Event`]s and execute its [`Step`]s.
-//! They differ in how long a step takes, but not in what is done.
-//!
 //! Not here: when a part is requested, used and released ([`crate::schedule`]).
 
 use std::collections::VecDeque;
@@ -37,10 +34,9 @@ pub type PieceId = u32;
 /// The pass, round and layers for which a part is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadOrigin {
-    /// The index of the pass.
     pub pass: u32,
     pub round: u32,
-    /// First layer and end of the part; `None` for the output matrix.
+    /// First layer and exclusive end of the part; `None` for the output matrix.
     pub layers: Option<[u32; 2]>,
 }
 
@@ -65,31 +61,25 @@ pub enum Event {
     Used(PieceId),
     /// The computation found that a confirmed piece is missing.
     Faulted(PieceId),
-    /// The computation of the part has ended.
     PartEnded,
     /// The generation has ended: all requested parts are dropped.
     Reset,
     /// The memory use of the process is about to change.
     MemoryChanged,
-    /// The outcome of [`Step::Measure`].
+    /// The outcome of [`Step::Measure`]: the bytes of page cache that the kernel can use before it evicts the share,
+    /// if known, and the bytes of the kept set that the system reports as evicted.
     Measured {
-        /// Bytes of page cache that the kernel can use before it evicts the share, if known.
         page_cache: Option<u64>,
-        /// Bytes of the kept set that the system reports as evicted.
         evicted: u64,
     },
-    /// The outcome of [`Step::Read`].
     Read(PieceId, ReadOutcome),
-    /// A read of this piece is complete.
     Arrived(PieceId),
     /// The outcome of [`Step::Confirm`]: whether the piece is in memory. If it is not, it is being read again.
     Confirmed(PieceId, bool),
 }
 
-/// The outcome of [`Step::Read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// The whole piece is in memory.
     InMemory,
     /// This number of bytes was missing, and their read has started.
     Started(u64),
@@ -108,7 +98,6 @@ pub enum Step {
     Read(PieceId, ReadOrigin),
     /// Check whether a piece that was read or found in memory is still there, and report [`Event::Confirmed`].
     Confirm(PieceId, ReadOrigin),
-    /// Remove a piece from memory.
     Evict(PieceId),
     /// Wait for the read of a piece and report [`Event::Arrived`].
     Await(PieceId),
@@ -134,21 +123,15 @@ impl Part {
         let start = request.pieces.start;
         Self { pieces: request.pieces, origin: request.origin, requested: start, ready: start, used: start }
     }
-
-    /// Makes the helper process all pieces again.
-    fn restart(&mut self) {
-        let start = self.pieces.start;
-        (self.requested, self.ready, self.used) = (start, start, start);
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     bytes: u64,
     kept: bool,
-    /// Whether it was loaded while it is kept. If it is missing later, the system has evicted it.
+    /// Whether the piece was read as a kept piece. If it is missing later, the system has evicted it.
     loaded: bool,
-    /// Whether it occupies part of the stream buffer.
+    /// Whether the piece occupies part of the stream buffer.
     buffered: bool,
 }
 
@@ -164,21 +147,16 @@ pub struct ManagedResidency {
     budget: KeptBudget,
     /// Capacity of the stream buffer in bytes.
     capacity: u64,
-    /// Bytes in the stream buffer.
     buffered: u64,
-    /// Requested parts, in the order of use.
     parts: VecDeque<Part>,
-    /// Whether the first part is being computed.
     computing: bool,
     /// Pieces whose reads are in flight, in the order of their start.
     in_flight: VecDeque<PieceId>,
     /// Pieces to evict; none of them is kept.
     evictable: VecDeque<PieceId>,
-    /// The last pass that has begun.
     pass: Option<u32>,
     /// Bytes of the kept set that were found missing since the last measurement of memory.
     lost: u64,
-    /// Whether memory has been measured at least once.
     measured: bool,
     measure_due: bool,
 }
@@ -188,9 +166,8 @@ impl ManagedResidency {
     /// pieces of each visit in the order of use; the device may be idle only between visits. `bytes` has the size of
     /// each piece by its index.
     pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
-        let sizes: Vec<Vec<u64>> =
-            visits.iter().map(|visit| visit.iter().map(|&piece| bytes[piece as usize]).collect()).collect();
-        let share = Share::new(&sizes);
+        let sizes = |visit: &Vec<PieceId>| visit.iter().map(|&piece| bytes[piece as usize]).collect();
+        let share = Share::new(&visits.iter().map(sizes).collect::<Vec<_>>());
         let piece = |&bytes: &u64| Piece { bytes, kept: false, loaded: false, buffered: false };
         Self {
             options,
@@ -212,12 +189,10 @@ impl ManagedResidency {
         }
     }
 
-    /// Returns the size of the share in bytes.
     pub fn share_bytes(&self) -> u64 {
         self.share.total_bytes()
     }
 
-    /// Returns the number of bytes in the stream buffer.
     pub fn buffered_bytes(&self) -> u64 {
         self.buffered
     }
@@ -231,7 +206,6 @@ impl ManagedResidency {
         self.piece(piece).kept
     }
 
-    /// Whether a piece is being read.
     pub fn is_in_flight(&self, piece: PieceId) -> bool {
         self.in_flight.contains(&piece)
     }
@@ -241,8 +215,7 @@ impl ManagedResidency {
         self.measure_due || (!self.measured && !self.parts.is_empty())
     }
 
-    /// Returns the first piece of the current part that the computation cannot use yet, `None` if no part is being
-    /// computed.
+    /// Returns the first piece that the computation cannot use yet, `None` if no part is being computed.
     pub fn first_unready_piece(&self) -> Option<PieceId> {
         self.parts.front().filter(|_| self.computing).map(|part| part.ready)
     }
@@ -281,9 +254,10 @@ impl ManagedResidency {
             Event::Read(piece, outcome) => self.read(piece, outcome),
             Event::Arrived(piece) => self.in_flight.retain(|&other| other != piece),
             Event::Confirmed(piece, true) => {
-                if let Some(part) = self.parts.iter_mut().find(|part| awaits(part, piece)) {
+                let is_next = |part: &&mut Part| part.ready == piece && part.ready < part.requested;
+                if let Some(part) = self.parts.iter_mut().find(is_next) {
                     part.ready += 1;
-                    let piece = self.piece_mut(piece);
+                    let piece = &mut self.pieces[piece as usize];
                     piece.loaded = piece.kept;
                 }
             }
@@ -292,8 +266,7 @@ impl ManagedResidency {
         true
     }
 
-    /// Returns the next step of the helper thread. The helper must execute it and report its outcome before the next
-    /// call.
+    /// Returns the next step. The helper must execute it and report its outcome before the next call.
     pub fn next_step(&mut self) -> Step {
         if self.is_measure_due() {
             return Step::Measure;
@@ -318,8 +291,7 @@ impl ManagedResidency {
         self.in_flight.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// Returns the step that confirms the first unconfirmed piece; `None` if that piece is still being read or was
-    /// not requested yet.
+    /// Returns the step that confirms the first unconfirmed piece, unless it is still being read or not requested yet.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
@@ -361,13 +333,14 @@ impl ManagedResidency {
     }
 
     fn read(&mut self, piece: PieceId, outcome: ReadOutcome) {
-        let missing = match outcome {
-            ReadOutcome::InMemory => return,
+        let is_loaded = self.piece(piece).loaded;
+        match outcome {
+            ReadOutcome::InMemory => {}
             ReadOutcome::Started(missing) => {
                 self.in_flight.push_back(piece);
-                missing
+                self.lost += if is_loaded { missing } else { 0 };
             }
-            ReadOutcome::Dropped(missing) => missing,
+            ReadOutcome::Dropped(missing) => self.lost += if is_loaded { missing } else { 0 },
             ReadOutcome::Retry => {
                 let is_last = |part: &&mut Part| part.pieces.contains(&piece) && part.requested == piece + 1;
                 if let Some(part) = self.parts.iter_mut().rev().find(is_last) {
@@ -376,10 +349,8 @@ impl ManagedResidency {
                 if !self.is_kept(piece) {
                     self.leave_buffer(piece);
                 }
-                return;
             }
-        };
-        self.lost += if self.piece(piece).loaded { missing } else { 0 };
+        }
     }
 
     fn begin(&mut self, request: PartRequest) {
@@ -390,7 +361,9 @@ impl ManagedResidency {
             // The part was not requested. Pieces of the parts that were must not occupy the buffer until then.
             for at in 0..self.parts.len() {
                 self.abandon(at);
-                self.parts[at].restart();
+                let part = &mut self.parts[at];
+                let start = part.pieces.start;
+                (part.requested, part.ready, part.used) = (start, start, start);
             }
             self.parts.push_front(Part::new(request));
         }
@@ -404,24 +377,16 @@ impl ManagedResidency {
         part.used = part.used.max(until);
         (part.ready, part.requested) = (part.ready.max(part.used), part.requested.max(part.used));
         let (evictable, buffered) = (self.evictable.len(), self.buffered);
-        for piece in pieces {
-            if self.piece(piece).kept {
-                // It was read through the buffer before it became a kept piece.
-                self.leave_buffer(piece);
-            } else {
-                self.evictable.push_back(piece);
-            }
-        }
+        pieces.for_each(|piece| self.evict_or_keep(piece));
         self.evictable.len() > evictable || (buffered > 0 && self.buffered == 0)
     }
 
-    /// Drops the first part.
     fn drop_first(&mut self) {
         self.abandon(0);
         self.parts.pop_front();
     }
 
-    /// Marks the pieces that were read for a part but not used for eviction, unless they are kept.
+    /// Marks for eviction the pieces that were read for a part and are still unused, unless they are kept.
     fn abandon(&mut self, part: usize) {
         let unused = self.parts[part].used..self.parts[part].requested;
         self.evictable.extend(unused.filter(|&piece| !self.pieces[piece as usize].kept));
@@ -442,7 +407,7 @@ impl ManagedResidency {
     }
 
     fn choose_kept(&mut self) {
-        let kept = self.share.kept_flags(self.budget.bytes());
+        let kept = self.share.kept_flags(self.budget.bytes);
         // Pieces that the computation still has to use are evicted after their use.
         let parts = &self.parts;
         let awaited = |piece| parts.iter().any(|part| (part.used..part.requested).contains(&piece));
@@ -455,11 +420,16 @@ impl ManagedResidency {
             piece.kept = kept;
         }
         for id in std::mem::take(&mut self.evictable) {
-            if self.piece(id).kept {
-                self.leave_buffer(id);
-            } else {
-                self.evictable.push_back(id);
-            }
+            self.evict_or_keep(id);
+        }
+    }
+
+    /// Marks a used piece for eviction, unless it has become a kept piece since it was read through the buffer.
+    fn evict_or_keep(&mut self, piece: PieceId) {
+        if self.is_kept(piece) {
+            self.leave_buffer(piece);
+        } else {
+            self.evictable.push_back(piece);
         }
     }
 
@@ -480,15 +450,6 @@ impl ManagedResidency {
     fn piece(&self, piece: PieceId) -> &Piece {
         &self.pieces[piece as usize]
     }
-
-    fn piece_mut(&mut self, piece: PieceId) -> &mut Piece {
-        &mut self.pieces[piece as usize]
-    }
-}
-
-/// Whether a piece is the next one of a part to confirm.
-fn awaits(part: &Part, piece: PieceId) -> bool {
-    part.ready == piece && part.ready < part.requested
 }
 
 /// The result of the search for the next piece to read.

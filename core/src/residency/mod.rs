@@ -1,8 +1,7 @@
 //! Managed residency: keeps a set of weight pieces in memory and streams the others.
 //!
-//! [`ManagedResidency`] is the state machine that simulator and executor both interpret. [`Share`] ranks the pieces
-//! of a device for eviction. [`KeptBudget`] adapts the number of kept bytes to the available memory. The functions
-//! here compute how many bytes fit at most.
+//! [`ManagedResidency`] is the state machine that simulator and executor both interpret. The functions here compute
+//! how many bytes fit at most.
 
 mod kept_budget;
 mod managed;
@@ -10,16 +9,13 @@ mod share;
 
 use hearth_schema::residency::ResidencyOptions;
 
-pub use kept_budget::KeptBudget;
+use kept_budget::KeptBudget;
 pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
-pub use share::Share;
+use share::Share;
 
 /// Returns the number of bytes of a share that can be kept, if `available` bytes of page cache are free before any
-/// page of the share is read.
-///
-/// These are the available bytes minus the kernel's memory for the share, a margin and the stream buffer. If the
-/// whole share can be kept, no buffer is needed. Measured: if less than 1 MiB remains free below the limit of a
-/// memory control group, the kept set is evicted; with more, nothing is.
+/// page of the share is read: `available` minus the kernel's memory for the share, a margin and the stream buffer. If
+/// the whole share can be kept, no buffer is needed.
 pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     let max = options.max_kept(share);
     let budget = weight_budget(available, share, processors);
@@ -33,8 +29,7 @@ pub fn stream_bytes(available: u64, share: u64, processors: u32, options: &Resid
     options.stream_buffer_bytes().0.min(weight_budget(available, share, processors) / 2)
 }
 
-/// Whether a share stays in a page cache of `available` bytes, together with the kernel's memory for it and the
-/// margin.
+/// Whether a share, the kernel's memory for it and the margin fit together in `available` bytes of page cache.
 pub fn fits(available: u64, share: u64, processors: u32) -> bool {
     share <= weight_budget(available, share, processors)
 }
@@ -51,8 +46,9 @@ pub fn kernel_bytes(share: u64) -> u64 {
     share / 4096 * 8 + share / (64 * 4096) * 576
 }
 
-/// Returns the bytes that must stay free below a limit: the measured minimum, and a batch of charges per processor
+/// Returns the bytes that must stay free below a limit: 1 MiB, and a batch of charges per processor
 /// (`MEMCG_CHARGE_BATCH` of mm/memcontrol.c, 64 pages).
+/// source: measured; with less than 1 MiB free in a memory control group, the kept set is evicted
 fn margin(processors: u32) -> u64 {
     (1 << 20) + u64::from(processors) * (256 << 10)
 }

@@ -1,10 +1,9 @@
 //! Share: the order in which the pieces of a device's weights are evicted if not all of them fit.
 //!
 //! A share is a list of visits (the work between two idle times of the device), and a visit is a list of pieces in
-//! the order of use. With a cyclic scan, all kept sets of a size need the same number of bytes from disk; they differ
-//! in *when* the others are read. The buffer is filled while the device is idle, so every visit should miss the same
-//! number of bytes. The disk should not be idle while the device computes, so the missing pieces should be spread
-//! evenly over a visit.
+//! the order of use. The stream buffer is filled while the device is idle, so every visit should miss the same number
+//! of bytes. The disk should not be idle while the device computes, so the missing pieces should be spread evenly
+//! over a visit.
 //!
 //! Pieces are therefore ranked once, in the order of eviction: the next piece belongs to the visit that misses the
 //! fewest bytes, and the positions within a visit follow the van der Corput sequence, each prefix of which is evenly
@@ -28,14 +27,12 @@ impl Share {
     pub fn new(visits: &[Vec<u64>]) -> Self {
         let bytes: Vec<u64> = visits.iter().flatten().copied().collect();
         let mut first = 0;
-        let mut ranked: Vec<_> = visits
-            .iter()
-            .map(|visit| {
-                let ranked: Vec<usize> = spread(visit.len()).into_iter().map(|piece| first + piece).collect();
-                first += visit.len();
-                ranked.into_iter()
-            })
-            .collect();
+        let rank = |visit: &Vec<u64>| {
+            let begin = first;
+            first += visit.len();
+            spread(visit.len()).into_iter().map(move |piece| begin + piece)
+        };
+        let mut ranked: Vec<_> = visits.iter().map(rank).collect();
         // Visits by the number of bytes that they miss, the smallest first.
         let mut visits: BinaryHeap<_> = (0..ranked.len()).map(|visit| Reverse((0, visit))).collect();
         let mut evicted = Vec::with_capacity(bytes.len());
@@ -48,7 +45,6 @@ impl Share {
         Self { bytes, evicted }
     }
 
-    /// Returns the size of all pieces in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.iter().sum()
     }
@@ -57,10 +53,10 @@ impl Share {
     pub fn kept_flags(&self, budget: u64) -> Vec<bool> {
         let mut kept = vec![true; self.bytes.len()];
         let mut kept_bytes = self.total_bytes();
-        for &piece in &self.evicted {
-            if kept_bytes <= budget {
-                break;
-            }
+        let mut evicted = self.evicted.iter();
+        while kept_bytes > budget
+            && let Some(&piece) = evicted.next()
+        {
             kept[piece] = false;
             kept_bytes -= self.bytes[piece];
         }
@@ -68,7 +64,7 @@ impl Share {
     }
 }
 
-/// Returns `0..count` in the order of the van der Corput sequence of base 2, from the end.
+/// Returns the indices below `count` in the order of the van der Corput sequence of base 2, counted from the last.
 fn spread(count: usize) -> Vec<usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = |at: usize| if bits == 0 { 0 } else { at.reverse_bits() >> (usize::BITS - bits) };

@@ -1,7 +1,7 @@
 //! Generation: decides which pass enters the ring next.
 //!
-//! A pure reducer that simulator and executor both use. It has two events: the head is free
-//! ([`Generation::begin_pass`]), and the output of a pass is complete ([`Generation::complete_pass`]).
+//! A pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a pass is complete
+//! ([`Generation::complete_pass`]).
 //!
 //! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
 //! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its
@@ -9,18 +9,13 @@
 //! sampled.
 //!
 //! With a draft model a pass contains the last token and the drafted tokens after it. The large model accepts the
-//! drafts before the first draft that it would not have sampled, and adds one token of its own: the replacement of
-//! the rejected draft, or the token after the last draft. Rejected drafts are rolled back, and the next pass begins
-//! after the last accepted token. With acceptance `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)`
-//! tokens on average (Leviathan et al., 2023, Eq. 1). No more tokens are drafted than the sequence can still
-//! generate.
+//! drafts before the first draft that it would not have sampled, and adds one token of its own. Rejected drafts are
+//! rolled back, and the next pass begins after the last accepted token. With acceptance `a` and `n` drafts, a pass
+//! generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1). No more tokens are drafted
+//! than the sequence can still generate.
 //!
-//! In a server each sequence is a slot whose cache is kept between requests ([`Generation::with_vacant_slots`],
-//! [`Generation::enter_request`]). A request reuses the cached prefix that it has in common with the previous request
-//! of the slot. A request whose client has disconnected is cancelled ([`Generation::cancel`]).
-//!
-//! When the ring changes during a run ([`Generation::restart`]), passes in flight are dropped, and each unfinished
-//! sequence enters again with its prompt and all tokens so far as the new prompt.
+//! In a server each sequence is a slot whose cache is kept between requests. A request reuses the cached prefix that
+//! it has in common with the previous request of the slot.
 //!
 //! Not here: which drafts are accepted, which the executor computes and the simulator draws at random, and the steps
 //! of a pass on a device ([`super::Schedule`]).
@@ -36,11 +31,10 @@ pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// Sequences of whose prompts some tokens have not entered the ring, in the order of arrival.
+    /// Sequences whose prompts have not entered the ring completely, in the order of arrival.
     entering: VecDeque<u32>,
-    /// Unfinished sequences whose last token is complete, in the order of these tokens.
+    /// Unfinished sequences whose last token is complete, in the order in which these tokens were sampled.
     ready: VecDeque<u32>,
-    /// The number of finished sequences.
     finished: u32,
     /// The number of passes begun, which is the index of the next pass.
     begun: u32,
@@ -54,7 +48,7 @@ struct Sequence {
     wanted: u32,
     /// The number of tokens to process as a prompt; after a restart this includes the tokens generated so far.
     prompt: u32,
-    /// Whether any token of the request has entered.
+    /// Whether any token of the request has entered the ring.
     begun: bool,
     /// The position at which the next pass begins: the number of tokens whose keys and values are cached.
     position: u32,
@@ -64,6 +58,10 @@ struct Sequence {
 }
 
 impl Sequence {
+    fn new(prompt: u32, wanted: u32, position: u32) -> Self {
+        Self { requested: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None }
+    }
+
     fn is_over(&self) -> bool {
         self.generated >= self.wanted
     }
@@ -72,13 +70,10 @@ impl Sequence {
 /// Why a generation rejects an output or a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
-    /// No sequence waits for this pass.
     #[error("pass {pass} has an output that no sequence waits for")]
     NotAwaited { pass: u32 },
-    /// More drafts were accepted than the pass has.
     #[error("pass {pass} has {drafted} drafted tokens, but {accepted} were accepted")]
     TooManyAccepted { pass: u32, drafted: u32, accepted: u32 },
-    /// The slot of a request is in use, or does not exist.
     #[error("a request cannot enter slot {sequence}: the slot is in use or does not exist")]
     NotVacant { sequence: u32 },
 }
@@ -93,19 +88,10 @@ impl Generation {
     /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
     /// generates `wanted` tokens.
     pub fn from_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
-        let sequence = |&requested: &u32| Sequence {
-            requested,
-            wanted,
-            prompt: requested,
-            begun: false,
-            position: 0,
-            generated: 0,
-            awaited: None,
-        };
         Self {
             micro_batch: micro_batch.max(1),
             drafts,
-            sequences: prompts.iter().map(sequence).collect(),
+            sequences: prompts.iter().map(|&prompt| Sequence::new(prompt, wanted, 0)).collect(),
             entering: (0..prompts.len() as u32).collect(),
             ready: VecDeque::new(),
             finished: 0,
@@ -115,18 +101,8 @@ impl Generation {
 
     /// Creates the generation of a server with `sequences` vacant slots.
     pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
-        let vacant = Sequence {
-            requested: 0,
-            wanted: 0,
-            prompt: 0,
-            begun: false,
-            position: 0,
-            generated: 0,
-            awaited: None,
-        };
-        let sequences = vec![vacant; sequences as usize];
-        let finished = sequences.len() as u32;
-        Self { sequences, finished, ..Self::from_prompts(&[], 0, micro_batch, drafts) }
+        let slots = vec![Sequence::new(0, 0, 0); sequences as usize];
+        Self { sequences: slots, finished: sequences, ..Self::from_prompts(&[], 0, micro_batch, drafts) }
     }
 
     /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
@@ -142,21 +118,12 @@ impl Generation {
         let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
         let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
         let position = cached.min(slot.position).min(prompt.saturating_sub(1));
-        *slot = Sequence {
-            requested: prompt,
-            wanted,
-            prompt,
-            begun: false,
-            position,
-            generated: 0,
-            awaited: None,
-        };
+        *slot = Sequence::new(prompt, wanted, position);
         self.finished -= 1;
         self.entering.push_back(sequence);
         Ok(position)
     }
 
-    /// Whether a request can enter the slot `sequence`.
     pub fn is_vacant(&self, sequence: u32) -> bool {
         self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
     }
@@ -230,12 +197,10 @@ impl Generation {
         tokens
     }
 
-    /// Returns the index of the next pass.
     pub fn next_pass_index(&self) -> u32 {
         self.begun
     }
 
-    /// Whether all sequences are finished.
     pub fn is_over(&self) -> bool {
         self.finished as usize == self.sequences.len()
     }
@@ -246,8 +211,7 @@ impl Generation {
         let sequence = self.sequences.get_mut(number as usize)?;
         let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
         let output = sequence.position + tokens == sequence.prompt;
-        let plain = Pass::new(self.begun, sequence.position, tokens, output);
-        let pass = Pass { sequence: number, ..plain };
+        let pass = Pass { sequence: number, ..Pass::new(self.begun, sequence.position, tokens, output) };
         sequence.position += tokens;
         sequence.begun = true;
         sequence.awaited = Some(pass).filter(|pass| pass.output);
@@ -261,10 +225,9 @@ impl Generation {
     fn token_pass(&mut self) -> Option<Pass> {
         let number = self.ready.pop_front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
-        let wanted = sequence.wanted - sequence.generated;
-        let drafted = self.drafts.min(wanted - 1);
-        let pass =
-            Pass { sequence: number, drafted, ..Pass::new(self.begun, sequence.position, drafted + 1, true) };
+        let drafted = self.drafts.min(sequence.wanted - sequence.generated - 1);
+        let plain = Pass::new(self.begun, sequence.position, drafted + 1, true);
+        let pass = Pass { sequence: number, drafted, ..plain };
         sequence.position += pass.tokens;
         sequence.awaited = Some(pass);
         Some(pass)

@@ -1,8 +1,7 @@
 //! The schedule: the steps in which a device executes its part of a plan.
 //!
 //! Simulator and executor both interpret this schedule. They can differ in how long a step takes, but not in what is
-//! done, so a gap between a simulated and a real run points at the model of a resource. The schedule of a device is a
-//! pure reducer, `(state, event) -> (state, steps)`. It uses only the plan and the messages that the device receives.
+//! done. The schedule of a device is a pure reducer, `(state, event) -> (state, steps)`.
 //!
 //! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
 //! computes its window, sends the activations to the next device, releases the window if the plan says so, and then
@@ -20,7 +19,7 @@
 mod generation;
 mod reconfigure;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,42 +35,26 @@ pub use generation::{Generation, GenerationError, passes};
 #[serde(rename_all = "lowercase")]
 pub enum ModelPart {
     Layers(Range<u32>),
-    /// The output norm and head.
+    /// The norm after the last layer, and the output matrix.
     Output,
 }
 
-/// A step of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Remove the keys and values of a sequence from a position on, because the drafts there were rejected.
-    Rollback {
-        sequence: u32,
-        /// The first position to remove.
-        position: u32,
-    },
+    Rollback { sequence: u32, position: u32 },
     /// Run the draft model on the tokens of the pass that it has not processed, then draft the drafted tokens of the
     /// pass. Head only.
     Draft { pass: Pass },
     /// Look up the embedding rows of the tokens. Head only.
     Embed { pass: Pass },
-    /// Compute these layers.
+    /// Compute the layers of a window that are on one processor.
     Compute { pass: Pass, round: u32, layers: Range<u32>, processor: Processor },
     /// Compute the logits of the last position and of the positions before each drafted token, and sample. Head only.
-    Output {
-        pass: Pass,
-        /// The processor that stores the output matrix and multiplies with it.
-        processor: Processor,
-    },
-    /// Send the activations to the next device.
-    Send {
-        pass: Pass,
-        /// The round of the sender.
-        round: u32,
-        /// The round that the receiver begins; `rounds` if the receiver is the head and computes the output.
-        next_round: u32,
-        /// The receiver's index in the plan.
-        receiver: usize,
-    },
+    Output { pass: Pass, processor: Processor },
+    /// Send the activations of a round to the device with index `receiver` in the plan, which then begins the round
+    /// `next_round`; this is the plan's number of rounds if the receiver is the head and computes the output.
+    Send { pass: Pass, round: u32, next_round: u32, receiver: usize },
     /// Start to prefetch a part in the background.
     Prefetch { part: ModelPart, pass: Pass, round: u32 },
     /// Release a part after its use; under managed residency, its pieces that are not kept.
@@ -83,44 +66,30 @@ pub enum Step {
 pub enum Event {
     /// A pass enters the ring. Head only.
     Begin(Pass),
-    /// Activations have arrived from another device.
-    Arrived {
-        pass: Pass,
-        /// The round to begin.
-        round: u32,
-    },
-    /// The ring changes to another plan.
-    Replanned {
-        plan: Arc<Plan>,
-        /// The first pass with the new plan; earlier passes are dropped.
-        first_pass: u32,
-    },
+    /// Activations have arrived from another device, so this device begins its visit of the round.
+    Arrived { pass: Pass, round: u32 },
+    /// The ring changes to another plan, which begins with `first_pass`. Earlier passes are dropped.
+    Replanned { plan: Arc<Plan>, first_pass: u32 },
 }
 
 /// Why a schedule refuses an event. The cause is a faulty or hostile device in the ring.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// A worker was told to begin a pass.
     #[error("`{device}` cannot begin pass {pass}: only the head begins passes")]
     NotTheHead { device: String, pass: u32 },
-    /// The pass is not expected for this round.
     #[error("`{device}` received pass {pass} for round {got}, but expects {expected}")]
     UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
     /// A pass with the same index as a pass in flight, but other contents.
     #[error("`{device}` received pass {pass} with other tokens than in an earlier round")]
     ChangedPass { device: String, pass: u32 },
-    /// A message of a pass that was dropped when the ring changed.
     #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
     DroppedPass { device: String, pass: u32, since: u32 },
-    /// A plan that cannot replace the current one.
     #[error("`{device}` cannot adopt the new plan: {what}")]
     IncompatiblePlan { device: String, what: String },
-    /// The plan has no cache for the sequence.
     #[error(
         "pass {pass} is of sequence {sequence}, counted from 0, but the plan has caches for {sequences} sequences"
     )]
     UnknownSequence { pass: u32, sequence: u32, sequences: u32 },
-    /// A pass with drafts that has no token before them, no output, or no draft model.
     #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
     BadDrafts { pass: u32, tokens: u32, drafted: u32, why: &'static str },
     /// The pass begins after the last cached position, so keys and values are missing.
@@ -128,7 +97,6 @@ pub enum ScheduleError {
         "`{device}` received pass {pass} from position {first}, but has cached {cached} positions of its sequence"
     )]
     Gap { device: String, pass: u32, first: u32, cached: u32 },
-    /// A pass that is empty, too large or beyond the context.
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
     )]
@@ -149,7 +117,6 @@ pub struct Schedule {
     cached: BTreeMap<u32, u32>,
     /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
-    /// The first pass of the current plan.
     first_pass: u32,
 }
 
@@ -161,12 +128,10 @@ impl Schedule {
         Self { plan, device, visits, in_flight, cached, expected: None, first_pass: 0 }
     }
 
-    /// Returns the current plan.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// Returns the index of the device in the plan.
     pub fn device_index(&self) -> usize {
         self.device
     }
@@ -178,11 +143,8 @@ impl Schedule {
 
     /// Returns the indices of the devices that this device sends to, in ascending order.
     pub fn receivers(&self) -> Vec<usize> {
-        let mut receivers: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
-        receivers.sort_unstable();
-        receivers.dedup();
-        receivers.retain(|&receiver| receiver != self.device);
-        receivers
+        let receivers: BTreeSet<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
+        receivers.into_iter().filter(|&receiver| receiver != self.device).collect()
     }
 
     /// Handles an event and returns the steps to execute, in order. On an error the state is unchanged.
@@ -211,25 +173,20 @@ impl Schedule {
             }
             Event::Arrived { pass, round } => {
                 self.check(pass)?;
-                let next = self.in_flight.get(&pass.index).copied();
-                let expected = match next {
-                    Some((begun, _)) if begun != pass => {
-                        return Err(ScheduleError::ChangedPass { device: self.name(), pass: pass.index });
-                    }
-                    Some((_, visit)) => self.visits.get(visit).copied().unwrap_or(self.plan.rounds),
-                    None if self.device == 0 => return Err(self.unexpected(pass, round)),
-                    None => self.visits.first().copied().unwrap_or(0),
-                };
-                if round != expected {
+                let begun = self.in_flight.get(&pass.index).map(|&(begun, _)| begun);
+                if begun.is_some_and(|begun| begun != pass) {
+                    return Err(ScheduleError::ChangedPass { device: self.name(), pass: pass.index });
+                }
+                if self.expected_round(pass.index) != Some(round) {
                     return Err(self.unexpected(pass, round));
                 }
                 if round == self.plan.rounds {
                     self.finish(pass, &mut steps);
                 } else {
-                    if next.is_none() {
+                    if begun.is_none() {
                         self.extend_cache(pass, &mut steps)?;
+                        self.in_flight.insert(pass.index, (pass, 0));
                     }
-                    self.in_flight.entry(pass.index).or_insert((pass, 0));
                     self.visit(pass, round, &mut steps);
                 }
             }
@@ -256,8 +213,7 @@ impl Schedule {
 
     /// Adds the steps of this round's window, and of later rounds as long as no other device has to compute in
     /// between.
-    fn visit(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
-        let mut round = round;
+    fn visit(&mut self, pass: Pass, mut round: u32, steps: &mut Vec<Step>) {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
@@ -276,16 +232,23 @@ impl Schedule {
             *visit += 1;
             let last = *visit == self.visits.len();
             let (receiver, next_round) = self.hop(round);
-            if receiver != self.device {
+            let sends = receiver != self.device;
+            if sends {
                 steps.push(Step::Send { pass, round, next_round, receiver });
-                self.after_window(window, pass, round, steps);
+            }
+            if !window.is_empty() {
+                self.release(ModelPart::Layers(window), pass, round, steps);
+            }
+            if !self.manages() {
+                self.prefetch_after(pass, round, steps);
+            }
+            if sends {
                 if last && self.device != 0 {
                     self.in_flight.remove(&pass.index);
                 }
                 return;
             }
             // No other device is visited before the next round.
-            self.after_window(window, pass, round, steps);
             if next_round == self.plan.rounds {
                 self.finish(pass, steps);
                 return;
@@ -294,7 +257,7 @@ impl Schedule {
         }
     }
 
-    /// Adds the steps of the output. The head's first window is used after it.
+    /// Adds the steps that compute the output, and prefetches the head's first window for the next token.
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
         self.in_flight.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
@@ -310,16 +273,6 @@ impl Schedule {
         }
         if !self.manages() {
             self.prefetch(first.map(ModelPart::Layers), pass, round, steps);
-        }
-    }
-
-    /// Adds the steps that follow after a window has been computed and its activations have been sent.
-    fn after_window(&mut self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
-        if !window.is_empty() {
-            self.release(ModelPart::Layers(window), pass, round, steps);
-        }
-        if !self.manages() {
-            self.prefetch_after(pass, round, steps);
         }
     }
 
@@ -347,7 +300,7 @@ impl Schedule {
         }
     }
 
-    /// Marks a part as used. Under managed residency the part is prefetched now if it was not before.
+    /// Handles the use of a part. Managed residency prefetches it first if it has not been prefetched.
     fn expect(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
@@ -371,46 +324,47 @@ impl Schedule {
     /// round that it begins.
     fn hop(&self, round: u32) -> (usize, u32) {
         (self.device + 1..self.plan.devices.len())
-            .find(|&place| is_visited(&self.plan, place, round))
-            .map_or((0, round + 1), |place| (place, round))
+            .find(|&index| is_visited(&self.plan, index, round))
+            .map_or((0, round + 1), |index| (index, round))
     }
 
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
-        if pass.index < self.first_pass {
-            let (device, since) = (self.name(), self.first_pass);
-            return Err(ScheduleError::DroppedPass { device, pass: pass.index, since });
+        let Pass { index: pass, sequence, first_position: first, tokens, drafted, output } = pass;
+        let (context, sequences, since) = (self.plan.context, self.plan.sequences, self.first_pass);
+        if pass < since {
+            return Err(ScheduleError::DroppedPass { device: self.name(), pass, since });
         }
-        let end = u64::from(pass.first_position) + u64::from(pass.tokens);
-        if pass.tokens == 0 || pass.tokens > MAX_PASS_TOKENS || end > u64::from(self.plan.context) {
-            return Err(ScheduleError::BadPass {
-                pass: pass.index,
-                tokens: pass.tokens,
-                first: pass.first_position,
-                context: self.plan.context,
-            });
+        let end = u64::from(first) + u64::from(tokens);
+        if tokens == 0 || tokens > MAX_PASS_TOKENS || end > u64::from(context) {
+            return Err(ScheduleError::BadPass { pass, tokens, first, context });
         }
-        if pass.sequence >= self.plan.sequences {
-            let (sequence, sequences) = (pass.sequence, self.plan.sequences);
-            return Err(ScheduleError::UnknownSequence { pass: pass.index, sequence, sequences });
+        if sequence >= sequences {
+            return Err(ScheduleError::UnknownSequence { pass, sequence, sequences });
         }
-        let why = match pass.drafted {
+        let why = match drafted {
             0 => return Ok(()),
-            drafted if drafted >= pass.tokens => "the token before them is missing",
-            _ if !pass.output => "the pass has no output",
+            _ if drafted >= tokens => "the token before them is missing",
+            _ if !output => "the pass has no output",
             _ if self.plan.draft.is_none() => "the plan has no draft model",
             _ => return Ok(()),
         };
-        let (tokens, drafted) = (pass.tokens, pass.drafted);
-        Err(ScheduleError::BadDrafts { pass: pass.index, tokens, drafted, why })
+        Err(ScheduleError::BadDrafts { pass, tokens, drafted, why })
+    }
+
+    /// Returns the round in which a pass has to arrive next, `None` if only the head itself can begin the pass.
+    fn expected_round(&self, pass: u32) -> Option<u32> {
+        match self.in_flight.get(&pass) {
+            Some(&(_, visit)) => Some(self.visits.get(visit).copied().unwrap_or(self.plan.rounds)),
+            None if self.device == 0 => None,
+            None => Some(self.visits.first().copied().unwrap_or(0)),
+        }
     }
 
     fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {
-        let expected = match self.in_flight.get(&pass.index) {
-            Some(&(_, visit)) => {
-                format!("round {}", self.visits.get(visit).copied().unwrap_or(self.plan.rounds))
-            }
-            None if self.device == 0 => "only passes that it began itself".into(),
-            None => format!("round {} first", self.visits.first().copied().unwrap_or(0)),
+        let expected = match self.expected_round(pass.index) {
+            None => "only passes that it began itself".into(),
+            Some(round) if self.is_in_flight(pass.index) => format!("round {round}"),
+            Some(round) => format!("round {round} first"),
         };
         ScheduleError::UnexpectedRound { device: self.name(), pass: pass.index, got, expected }
     }
@@ -444,23 +398,19 @@ pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));
     let mut visits = vec![Vec::from_iter(output)];
     for &round in &schedule.visits {
-        let window = plan.window(device, round);
-        let part = Some(window).filter(|window| !window.is_empty()).map(ModelPart::Layers);
+        let window = Some(plan.window(device, round)).filter(|window| !window.is_empty());
         if let Some(last) = visits.last_mut() {
-            last.extend(part.and_then(|part| on_cpu(plan, device, part)));
+            last.extend(window.and_then(|window| on_cpu(plan, device, ModelPart::Layers(window))));
         }
         if schedule.hop(round).0 != device {
             visits.push(Vec::new());
         }
     }
     // A head that is not idle after its last window continues with the output.
-    if let Some(tail) = visits.pop()
-        && !tail.is_empty()
-    {
-        match visits.first_mut() {
-            Some(first) => drop(first.splice(0..0, tail)),
-            None => visits.push(tail),
-        }
+    let tail = visits.pop().unwrap_or_default();
+    match visits.first_mut() {
+        Some(first) => drop(first.splice(0..0, tail)),
+        None => visits.push(tail),
     }
     visits.retain(|parts| !parts.is_empty());
     visits

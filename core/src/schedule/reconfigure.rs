@@ -1,10 +1,8 @@
 //! Reconfiguration: a device switches to a new plan during a run.
 //!
-//! The event carries the plan. The device drops its passes in flight, refuses messages of earlier passes from then
-//! on, and begins the next passes with an empty cache. The event results in no steps: the device waits for the first
-//! message of the new ring. The runner has to load the weights of the device's new part.
-//!
-//! Not here: when a new plan is made, and which ([`crate::recovery`]).
+//! The device drops its passes in flight, refuses messages of earlier passes from then on, and begins the next passes
+//! with an empty cache. The event results in no steps: the device waits for the first message of the new ring. The
+//! runner has to load the weights of the device's new part.
 
 use std::sync::Arc;
 
@@ -21,18 +19,15 @@ impl Schedule {
             return refuse(error.what());
         }
         let (old, new) = (&self.plan, plan.as_ref());
-        let Some(place) = new.device_index(&self.name()) else {
+        let Some(device) = new.device_index(&self.name()) else {
             return refuse("the new plan does not use the device".into());
         };
-        if new.devices[0].name != old.devices[0].name {
-            return refuse(format!(
-                "its head would be `{}`, but the generated tokens are on `{}`",
-                new.devices[0].name, old.devices[0].name
-            ));
+        let (head, own) = (&new.devices[0].name, &old.devices[0].name);
+        if head != own {
+            return refuse(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
         }
-        let same_model =
-            (&new.model.shape_digest, new.model.layers) == (&old.model.shape_digest, old.model.layers);
-        if !same_model || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
+        let shape = |plan: &Plan| (plan.model.shape_digest.clone(), plan.model.layers);
+        if shape(new) != shape(old) || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
             return refuse("it is for another model, context or key-value format".into());
         }
         if new.activations != old.activations {
@@ -44,9 +39,7 @@ impl Schedule {
         if first_pass < self.first_pass {
             return refuse(format!("it begins at pass {first_pass}, before the current plan"));
         }
-        let mut reconfigured = Schedule::new(plan.clone(), place);
-        reconfigured.first_pass = first_pass;
-        *self = reconfigured;
+        *self = Schedule { first_pass, ..Schedule::new(plan.clone(), device) };
         Ok(())
     }
 }
@@ -54,8 +47,8 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::super::tests::plan;
-    use super::super::{Event, Pass, Schedule, ScheduleError, Step};
-    use std::sync::Arc;
+    use super::super::{Event, Pass, Step};
+    use super::*;
 
     fn pass(index: u32) -> Pass {
         Pass::new(index, index, 1, true)
@@ -66,8 +59,7 @@ mod tests {
         let (old, new) = (Arc::new(plan(8, &[2, 2, 4], false)), Arc::new(plan(8, &[5, 3], false)));
         let mut worker = Schedule::new(old, 1);
         worker.react(&Event::Arrived { pass: pass(3), round: 0 }).expect("the first round");
-        let replanned = Event::Replanned { plan: new, first_pass: 4 };
-        assert_eq!(worker.react(&replanned), Ok(vec![]));
+        assert_eq!(worker.react(&Event::Replanned { plan: new, first_pass: 4 }), Ok(vec![]));
         let late = worker.react(&Event::Arrived { pass: pass(3), round: 0 });
         assert!(matches!(late, Err(ScheduleError::DroppedPass { pass: 3, since: 4, .. })), "{late:?}");
         let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the first new pass");
@@ -77,21 +69,18 @@ mod tests {
 
     #[test]
     fn refused_plan_changes_nothing() {
-        let old = Arc::new(plan(8, &[2, 2, 4], false));
-        let mut last = Schedule::new(old.clone(), 2);
-        let [mut other_model, mut other_head, mut broken, mut several] =
-            [(); 4].map(|()| plan(8, &[2, 2, 4], false));
+        let old = plan(8, &[2, 2, 4], false);
+        let mut last = Schedule::new(Arc::new(old.clone()), 2);
+        let [mut other_model, mut other_head] = [(); 2].map(|()| old.clone());
         other_model.model.shape_digest = "shape:1".into();
         other_head.devices[0].name = "somebody".into();
-        broken.rounds = 3;
-        several.sequences = 2;
         let before = last.clone();
         for (plan, complaint) in [
             (plan(8, &[5, 3], false), "does not use the device"),
             (other_model, "another model"),
             (other_head, "the generated tokens are on `d0`"),
-            (broken, "rounds"),
-            (several, "another number of sequences"),
+            (Plan { rounds: 3, ..old.clone() }, "rounds"),
+            (Plan { sequences: 2, ..old }, "another number of sequences"),
         ] {
             let refused = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
             let text = refused.expect_err("incompatible").to_string();

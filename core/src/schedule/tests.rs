@@ -1,4 +1,4 @@
-//! Tests of the schedule: the steps of the paper's figures, refused events, and properties of all plans.
+//! Tests of the schedule: the steps of the prima.cpp paper's figures, refused events, and properties of all plans.
 
 use proptest::prelude::*;
 
@@ -7,8 +7,8 @@ use hearth_profiles::Document;
 use hearth_schema::plan::{
     PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord, ScenarioRecord,
 };
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{KvFormat, Workload};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Workload};
 
 /// A valid plan with these windows.
 pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
@@ -34,7 +34,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 1024,
         kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
+        activations: ActivationFormat::F32,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,
@@ -67,6 +67,20 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
 
 const DECODE: Pass = Pass::new(3, 9, 1, true);
 
+fn steps_of(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
+    run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+}
+
+/// The first letters of the steps: Draft, Embed, Compute, Output, Send, Prefetch, Release.
+fn letters(plan: &Plan, device: usize, pass: Pass) -> String {
+    steps_of(plan, device, pass).iter().map(|step| format!("{step:?}").remove(0)).collect()
+}
+
+fn prefetched(plan: &Plan, device: usize, pass: Pass) -> Vec<ModelPart> {
+    let part = |step| if let Step::Prefetch { part, .. } = step { Some(part) } else { None };
+    steps_of(plan, device, pass).into_iter().filter_map(part).collect()
+}
+
 #[test]
 fn figure_one_visits_six_devices_three_times() {
     // 36 layers, 6 devices, window 2: W = 12, k = 3.
@@ -78,15 +92,9 @@ fn figure_one_visits_six_devices_three_times() {
             _ => None,
         })
         .collect();
-    assert_eq!(layers.len(), 18, "18 segments");
-    assert_eq!(layers[0], (0, 0..2));
-    assert_eq!(layers[5], (5, 10..12));
-    assert_eq!(layers[6], (0, 12..14));
-    assert_eq!(layers[17], (5, 34..36));
-    assert_eq!(
-        steps.last().map(|(device, step)| (*device, step)),
-        Some((0, &Step::Output { pass: DECODE, processor: Processor::Cpu }))
-    );
+    let expected: Vec<_> = (0u32..18).map(|index| (index as usize % 6, 2 * index..2 * index + 2)).collect();
+    assert_eq!(layers, expected, "18 segments");
+    assert_eq!(steps.last(), Some(&(0, Step::Output { pass: DECODE, processor: Processor::Cpu })));
 }
 
 #[test]
@@ -108,47 +116,29 @@ fn partial_last_round_skips_devices_without_layers() {
 
 #[test]
 fn next_window_is_prefetched() {
-    let steps = run(&plan(8, &[2, 2], true), DECODE);
-    let parts = |of: usize| -> Vec<ModelPart> {
-        steps
-            .iter()
-            .filter_map(|(device, step)| match step {
-                Step::Prefetch { part, .. } if *device == of => Some(part.clone()),
-                _ => None,
-            })
-            .collect()
-    };
-    assert_eq!(parts(0), [ModelPart::Layers(4..6), ModelPart::Output, ModelPart::Layers(0..2)]);
-    assert_eq!(parts(1), [ModelPart::Layers(6..8), ModelPart::Layers(2..4)]);
-}
-
-fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
-    run(plan, DECODE).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
-}
-
-/// The first letters of the steps: Draft, Embed, Compute, Output, Send, Prefetch, Release.
-fn letters(steps: &[Step]) -> String {
-    steps.iter().map(|step| format!("{step:?}").remove(0)).collect()
+    let plan = plan(8, &[2, 2], true);
+    let (layers, output) = (ModelPart::Layers, ModelPart::Output);
+    assert_eq!(prefetched(&plan, 0, DECODE), [layers(4..6), output, layers(0..2)]);
+    assert_eq!(prefetched(&plan, 1, DECODE), [layers(6..8), layers(2..4)]);
 }
 
 #[test]
 fn window_is_released_after_its_computation() {
     let mut plan = plan(8, &[2, 2], true);
     plan.devices.iter_mut().for_each(|device| device.residency.release = true);
-    assert_eq!(letters(&steps_of(&plan, 0)), "ECSRPCSRPORP");
-    assert_eq!(letters(&steps_of(&plan, 1)), "CSRPCSRP");
+    assert_eq!(letters(&plan, 0, DECODE), "ECSRPCSRPORP");
+    assert_eq!(letters(&plan, 1, DECODE), "CSRPCSRP");
     let released = |step: &Step| matches!(step, Step::Release { part: ModelPart::Layers(layers), .. } if *layers == (2..4));
-    assert!(steps_of(&plan, 1).iter().any(released));
+    assert!(steps_of(&plan, 1, DECODE).iter().any(released));
 }
 
 #[test]
 fn managed_device_prefetches_before_it_computes() {
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
     let mut plan = plan(8, &[2, 2], true);
-    plan.devices
-        .iter_mut()
-        .for_each(|device| device.residency = ResidencyOptions::with_policy(Residency::Managed));
-    assert_eq!(letters(&steps_of(&plan, 0)), "EPPCSRPCSRPOR");
-    assert_eq!(letters(&steps_of(&plan, 1)), "PPCSRPCSR");
+    plan.devices.iter_mut().for_each(|device| device.residency = managed);
+    assert_eq!(letters(&plan, 0, DECODE), "EPPCSRPCSRPOR");
+    assert_eq!(letters(&plan, 1, DECODE), "PPCSRPCSR");
 }
 
 #[test]
@@ -156,23 +146,16 @@ fn only_the_next_part_is_prefetched() {
     // A head without layers sends the token four times before it computes the output.
     let mut without_layers = plan(8, &[0, 2], true);
     without_layers.devices[0].residency = ResidencyOptions::with_policy(Residency::Managed);
-    assert_eq!(letters(&steps_of(&without_layers, 0)), "EPSSSSOR");
+    assert_eq!(letters(&without_layers, 0, DECODE), "EPSSSSOR");
     // After a pass without output, the head prefetches its first window for the next pass.
-    let ring = plan(8, &[2, 2], true);
     let without_output = Pass { output: false, ..DECODE };
-    let prefetched: Vec<_> = run(&ring, without_output)
-        .into_iter()
-        .filter_map(|(device, step)| match step {
-            Step::Prefetch { part, .. } if device == 0 => Some(part),
-            _ => None,
-        })
-        .collect();
+    let prefetched = prefetched(&plan(8, &[2, 2], true), 0, without_output);
     assert_eq!(prefetched, [ModelPart::Layers(4..6), ModelPart::Layers(0..2)]);
 }
 
 #[test]
 fn visits_end_where_a_device_becomes_idle() {
-    let layers = |range| ModelPart::Layers(range);
+    let layers = ModelPart::Layers;
     let ring = plan(8, &[2, 2], true);
     assert_eq!(visits(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
     assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
@@ -196,15 +179,9 @@ fn single_device_sends_no_messages() {
 
 #[test]
 fn relay_forwards_and_computes_nothing() {
-    let steps = run(&plan(4, &[1, 0, 1], true), DECODE);
-    assert!(
-        steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { receiver: 2, .. }))
-    );
-    assert!(
-        !steps.iter().any(
-            |(device, step)| *device == 1 && matches!(step, Step::Compute { .. } | Step::Prefetch { .. })
-        )
-    );
+    let steps = steps_of(&plan(4, &[1, 0, 1], true), 1, DECODE);
+    assert!(steps.iter().any(|step| matches!(step, Step::Send { receiver: 2, .. })));
+    assert!(!steps.iter().any(|step| matches!(step, Step::Compute { .. } | Step::Prefetch { .. })));
 }
 
 #[test]
@@ -227,12 +204,9 @@ fn changed_pass_is_refused_and_changes_nothing() {
     let before = worker.clone();
     let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
     let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
-    for changed in [longer, elsewhere, Pass { output: !DECODE.output, ..DECODE }] {
-        let refused = worker.react(&Event::Arrived { pass: changed, round: 1 });
-        assert!(
-            matches!(refused, Err(ScheduleError::ChangedPass { pass, .. }) if pass == DECODE.index),
-            "{refused:?}"
-        );
+    for pass in [longer, elsewhere, Pass { output: !DECODE.output, ..DECODE }] {
+        let refused = worker.react(&Event::Arrived { pass, round: 1 });
+        assert_eq!(refused, Err(ScheduleError::ChangedPass { device: "d1".into(), pass: DECODE.index }));
         assert_eq!(worker, before);
     }
     worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
@@ -248,15 +222,12 @@ fn drafting() -> Plan {
 #[test]
 fn head_drafts_before_a_pass_and_runs_the_draft_model_on_a_prompt_after_sending_it() {
     let plan = drafting();
-    assert_eq!(letters(&run_steps(&plan, 0, Pass::new(0, 0, 8, true))), "ECSDO");
-    assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::new(0, 8, 4, true) })), "DECSO");
+    let drafted = Pass { drafted: 3, ..Pass::new(0, 8, 4, true) };
+    assert_eq!(letters(&plan, 0, Pass::new(0, 0, 8, true)), "ECSDO");
+    assert_eq!(letters(&plan, 0, drafted), "DECSO");
     // The last token of a request has no drafts.
-    assert_eq!(letters(&run_steps(&plan, 0, Pass::new(0, 8, 1, true))), "ECSO");
-    assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::new(0, 8, 4, true) })), "CS");
-}
-
-fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
-    run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+    assert_eq!(letters(&plan, 0, Pass::new(0, 8, 1, true)), "ECSO");
+    assert_eq!(letters(&plan, 1, drafted), "CS");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The sync intervals of a layer during decoding.
 //!
-//! Decoding reads every weight and the cached keys and values, and needs little arithmetic. On the GPU alone, weights
-//! are read at the bandwidth of one processor. If the rows are split between GPU and NPU, weights are read at the
-//! bandwidth of both (HeteroLLM paper, sections 4.1.2 and 5.3). The GPU still reads the keys and values, and each of
-//! the seven matmuls has two events. In closed form:
+//! On the GPU alone, weights are read at the bandwidth of one processor. If the rows are split between GPU and NPU,
+//! weights are read at the bandwidth of both (HeteroLLM paper, sections 4.1.2 and 5.3). The GPU still reads the keys
+//! and values, and each of the seven matmuls has two sync events. In closed form, with the bandwidths `B_g` of one
+//! processor and `B_soc` of both:
 //!
 //! ```text
 //! GPU only         (weights + keys and values) / B_g
@@ -11,8 +11,9 @@
 //! ```
 //!
 //! With a batch of n tokens (verified drafts) a weight of w bytes takes `a = max(2 n / F_g, w / B_g)` seconds on the
-//! GPU and `b = ceil(n / tile) w / (B_soc - B_g)` on the NPU, which processes up to a tile of rows at once. If both
-//! processors finish at the same time, a weight takes `a b / (a + b)`; for one token this is the closed form.
+//! GPU, which computes `F_g` operations per second, and `b = ceil(n / tile) w / (B_soc - B_g)` on the NPU, which
+//! processes up to a tile of rows at once. If both processors finish at the same time, a weight takes
+//! `a b / (a + b)`; for one token this is the closed form.
 //!
 //! Deviation: the rows are split so that both processors finish at the same time, not in steps of 256, and all seven
 //! matmuls are split although the small ones gain nothing; the published closed form does both. The NPU reads weights
@@ -25,7 +26,7 @@ use hearth_profiles::model::ModelShape;
 use super::gpu::Gpu;
 use super::interval::SyncInterval;
 use super::matmul::{Matmul, matmul_groups};
-use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
+use super::sync::SyncCost;
 
 /// The latency model of decoding a batch of tokens.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,6 @@ pub struct Decode<'a> {
     pub soc: &'a Soc,
     pub gpu: Gpu,
     pub sync: SyncCost,
-    /// The number of tokens in the batch.
     pub tokens: u64,
     /// Bytes of cached keys and values that a layer reads.
     pub cached_bytes: f64,
@@ -51,28 +51,20 @@ impl Decode<'_> {
     pub fn split_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {
             let time = self.split_matmul_time(matmul);
-            SyncInterval {
-                gpu_times: vec![time],
-                npu_times: vec![time],
-                event_count: EVENTS_PER_INTERVAL,
-                event_time: self.sync.pair_cost(),
-            }
+            SyncInterval::with_events(vec![time], vec![time], self.sync)
         })
     }
 
-    /// Returns the intervals of a layer whose matmuls the NPU computes alone, with two events per matmul. The
-    /// bandwidth of one processor alone is the same for GPU and NPU (section 3.3).
+    /// Returns the intervals of a layer whose matmuls the NPU computes alone, with two sync events per matmul. The
+    /// NPU alone has the same bandwidth as the GPU alone (HeteroLLM paper, section 3.3).
     pub fn npu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         let weight = self.gpu.read_time(self.gpu.bytes_per_weight) * self.npu_tiles();
-        self.layer(shape, |matmul| SyncInterval {
-            gpu_times: Vec::new(),
-            npu_times: vec![weight * matmul.weight_count()],
-            event_count: EVENTS_PER_INTERVAL,
-            event_time: self.sync.pair_cost(),
+        self.layer(shape, |matmul| {
+            SyncInterval::with_events(vec![], vec![weight * matmul.weight_count()], self.sync)
         })
     }
 
-    /// Returns the seconds for a matmul that is split between GPU and NPU, without its events.
+    /// Returns the seconds for a matmul that is split between GPU and NPU, without sync events.
     pub fn split_matmul_time(&self, matmul: Matmul) -> f64 {
         let (one, both) = (self.soc.bus.single_processor.value.0, self.soc.bus.both_processors.value.0);
         let on_gpu = self.gpu.seconds_per_weight(self.tokens);
@@ -83,7 +75,6 @@ impl Decode<'_> {
         weight * matmul.weight_count()
     }
 
-    /// Returns the number of NPU tiles that the tokens fill.
     fn npu_tiles(&self) -> f64 {
         let tile = self.soc.npu.as_ref().map_or(1, |npu| u64::from(npu.tile.value.max(1)));
         self.tokens.div_ceil(tile) as f64
@@ -91,7 +82,7 @@ impl Decode<'_> {
 
     fn layer(&self, shape: &ModelShape, interval: impl Fn(Matmul) -> SyncInterval) -> Vec<SyncInterval> {
         let [attention, output, gates, down] =
-            matmul_groups(shape).map(|group| group.matmuls.into_iter().map(&interval).collect::<Vec<_>>());
+            matmul_groups(shape).map(|group| group.into_iter().map(&interval).collect::<Vec<_>>());
         let cached = SyncInterval::without_events(vec![self.gpu.read_time(self.cached_bytes)]);
         [attention, vec![cached], output, gates, down].concat()
     }

@@ -6,6 +6,7 @@
 //! T = max(2 S i o / F_g, (weights + 2 S (i + o)) / B_g) + t_async
 //! ```
 //!
+//! S, i and o are the numbers of tokens, inputs and outputs, `F_g` and `B_g` the GPU's operation rate and bandwidth.
 //! Activations have two bytes, and `t_async` is the time to submit a kernel to a queue that is not empty. The cost of
 //! an empty queue is part of synchronisation ([`super::sync`]).
 
@@ -13,7 +14,6 @@ use hearth_profiles::device::Soc;
 
 use super::matmul::Matmul;
 
-/// Bytes per element of an activation in FP16.
 const ACTIVATION_BYTES: f64 = 2.0;
 
 /// The GPU of a SoC, for weights of a fixed width.
@@ -46,13 +46,13 @@ impl Gpu {
         self.kernel_time(2.0 * tokens * matmul.weight_count(), bytes)
     }
 
-    /// Returns the seconds for a kernel with this arithmetic and these bytes of memory traffic.
+    /// Returns the seconds for a kernel with `flops` operations and `bytes` bytes of memory traffic.
     pub fn kernel_time(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.speed).max(bytes / self.bandwidth) + self.submission
     }
 
     /// Returns the seconds for a matmul in decoding: the longer of its arithmetic and the reading of its weights.
-    /// Submission takes no additional time, because the queue never runs empty (the published closed form).
+    /// Submission takes no additional time, because the queue never runs empty (HeteroLLM paper).
     pub fn decode_matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         let weights = matmul.weight_count();
         (2.0 * tokens as f64 * weights / self.speed).max(self.read_time(self.bytes_per_weight * weights))

@@ -9,34 +9,31 @@
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::Graphs;
 
-/// Maximum number of graphs that cover a prompt, without chunks of the largest size.
-/// source: HeteroLLM paper, section 4.1.1, whose covers have two; the cost of loading more is not published
-pub const MAX_PROMPT_CHUNKS: usize = 4;
+/// Maximum number of graphs that cover a prompt, not counting chunks of the largest size.
+/// source: HeteroLLM paper, section 4.1.1, which covers prompts with two; the cost of loading more is not published
+const MAX_PROMPT_CHUNKS: usize = 4;
 
 /// The sizes of the compiled graphs, in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GraphSizes {
     /// The sizes in ascending order; there is at least one.
-    sizes: Vec<u64>,
+    pub sizes: Vec<u64>,
     /// Every multiset of one to four sizes, each in descending order.
     sets: Vec<Vec<u64>>,
 }
 
 impl GraphSizes {
-    /// Creates the sizes of a valid profile.
     pub fn new(graphs: &Graphs) -> Self {
         let sizes: Vec<u64> = graphs.sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
         let mut last: Vec<Vec<u64>> = vec![Vec::new()];
         for _ in 0..MAX_PROMPT_CHUNKS {
-            let longer = |set: &Vec<u64>| {
-                let set = set.clone();
-                let no_larger = set.last().copied().unwrap_or(u64::MAX);
-                let next = sizes.iter().rev().copied().filter(move |&size| size <= no_larger);
-                next.map(move |size| set.iter().copied().chain([size]).collect::<Vec<_>>())
-                    .collect::<Vec<_>>()
+            let longer = |set: Vec<u64>| {
+                let max = set.last().copied().unwrap_or(u64::MAX);
+                let next = sizes.iter().rev().filter(move |&&size| size <= max);
+                next.map(move |&size| [&set[..], &[size]].concat())
             };
-            last = last.iter().flat_map(longer).collect();
+            last = last.into_iter().flat_map(longer).collect();
             sets.extend(last.iter().cloned());
         }
         Self { sizes, sets }
@@ -44,11 +41,6 @@ impl GraphSizes {
 
     pub fn max_size(&self) -> u64 {
         self.sizes.last().copied().unwrap_or(1).max(1)
-    }
-
-    /// Returns all sizes in ascending order.
-    pub fn sizes(&self) -> &[u64] {
-        &self.sizes
     }
 
     /// Whether there is a graph for exactly `tokens` tokens.
@@ -96,10 +88,13 @@ mod tests {
 
     use super::*;
 
+    fn graphs() -> Graphs {
+        shipped("snapdragon-8-gen-3").unwrap().soc.unwrap().graphs
+    }
+
     #[test]
     fn prompts_are_padded_and_covered_as_in_the_paper() {
-        let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
-        let sizes = GraphSizes::new(&soc.graphs);
+        let sizes = GraphSizes::new(&graphs());
         assert_eq!((sizes.padded_size(300), sizes.padded_size(525), sizes.padded_size(1)), (512, 1024, 32));
         let covers: Vec<&[u64]> = sizes.covering_sets(525).collect();
         assert!(covers.contains(&[512, 32].as_slice()) && covers.contains(&[1024].as_slice()));
@@ -111,9 +106,9 @@ mod tests {
 
     #[test]
     fn graph_preparation_takes_the_published_time() {
-        let soc = shipped("snapdragon-8-gen-3").unwrap().soc.unwrap();
-        assert_eq!(preparation_time(&soc.graphs, 135), Seconds(0.4084));
-        assert!((preparation_time(&soc.graphs, 1000).0 - 2.050).abs() < 1e-3);
-        assert_eq!(preparation_time(&soc.graphs, 0).0.signum(), 1.0);
+        let graphs = graphs();
+        assert_eq!(preparation_time(&graphs, 135), Seconds(0.4084));
+        assert!((preparation_time(&graphs, 1000).0 - 2.050).abs() < 1e-3);
+        assert_eq!(preparation_time(&graphs, 0).0.signum(), 1.0);
     }
 }

@@ -5,6 +5,8 @@
 
 use hearth_profiles::Seconds;
 
+use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
+
 /// One sync interval of a layer, with the times of its GPU kernels and NPU graphs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SyncInterval {
@@ -14,17 +16,21 @@ pub struct SyncInterval {
     pub npu_times: Vec<f64>,
     /// The number of events at which GPU and NPU wait for each other.
     pub event_count: u32,
-    /// The total cost of these events, in seconds.
+    /// The total time that the interval's events take, in seconds.
     pub event_time: f64,
 }
 
 impl SyncInterval {
-    /// Creates an interval of GPU kernels without events.
+    /// Creates an interval of GPU kernels without sync events.
     pub fn without_events(gpu_times: Vec<f64>) -> Self {
         Self { gpu_times, ..Self::default() }
     }
 
-    /// Returns the duration of the interval.
+    /// Creates an interval of GPU kernels and NPU graphs with a pair of sync events.
+    pub fn with_events(gpu_times: Vec<f64>, npu_times: Vec<f64>, cost: SyncCost) -> Self {
+        Self { gpu_times, npu_times, event_count: EVENTS_PER_INTERVAL, event_time: cost.pair_cost() }
+    }
+
     pub fn time(&self) -> Seconds {
         Seconds(self.gpu_time().max(self.npu_time()) + self.event_time)
     }

@@ -1,11 +1,8 @@
 //! Prefill and decode times of one model on one SoC.
 //!
-//! [`SocLatencyModel`] returns the sync intervals of a layer and of the output matrix in a pass, with the strategy of
-//! the scenario or the fastest one. Planner and simulator both use it.
-//!
 //! A pass with one token, or with drafted tokens, is computed as decoding ([`super::decode`]). Any other pass is
 //! prefill ([`super::prefill`]), in chunks no longer than the largest graph. Strategies that differ only in the
-//! graphs of prompts decode on the GPU, as the paper's layer-level engine does (section 5.3).
+//! graphs of prompts decode on the GPU, as the layer-level engine of the HeteroLLM paper does (section 5.3).
 
 use hearth_profiles::device::soc::{PartitionPolicy, Strategy};
 use hearth_profiles::device::{Soc, SocOptions};
@@ -33,7 +30,6 @@ const CANDIDATES: [Strategy; 6] = [
     Strategy::GpuOnly,
 ];
 
-/// The latency model of one model on one SoC.
 #[derive(Debug, Clone)]
 pub struct SocLatencyModel<'a> {
     soc: &'a Soc,
@@ -46,7 +42,6 @@ pub struct SocLatencyModel<'a> {
     sync: SyncCost,
 }
 
-/// The cost of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ForwardCost {
     /// The strategy that was used; the fastest one if the scenario requests [`Strategy::Best`].
@@ -55,12 +50,11 @@ pub struct ForwardCost {
     pub preparation_time: Seconds,
     /// The sync intervals of one layer; they are the same for all layers.
     pub layer_intervals: Vec<SyncInterval>,
-    /// The interval of the output matrix multiplication.
     pub output_interval: SyncInterval,
 }
 
 impl<'a> SocLatencyModel<'a> {
-    /// Uses the default options of the SoC's profile.
+    /// Creates the model with the default options of the SoC's profile.
     pub fn new(soc: &'a Soc, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let options = soc.default_options;
         Self {
@@ -75,7 +69,6 @@ impl<'a> SocLatencyModel<'a> {
         }
     }
 
-    /// Returns the size of the largest graph, in tokens.
     pub fn largest_graph(&self) -> u64 {
         self.sizes.max_size()
     }
@@ -86,14 +79,11 @@ impl<'a> SocLatencyModel<'a> {
         Some(Solver { gpu: self.gpu, npu, sizes: &self.sizes, sync: self.sync })
     }
 
-    /// Returns the cost of a pass.
     pub fn forward_cost(&self, pass: Pass) -> ForwardCost {
-        let strategy = self.options.strategy;
-        let mut forward =
-            if strategy == Strategy::Best { self.fastest(pass) } else { self.with_strategy(strategy, pass) };
-        forward.output_interval =
-            self.output_interval(is_decoded(pass) && is_split(&forward.layer_intervals), pass.output_count());
-        forward
+        match self.options.strategy {
+            Strategy::Best => self.fastest(pass),
+            strategy => self.with_strategy(strategy, pass),
+        }
     }
 
     /// Returns the time of one layer in a pass. The time to build graphs is divided equally among the layers.
@@ -112,9 +102,8 @@ impl<'a> SocLatencyModel<'a> {
     fn fastest(&self, pass: Pass) -> ForwardCost {
         let usable = CANDIDATES.into_iter().filter(|strategy| self.npu.is_some() || strategy.needs_no_npu());
         let all = usable.map(|strategy| self.with_strategy(strategy, pass));
-        let fastest = all.min_by(|one, other| {
-            total_time(&one.layer_intervals).0.total_cmp(&total_time(&other.layer_intervals).0)
-        });
+        let time = |cost: &ForwardCost| total_time(&cost.layer_intervals).0;
+        let fastest = all.min_by(|one, other| time(one).total_cmp(&time(other)));
         fastest.unwrap_or_else(|| self.with_strategy(Strategy::GpuOnly, pass))
     }
 
@@ -124,16 +113,14 @@ impl<'a> SocLatencyModel<'a> {
         } else {
             self.prefill_layer(strategy, pass)
         };
-        let online = strategy == Strategy::OnlinePrepare && !is_decoded(pass);
-        let tokens = u64::from(pass.tokens);
-        let preparation_time = if online {
-            let chunks = self.sizes.chunk_lengths(tokens, self.sizes.max_size());
-            chunks.into_iter().map(|chunk| preparation_time(&self.soc.graphs, chunk)).sum()
-        } else {
-            Seconds(0.0)
-        };
-        let output_interval = SyncInterval::default();
-        ForwardCost { strategy, preparation_time, layer_intervals, output_interval }
+        let mut preparation = Seconds(0.0);
+        if strategy == Strategy::OnlinePrepare && !is_decoded(pass) {
+            let chunks = self.sizes.chunk_lengths(u64::from(pass.tokens), self.sizes.max_size());
+            preparation = chunks.into_iter().map(|chunk| preparation_time(&self.soc.graphs, chunk)).sum();
+        }
+        let splits_output = is_decoded(pass) && is_split(&layer_intervals);
+        let output_interval = self.output_interval(splits_output, pass.output_count());
+        ForwardCost { strategy, preparation_time: preparation, layer_intervals, output_interval }
     }
 
     fn decode_layer(&self, strategy: Strategy, pass: Pass) -> Vec<SyncInterval> {
@@ -169,9 +156,9 @@ impl<'a> SocLatencyModel<'a> {
         chunks.into_iter().flat_map(layer).collect()
     }
 
-    /// Returns the output matrix multiplication for `positions` positions. If decoding splits the matmuls of the
-    /// layers, it splits the output matmul too, without events; after a prompt the GPU computes it. Both follow the
-    /// paper.
+    /// Returns the interval of the output matmul for `positions` positions. If decoding splits the matmuls of the
+    /// layers, it splits the output matmul too, without sync events; after a prompt the GPU computes it. Both follow
+    /// the HeteroLLM paper.
     fn output_interval(&self, split: bool, positions: u32) -> SyncInterval {
         if positions == 0 {
             return SyncInterval::default();
@@ -189,7 +176,6 @@ impl<'a> SocLatencyModel<'a> {
     }
 }
 
-/// Whether a pass is decoding rather than prefill.
 fn is_decoded(pass: Pass) -> bool {
     pass.tokens == 1 || pass.drafted > 0
 }

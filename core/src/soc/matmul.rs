@@ -1,12 +1,12 @@
 //! The matrix multiplications of a layer.
 //!
-//! `Y[S, o] = X[S, i] W[i, o]`, seven times: the projections of queries, keys, values and the attention output, and
-//! the three matrices of the feed-forward block. Matmuls that read the same activations can share one synchronisation
-//! ([`MatmulGroup`]).
+//! `Y[S, o] = X[S, i] W[i, o]` for S tokens, seven times: the projections of queries, keys, values and the attention
+//! output, and the three matrices of the feed-forward block. Matmuls that read the same activations are a group: they
+//! can share one synchronisation.
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
 
-/// A model with fewer mean bits per weight is treated as W4A16, as in the paper: Q4_K_M has 4.9, Q5_K 5.5.
+/// A model with fewer bits per weight than this on average is treated as W4A16: Q4_K_M has 4.9, Q5_K 5.5.
 const FOUR_BIT_LIMIT: f64 = 5.5;
 
 /// The shape of a matmul with a weight matrix.
@@ -16,13 +16,6 @@ pub struct Matmul {
     pub inputs: u64,
     /// Width of the output, o: the columns of the weight matrix.
     pub outputs: u64,
-}
-
-/// Matmuls that read the same activations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MatmulGroup {
-    /// The matmuls in the order of execution.
-    pub matmuls: Vec<Matmul>,
 }
 
 impl Matmul {
@@ -38,31 +31,28 @@ impl Matmul {
 }
 
 /// Returns the matmul groups of a layer in the order of execution: Q, K and V; attention output; gate and up; down.
-pub fn matmul_groups(shape: &ModelShape) -> [MatmulGroup; 4] {
+pub fn matmul_groups(shape: &ModelShape) -> [Vec<Matmul>; 4] {
     let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
-    let group = |matmuls: &[Matmul]| MatmulGroup { matmuls: matmuls.to_vec() };
-    let value = matmul(width, shape.value_width());
+    let qkv = [shape.query_width(), shape.key_width(), shape.value_width()];
     [
-        group(&[matmul(width, shape.query_width()), matmul(width, shape.key_width()), value]),
-        group(&[matmul(u64::from(shape.heads) * u64::from(shape.value_length), width)]),
-        group(&[matmul(width, inner), matmul(width, inner)]),
-        group(&[matmul(inner, width)]),
+        qkv.map(|outputs| matmul(width, outputs)).to_vec(),
+        vec![matmul(u64::from(shape.heads) * u64::from(shape.value_length), width)],
+        vec![matmul(width, inner); 2],
+        vec![matmul(inner, width)],
     ]
 }
 
-/// Returns the number of weights in the matrices of a layer.
 pub fn layer_weight_count(shape: &ModelShape) -> f64 {
-    matmul_groups(shape).iter().flat_map(|group| &group.matmuls).map(|matmul| matmul.weight_count()).sum()
+    matmul_groups(shape).iter().flatten().map(|matmul| matmul.weight_count()).sum()
 }
 
-/// Returns the shape of the output matrix multiplication.
 pub fn output_matmul(shape: &ModelShape) -> Matmul {
     Matmul { inputs: u64::from(shape.embedding), outputs: u64::from(shape.vocab_size) }
 }
 
 /// Returns the bits per weight that the GPU reads: `four_bit_class` for a model of about four bits per weight.
-/// Deviation: wider weights, which the paper does not have, are read at their own width.
+/// Deviation: wider weights, which the HeteroLLM paper does not have, are read at their own width.
 pub fn weight_bits(model: &ModelProfile, four_bit_class: f64) -> f64 {
     let weights = layer_weight_count(&model.shape) * f64::from(model.shape.layers.0);
     let own = model.layers_bytes().as_f64() * 8.0 / weights.max(1.0);
@@ -80,10 +70,7 @@ mod tests {
         let shape = shipped("llama-8b").unwrap().shape;
         // 2 * 4096^2 + 2 * 4096 * 1024 + 3 * 4096 * 14336.
         assert_eq!(layer_weight_count(&shape), 218_103_808.0);
-        assert_eq!(
-            matmul_groups(&shape).iter().map(|group| group.matmuls.len()).collect::<Vec<_>>(),
-            [3, 1, 2, 1]
-        );
+        assert_eq!(matmul_groups(&shape).map(|group| group.len()), [3, 1, 2, 1]);
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Metrics of a trace of a single device with a SoC.
 //!
-//! Speeds, energy of prefill, the time to build graphs, the synchronisation costs, and the longest time for which the
-//! GPU's queue is busy without a gap. A game can draw a frame only in a gap of the queue, so the longest busy time
-//! matters, not the GPU utilisation (HeteroLLM paper, section 5.5).
+//! A game can draw a frame only in a gap of the GPU's queue, so the longest time without a gap matters, not the GPU
+//! utilisation (HeteroLLM paper, section 5.5).
 //!
 //! Not here: times per token and their terms ([`crate::metrics`]).
 
@@ -10,15 +9,13 @@ use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{Soc, Strategy};
 use serde::Serialize;
 
-use hearth_schema::trace::{Kind, Resource, Trace};
+use hearth_schema::trace::{Cost, Kind, Record, Resource, Trace};
 
 /// The frame time of a game at 60 frames per second.
 pub const FRAME_TIME: Seconds = Seconds(1.0 / 60.0);
 
-/// The metrics of a run on a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SocMetrics {
-    /// The requested strategy.
     pub strategy: &'static str,
     /// Prompt tokens per second of prefill, without the time to build graphs.
     pub prefill_tokens_per_s: Option<f64>,
@@ -34,11 +31,8 @@ pub struct SocMetrics {
     /// Energy of prefill, in joules: power times duration. The power during decoding is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_energy_j: Option<f64>,
-    /// Occupancy of the GPU's queue during prefill.
     pub prefill_queue: QueueOccupancy,
-    /// Occupancy of the GPU's queue during decoding.
     pub decode_queue: QueueOccupancy,
-    /// Costs of synchronising GPU and NPU.
     #[serde(rename = "waiting")]
     pub sync_overhead: SyncOverhead,
 }
@@ -65,7 +59,7 @@ pub struct SyncOverhead {
     /// The number of intervals that end with a synchronisation.
     #[serde(rename = "stages")]
     pub count: u64,
-    /// Total time of the events, in milliseconds.
+    /// Total time of the sync events, in milliseconds.
     pub events_ms: f64,
     /// Total time in which a CPU core polled a flag, in milliseconds.
     pub polled_ms: f64,
@@ -77,18 +71,11 @@ impl SocMetrics {
         trace.records.iter().find(|record| record.kind == Kind::Kernel)?;
         let prompt =
             |pass: u32| trace.passes.get(pass as usize).is_some_and(|it| it.drafted == 0 && it.tokens > 1);
-        let seconds = |span: [u64; 2]| Seconds::from_nanos(span[1].saturating_sub(span[0])).0;
-        let (prefill, decode) = (span(trace, &prompt), span(trace, &|pass| !prompt(pass)));
-        let preparation: u64 = trace
-            .records
-            .iter()
-            .filter(|it| it.kind == Kind::Prepare)
-            .map(hearth_schema::trace::Record::duration)
-            .sum();
-        let preparation = Seconds::from_nanos(preparation).0;
+        let preparing = trace.records.iter().filter(|it| it.kind == Kind::Prepare);
+        let preparation = Seconds::from_nanos(preparing.map(Record::duration).sum()).0;
         let tokens: f64 =
             trace.passes.iter().filter(|it| prompt(it.index)).map(|it| f64::from(it.tokens)).sum();
-        let prefill_time = prefill.map(seconds).filter(|time| *time > preparation);
+        let prefill_time = duration(trace, &prompt).filter(|time| *time > preparation);
         let power = soc.power.as_ref().map(|power| power.for_strategy(strategy).0);
         Some(Self {
             strategy: strategy.name(),
@@ -98,56 +85,47 @@ impl SocMetrics {
             graph_preparation_s: preparation,
             prefill_power_w: power,
             prefill_energy_j: power.zip(prefill_time).map(|(power, time)| power * time),
-            prefill_queue: prefill
-                .map_or_else(QueueOccupancy::default, |span| queue_occupancy(trace, &prompt, seconds(span))),
-            decode_queue: decode.map_or_else(QueueOccupancy::default, |span| {
-                queue_occupancy(trace, &|pass| !prompt(pass), seconds(span))
-            }),
+            prefill_queue: queue_occupancy(trace, &prompt),
+            decode_queue: queue_occupancy(trace, &|pass| !prompt(pass)),
             sync_overhead: sync_overhead(trace),
         })
     }
 }
 
-/// Returns the start of the first and the end of the last record of the selected passes, in nanoseconds.
-fn span(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<[u64; 2]> {
-    let lines = || trace.records.iter().filter(|record| of(record.pass));
-    Some([lines().map(|it| it.start).min()?, lines().map(|it| it.end).max()?])
+/// Returns the seconds from the start of the first to the end of the last record of the selected passes.
+fn duration(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<f64> {
+    let records = || trace.records.iter().filter(|record| of(record.pass));
+    let (start, end) = (records().map(|it| it.start).min()?, records().map(|it| it.end).max()?);
+    Some(Seconds::from_nanos(end.saturating_sub(start)).0)
 }
 
-/// Returns the occupancy of the GPU's queue in the selected passes, which last `time` seconds.
-fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> QueueOccupancy {
-    let mut kernels: Vec<[u64; 2]> = trace
-        .records
-        .iter()
-        .filter(|it| it.kind == Kind::Kernel && it.resource == Resource::Gpu && of(it.pass))
-        .map(|it| [it.start, it.end])
-        .collect();
+fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool) -> QueueOccupancy {
+    let Some(time) = duration(trace, of) else { return QueueOccupancy::default() };
+    let on_gpu = trace.records.iter().filter(|it| it.kind == Kind::Kernel && it.resource == Resource::Gpu);
+    let mut kernels: Vec<[u64; 2]> = on_gpu.filter(|it| of(it.pass)).map(|it| [it.start, it.end]).collect();
     kernels.sort_unstable();
     let (mut longest, mut kernel, mut busy) = (0, 0, 0);
     let mut busy_span: Option<[u64; 2]> = None;
-    for [start, end] in kernels {
+    for &[start, end] in &kernels {
         let begun = busy_span.filter(|span| span[1] >= start).map_or(start, |span| span[0]);
         busy_span = Some([begun, end]);
         longest = longest.max(end - begun);
         kernel = kernel.max(end - start);
         busy += end - start;
     }
-    let seconds = |nanos: u64| Seconds::from_nanos(nanos);
+    let [longest, kernel, busy] = [longest, kernel, busy].map(Seconds::from_nanos);
     QueueOccupancy {
-        max_busy_ms: seconds(longest).as_millis(),
-        max_kernel_ms: seconds(kernel).as_millis(),
-        busy_share: if time > 0.0 { seconds(busy).0 / time } else { 0.0 },
-        frame_deadlines_met: seconds(longest) < FRAME_TIME,
+        max_busy_ms: longest.as_millis(),
+        max_kernel_ms: kernel.as_millis(),
+        busy_share: if time > 0.0 { busy.0 / time } else { 0.0 },
+        frame_deadlines_met: longest < FRAME_TIME,
     }
 }
 
 fn sync_overhead(trace: &Trace) -> SyncOverhead {
-    let lines = trace.records.iter().filter(|record| record.kind == Kind::Synchronise);
-    let zero = (0, 0, 0);
-    let (count, events, polled) = lines.fold(zero, |(count, events, polled), line| {
-        let cost = line.cost.unwrap_or_default();
-        (count + 1, events + cost.copy, polled + cost.cpu)
-    });
-    let millis = |nanos: u64| Seconds::from_nanos(nanos).as_millis();
-    SyncOverhead { count, events_ms: millis(events), polled_ms: millis(polled) }
+    let events = trace.records.iter().filter(|record| record.kind == Kind::Synchronise);
+    let costs: Vec<Cost> = events.map(|record| record.cost.unwrap_or_default()).collect();
+    let millis = |of: fn(&Cost) -> u64| Seconds::from_nanos(costs.iter().map(of).sum()).as_millis();
+    let (events_ms, polled_ms) = (millis(|cost| cost.copy), millis(|cost| cost.cpu));
+    SyncOverhead { count: costs.len() as u64, events_ms, polled_ms }
 }

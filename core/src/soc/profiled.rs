@@ -2,12 +2,10 @@
 //!
 //! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: operations, padded
 //! to whole tiles, divided by time. In mode `table` a matmul has the rate of the nearest measured one, by the
-//! distance of the logarithms of its dimensions; a measured matmul takes its measured time. In mode `tree` it has the
-//! mean rate of a leaf of a regression tree. Each split of the tree minimises the squared deviation of the logarithms
-//! of the rates.
+//! distance of the logarithms of its dimensions. In mode `tree` it has the mean rate of a leaf of a regression tree.
+//! Each split of the tree minimises the squared deviation of the logarithms of the rates.
 //!
-//! Not here: the measurement itself. This program cannot access an NPU; its tests fill tables from the formula of
-//! [`super::npu`].
+//! Not here: the measurement itself, because this program cannot access an NPU.
 
 use hearth_profiles::device::soc::{MatmulProfile, MeasuredMatmul, ProfileMode};
 
@@ -22,7 +20,6 @@ const MAX_DEPTH: u32 = 12;
 /// and shape.
 const FEATURES: usize = 5;
 
-/// Measured matmul times, prepared for lookups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredTimes {
     tile: u64,
@@ -56,10 +53,7 @@ impl MeasuredTimes {
     pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         let tokens = padded(tokens, self.tile);
         let features = features(matmul, tokens);
-        let rate = match &self.tree {
-            Some(tree) => tree.predict(&features),
-            None => self.nearest(&features),
-        };
+        let rate = self.tree.as_ref().map_or_else(|| self.nearest(&features), |tree| tree.predict(&features));
         work(matmul, tokens) / rate.exp()
     }
 
@@ -76,13 +70,8 @@ impl Node {
     fn predict(&self, features: &[f64; FEATURES]) -> f64 {
         match self {
             Node::Leaf(rate) => *rate,
-            Node::Split { feature, at, below, above } => {
-                if features[*feature] <= *at {
-                    below.predict(features)
-                } else {
-                    above.predict(features)
-                }
-            }
+            Node::Split { feature, at, below, .. } if features[*feature] <= *at => below.predict(features),
+            Node::Split { above, .. } => above.predict(features),
         }
     }
 }
@@ -119,7 +108,8 @@ fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
 /// Returns the feature and the threshold of the split with the smallest squared error, `None` if no split reduces it.
 fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
     let count = samples.len();
-    let (sum, squares) = sums(samples);
+    let add = |(sum, squares), sample: &Sample| (sum + sample.rate, squares + sample.rate * sample.rate);
+    let (sum, squares): (f64, f64) = samples.iter().fold((0.0, 0.0), add);
     let whole = squares - sum * sum / count.max(1) as f64;
     let mut best: Option<(f64, usize, f64)> = None;
     for feature in 0..FEATURES {
@@ -140,10 +130,4 @@ fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
         }
     }
     best.filter(|(error, ..)| *error < whole * (1.0 - 1e-9) - 1e-12).map(|(_, feature, at)| (feature, at))
-}
-
-fn sums(samples: &[Sample]) -> (f64, f64) {
-    samples
-        .iter()
-        .fold((0.0, 0.0), |(sum, squares), sample| (sum + sample.rate, squares + sample.rate * sample.rate))
 }

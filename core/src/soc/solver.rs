@@ -6,8 +6,7 @@
 //! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
 //! ```
 //!
-//! over all pairs of parts that sum to the whole. Rows of the weights (columns of the result) are assigned to the GPU
-//! in multiples of 256, tokens to the NPU in multiples of 32.
+//! over all pairs of parts that sum to the whole. Rows are rows of the weights, which are columns of the result.
 //!
 //! For prompt lengths that equal a graph size the partition is solved ahead of time, so the NPU has a graph for the
 //! best part. Any other prompt uses the standard graph sizes: the GPU computes the tokens beyond them (the margin),
@@ -21,14 +20,14 @@ use super::graphs::GraphSizes;
 use super::interval::SyncInterval;
 use super::matmul::Matmul;
 use super::npu::Npu;
-use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
+use super::sync::SyncCost;
 
 /// The number of rows on the GPU is a multiple of this constant.
 /// source: HeteroLLM paper, section 4.3
-pub const ROW_STEP: u64 = 256;
+const ROW_STEP: u64 = 256;
 /// The number of tokens on the NPU is a multiple of this constant if the partition is solved ahead of time.
 /// source: HeteroLLM paper, section 4.3
-pub const TOKEN_STEP: u64 = 32;
+const TOKEN_STEP: u64 = 32;
 
 /// The kind of split of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +54,7 @@ pub struct Partition {
     pub graph_sizes: Vec<u64>,
     /// Tokens for which the GPU computes all rows.
     pub margin_tokens: u64,
-    /// Rows that the GPU computes for the other tokens.
+    /// Rows that the GPU computes for all tokens except `margin_tokens`.
     pub gpu_rows: u64,
     /// The times of the resulting kernels and graphs.
     pub interval: SyncInterval,
@@ -71,7 +70,6 @@ pub struct Solver<'a> {
     pub sync: SyncCost,
 }
 
-/// The fastest partition found so far.
 #[derive(Debug, Clone)]
 struct Best {
     time: f64,
@@ -100,36 +98,32 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned_cost;
+        let pair = self.sync.planned_pair_cost();
         for rows in gpu_row_counts(matmul.outputs) {
             let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
             let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
             best.improve(on_gpu.max(on_npu) + pair, 0, rows, &[tokens]);
         }
-        let mut part = TOKEN_STEP;
-        while part < tokens {
+        for part in (TOKEN_STEP..tokens).step_by(TOKEN_STEP as usize) {
             let on_gpu = self.gpu.matmul_time(matmul, tokens - part);
             let on_npu = self.npu.matmul_time(matmul, part);
             best.improve(on_gpu.max(on_npu) + pair, tokens - part, 0, &[part]);
-            part += TOKEN_STEP;
         }
         best
     }
 
     /// Improves `best` by partitions that use graphs of standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = f64::from(EVENTS_PER_INTERVAL) * self.sync.planned_cost;
+        let (pair, sizes) = (self.sync.planned_pair_cost(), &self.sizes.sizes);
         let sets: Vec<&[u64]> =
             self.sizes.covering_sets(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
-            let times: Vec<f64> =
-                self.sizes.sizes().iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
-            let of =
-                |size: &u64| self.sizes.sizes().binary_search(size).map_or(f64::INFINITY, |at| times[at]);
+            let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
+            let time_of = |size: &u64| times[sizes.partition_point(|other| other < size)];
             for set in &sets {
                 let covered = set.iter().sum::<u64>().min(tokens);
-                let on_npu: f64 = set.iter().map(of).sum();
+                let on_npu: f64 = set.iter().map(time_of).sum();
                 if on_npu + pair >= best.time {
                     continue;
                 }
@@ -143,23 +137,16 @@ impl Solver<'_> {
 
     fn partition(&self, matmul: Matmul, tokens: u64, best: Best) -> Partition {
         let Best { margin, rows, graphs, .. } = best;
-        if graphs.is_empty() {
-            let interval = SyncInterval::without_events(vec![self.gpu.matmul_time(matmul, tokens)]);
-            return Partition {
-                split_kind: SplitKind::Gpu,
-                graph_sizes: graphs,
-                margin_tokens: margin,
-                gpu_rows: rows,
-                interval,
-            };
-        }
         let rest = matmul.with_outputs(matmul.outputs - rows);
         let kernels = [
             self.gpu.matmul_time(matmul, margin),
             self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
         ];
+        let gpu_times: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
+        let npu_times: Vec<f64> = graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
         let pads = graphs.iter().sum::<u64>() > tokens - margin;
         let split_kind = match (margin > 0, rows > 0) {
+            _ if graphs.is_empty() => SplitKind::Gpu,
             (false, false) => SplitKind::Npu,
             (true, true) => SplitKind::Hybrid,
             (false, true) if pads => SplitKind::Hybrid,
@@ -167,11 +154,9 @@ impl Solver<'_> {
             (true, false) if graphs.len() > 1 => SplitKind::MultiSequence,
             (true, false) => SplitKind::Sequence,
         };
-        let interval = SyncInterval {
-            gpu_times: kernels.into_iter().filter(|&time| time > 0.0).collect(),
-            npu_times: graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect(),
-            event_count: EVENTS_PER_INTERVAL,
-            event_time: self.sync.pair_cost(),
+        let interval = match split_kind {
+            SplitKind::Gpu => SyncInterval::without_events(gpu_times),
+            _ => SyncInterval::with_events(gpu_times, npu_times, self.sync),
         };
         Partition { split_kind, graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }

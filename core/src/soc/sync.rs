@@ -2,22 +2,18 @@
 //!
 //! HeteroLLM paper, sections 3.1 and 4.2. Slow synchronisation copies a buffer through the GPU framework and submits
 //! a kernel to the GPU's queue, which has run empty. Fast synchronisation shares the buffers: a thread sleeps for the
-//! predicted time of the kernel, in steps of the shortest sleep, and then polls a flag. So an event costs only the
-//! reading of the flag and the submission of the next work. A split matmul has two events, which makes 14 per layer.
-//! If matmuls are not split, those that read the same activations share a pair of events, which makes 8.
-//!
-//! The CPU waits for the slower processor. In prefill this is the NPU, so the next GPU kernel is submitted late. In
-//! decoding this is the GPU, whose queue executes kernels in order. The fitted cost of a fast event applies to both
-//! cases.
+//! predicted time of the kernel, in steps of the shortest sleep, and then polls a flag. So a sync event costs only
+//! the reading of the flag and the submission of the next work. The fitted cost of a fast event applies to prefill,
+//! where the NPU is slower, and to decoding, where the GPU is.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{PartitionPolicy, Synchronisation};
 use hearth_profiles::device::{Soc, SocOptions};
 
-/// Number of events of a split matmul, or of a group that the NPU computes: one before and one after it.
+/// Number of sync events of a split matmul, or of a matmul group on the NPU: one before and one after it.
 pub const EVENTS_PER_INTERVAL: u32 = 2;
 
-/// The cost of an event: the value that the solver assumes, and the value at run time.
+/// The cost of a sync event: the value that the solver assumes, and the value at run time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncCost {
     /// The cost with which partitions are chosen, in seconds.
@@ -27,7 +23,6 @@ pub struct SyncCost {
 }
 
 impl SyncCost {
-    /// Creates the costs for these options.
     pub fn new(soc: &Soc, options: SocOptions) -> Self {
         let actual_cost = soc.synchronisation.event_cost(options.synchronisation).0;
         let planned_cost = match options.partitions {
@@ -37,9 +32,14 @@ impl SyncCost {
         Self { planned_cost, actual_cost }
     }
 
-    /// Returns the cost of a pair of events at run time, in seconds.
+    /// Returns the cost of a pair of sync events at run time, in seconds.
     pub fn pair_cost(&self) -> f64 {
         f64::from(EVENTS_PER_INTERVAL) * self.actual_cost
+    }
+
+    /// Returns the cost of a pair of sync events with which partitions are chosen, in seconds.
+    pub fn planned_pair_cost(&self) -> f64 {
+        f64::from(EVENTS_PER_INTERVAL) * self.planned_cost
     }
 }
 

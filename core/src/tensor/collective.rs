@@ -16,8 +16,9 @@
 //!
 //! Not here: how long a message takes.
 
-use hearth_profiles::Bytes;
+use std::collections::BTreeSet;
 
+use hearth_profiles::Bytes;
 use hearth_schema::plan::tensor::AllReduce;
 
 /// The message pattern of one all-reduce.
@@ -25,49 +26,41 @@ use hearth_schema::plan::tensor::AllReduce;
 pub struct Collective {
     /// The algorithm, which determines the devices that add and how they distribute the sum.
     pub pattern: AllReduce,
-    /// The number of devices.
     pub devices: usize,
 }
 
 impl Collective {
-    /// Returns the number of messages that a device must have sent when it has received `received` messages. `place`
-    /// is the index of the device in the plan.
-    pub fn due_messages(self, place: usize, received: usize) -> usize {
+    /// Returns the number of messages that the device with this index in the plan must have sent when it has received
+    /// `received` messages.
+    pub fn due_messages(self, index: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
             _ if others == 0 => 0,
-            AllReduce::AllGather => others,
-            AllReduce::Star if place == 0 => {
-                if received >= others {
-                    others
-                } else {
-                    0
-                }
-            }
-            AllReduce::Star => 1,
+            AllReduce::Star if index > 0 => 1,
+            AllReduce::Star if received < others => 0,
+            AllReduce::AllGather | AllReduce::Star => others,
             AllReduce::Ring => (1 + received).min(2 * others),
             AllReduce::OverTheAir => 0,
         }
     }
 
-    /// Returns the device that receives message `number` (from 0) of the device `place`.
-    pub fn receiver(self, place: usize, number: usize) -> usize {
+    /// Returns the device that receives message `number` (from 0) of a device.
+    pub fn receiver(self, index: usize, number: usize) -> usize {
         match self.pattern {
-            AllReduce::Star if place > 0 => 0,
+            AllReduce::Star if index > 0 => 0,
             AllReduce::Star => number + 1,
-            AllReduce::AllGather | AllReduce::OverTheAir => (place + 1 + number) % self.devices,
-            AllReduce::Ring => (place + 1) % self.devices,
+            AllReduce::AllGather | AllReduce::OverTheAir => (index + 1 + number) % self.devices,
+            AllReduce::Ring => (index + 1) % self.devices,
         }
     }
 
     /// Returns the total number of messages that a device receives.
-    pub fn awaited_messages(self, place: usize) -> usize {
+    pub fn awaited_messages(self, index: usize) -> usize {
         let others = self.devices - 1;
         match self.pattern {
             _ if others == 0 => 0,
-            AllReduce::AllGather => others,
-            AllReduce::Star if place == 0 => others,
-            AllReduce::Star => 1,
+            AllReduce::Star if index > 0 => 1,
+            AllReduce::AllGather | AllReduce::Star => others,
             AllReduce::Ring => 2 * others,
             AllReduce::OverTheAir => 0,
         }
@@ -83,14 +76,12 @@ impl Collective {
 
     /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
     /// token.
-    pub fn receivers(self, place: usize) -> Vec<usize> {
-        let all = self.due_messages(place, usize::MAX / 2);
-        let mut receivers: Vec<usize> = (0..all).map(|number| self.receiver(place, number)).collect();
-        if place == 0 {
+    pub fn receivers(self, index: usize) -> Vec<usize> {
+        let all = self.due_messages(index, usize::MAX / 2);
+        let mut receivers: BTreeSet<usize> = (0..all).map(|number| self.receiver(index, number)).collect();
+        if index == 0 {
             receivers.extend(1..self.devices);
         }
-        receivers.sort_unstable();
-        receivers.dedup();
-        receivers
+        receivers.into_iter().collect()
     }
 }

@@ -25,7 +25,6 @@ use hearth_schema::plan::tensor::{Slice, TensorPlan};
 pub struct SlicedModel {
     /// A model whose layers are the attention slices. Its embedding and output matrix are not sliced.
     pub attention: ModelProfile,
-    /// The feed-forward slice of each layer.
     pub feed_forward: Vec<TensorGroup>,
 }
 
@@ -38,33 +37,27 @@ struct Part {
 }
 
 impl SlicedModel {
-    /// Creates the slices of the device with index `place` in a tensor-parallel plan whose slices cover the model.
-    pub fn new(plan: &Plan, tensor: &TensorPlan, place: usize, model: &ModelProfile) -> Self {
-        let format = plan.devices[place].residency.weight_format(plan.devices[place].gpu_layers > 0);
+    /// Creates the slices of the device with this index in a tensor-parallel plan whose slices cover the model.
+    pub fn new(plan: &Plan, tensor: &TensorPlan, index: usize, model: &ModelProfile) -> Self {
+        let format = plan.devices[index].residency.weight_format(plan.devices[index].gpu_layers > 0);
         let part = |of: fn(&Slice) -> u32, whole: u32| Part {
-            before: tensor.slices[..place].iter().map(|slice| u64::from(of(slice))).sum(),
-            own: u64::from(of(&tensor.slices[place])),
+            before: tensor.slices[..index].iter().map(|slice| u64::from(of(slice))).sum(),
+            own: u64::from(of(&tensor.slices[index])),
             whole: u64::from(whole).max(1),
         };
         let shape = &model.shape;
         let heads = part(|slice| slice.kv_heads, shape.kv_heads);
         let rows = part(|slice| slice.feed_forward, shape.feed_forward);
-        Self::of(model, heads, rows, format, tensor.embedding_as.or(format))
+        Self::of(model, heads, rows, [format, tensor.embedding_as.or(format)])
     }
 
     /// Creates a single slice with the whole model, converted to `format`.
     pub fn whole(model: &ModelProfile, format: Option<Format>) -> Self {
         let all = Part { before: 0, own: 1, whole: 1 };
-        Self::of(model, all, all, format, format)
+        Self::of(model, all, all, [format, format])
     }
 
-    fn of(
-        model: &ModelProfile,
-        heads: Part,
-        rows: Part,
-        format: Option<Format>,
-        embedding: Option<Format>,
-    ) -> Self {
+    fn of(model: &ModelProfile, heads: Part, rows: Part, [format, input]: [Option<Format>; 2]) -> Self {
         let shape = &model.shape;
         let (mut attention, mut feed_forward) = (Vec::new(), Vec::new());
         for layer in &model.layers {
@@ -78,14 +71,13 @@ impl SlicedModel {
         let attention = ModelProfile {
             shape,
             layers: attention,
-            input: converted_group(&model.input, embedding),
+            input: converted_group(&model.input, input),
             output: converted_group(&model.output, format),
             ..model.clone()
         };
         Self { attention, feed_forward }
     }
 
-    /// Returns the bytes of the slices of all layers.
     pub fn layers_bytes(&self) -> Bytes {
         self.attention.layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }
@@ -93,20 +85,16 @@ impl SlicedModel {
     /// Returns the bytes of a block's slice. Block `2 l` is the attention block of layer `l`, block `2 l + 1` its
     /// feed-forward block.
     pub fn block_bytes(&self, block: usize) -> Bytes {
-        let layer = block / 2;
-        if block.is_multiple_of(2) {
-            self.attention.layers[layer].bytes()
-        } else {
-            self.feed_forward[layer].bytes()
-        }
+        let layers = if block.is_multiple_of(2) { &self.attention.layers } else { &self.feed_forward };
+        layers[block / 2].bytes()
     }
 }
 
 /// Divides a layer into its attention and its feed-forward block.
 fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup) {
-    let (embedding, attended) =
+    let (embedding, output) =
         (u64::from(shape.embedding), u64::from(shape.heads) * u64::from(shape.value_length));
-    let attention = embedding * (shape.query_width() + shape.key_width() + shape.value_width() + attended);
+    let attention = embedding * (shape.query_width() + shape.key_width() + shape.value_width() + output);
     let whole = attention + 3 * embedding * u64::from(shape.feed_forward);
     let first = Part { before: 0, own: attention, whole };
     let second = Part { before: attention, own: whole - attention, whole };

@@ -25,15 +25,15 @@ kind:
     slices:
 "
     );
-    for (place, (heads, rows)) in slices.iter().enumerate() {
-        let slice = format!("    - {{device: d{place}, kv_heads: {heads}, feed_forward: {rows}}}\n");
+    for (index, (heads, rows)) in slices.iter().enumerate() {
+        let slice = format!("    - {{device: d{index}, kv_heads: {heads}, feed_forward: {rows}}}\n");
         text.push_str(&slice);
     }
     text += "rounds: 1\ncontext: 64\nkv_cache: f16\ndevices:\n";
-    for place in 0..slices.len() {
-        let role = if place == 0 { "head" } else { "worker" };
+    for index in 0..slices.len() {
+        let role = if index == 0 { "head" } else { "worker" };
         let device = format!(
-            "- {{name: d{place}, role: {role}, window: 32, gpu_layers: 0, residency: {{{residency}}}}}\n"
+            "- {{name: d{index}, role: {role}, window: 32, gpu_layers: 0, residency: {{{residency}}}}}\n"
         );
         text.push_str(&device);
     }
@@ -70,9 +70,8 @@ fn contradictory_plans_are_refused() {
     assert!(refused(&whole, KIND, "policy: sliding, weights_as: f32").contains("needs `blocks`"));
     assert!(refused(&whole, KIND, "policy: sliding, blocks: 0").contains("needs `blocks`"));
     assert!(refused(&whole, "all_reduce: star\n    values: q4_k", PINNED).contains("cannot be added up"));
-    assert!(
-        refused(&whole, "all_reduce: gossip\n    values: f32", PINNED).contains("unknown variant `gossip`")
-    );
+    let unknown = refused(&whole, "all_reduce: gossip\n    values: f32", PINNED);
+    assert!(unknown.contains("unknown variant `gossip`"));
     let air = "all_reduce: over-the-air\n    values: f32";
     assert!(refused(&whole, air, PINNED).contains("needs `air_time`"));
     assert!(refused(&whole, &format!("{air}\n    air_time: 2 h"), PINNED).contains("air_time"));
@@ -132,17 +131,17 @@ fn devices_await_all_messages_of_an_all_reduce() {
             // Each round, every device sends the messages that are due.
             for _ in 0..3 * devices {
                 let due: Vec<usize> =
-                    (0..devices).map(|place| all_reduce.due_messages(place, received[place])).collect();
-                for place in 0..devices {
-                    for number in sent[place]..due[place] {
-                        let to = all_reduce.receiver(place, number);
-                        assert_ne!(to, place, "{pattern:?}");
+                    (0..devices).map(|index| all_reduce.due_messages(index, received[index])).collect();
+                for index in 0..devices {
+                    for number in sent[index]..due[index] {
+                        let to = all_reduce.receiver(index, number);
+                        assert_ne!(to, index, "{pattern:?}");
                         received[to] += 1;
                     }
-                    sent[place] = sent[place].max(due[place]);
+                    sent[index] = sent[index].max(due[index]);
                 }
             }
-            let awaited: Vec<usize> = (0..devices).map(|place| all_reduce.awaited_messages(place)).collect();
+            let awaited: Vec<usize> = (0..devices).map(|index| all_reduce.awaited_messages(index)).collect();
             assert_eq!(received, awaited, "{pattern:?} of {devices}");
         }
     }
@@ -169,7 +168,7 @@ proptest! {
         let tensor = plan.kind.tensor().expect("slices");
         prop_assert_eq!(tensor.validate_cover(&plan, &model.shape), Ok(()));
         let parts: Vec<SlicedModel> =
-            (0..slices.len()).map(|place| SlicedModel::new(&plan, tensor, place, &model)).collect();
+            (0..slices.len()).map(|index| SlicedModel::new(&plan, tensor, index, &model)).collect();
         let whole = SlicedModel::whole(&model, plan.devices[0].residency.weights_as);
         // Each device has all norms: two of 4096 elements per layer.
         let norms = Bytes(2 * 4096 * 4) * 32;

@@ -6,7 +6,7 @@ use hearth_profiles::link::path::Endpoint;
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::Scenario;
 
-const AIR: &str = "  wifi:
+const WIFI: &str = "  wifi:
     channels:
       - name: 5 GHz
         bandwidth: {value: 800 Mbit/s, source: test}
@@ -18,7 +18,7 @@ const AIR: &str = "  wifi:
         stations: [tablet]
 ";
 
-fn text(air: &str) -> String {
+fn text(wifi: &str) -> String {
     format!(
         "schema: scenario/1
 name: t
@@ -32,46 +32,44 @@ links:
   between:
     - {{devices: [mac, laptop], link: {{latency: {{value: 0.1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
     - {{devices: [phone, desktop], unreachable: forward}}
-{air}",
+{wifi}",
         ["mac", "laptop", "phone", "tablet", "desktop", "server"]
             .map(|name| format!("{{name: {name}, profile: d1}}"))
             .join(", ")
     )
 }
 
-fn table(air: &str) -> LinkTable {
-    LinkTable::new(Scenario::from_yaml(&text(air)).expect("a sound scenario").links)
+fn table(wifi: &str) -> LinkTable {
+    LinkTable::new(Scenario::from_yaml(&text(wifi)).expect("a sound scenario").links)
 }
 
 #[test]
 fn stations_use_wifi_and_other_devices_use_wires() {
-    let table = table(AIR);
-    let way = |from, to| match table.connection(from, to) {
-        Some(Connection::Wireless(way)) => Some(way),
+    let table = table(WIFI);
+    let path = |from, to| match table.connection(from, to) {
+        Some(Connection::Wireless(path)) => Some(path),
         _ => None,
     };
     // A dedicated cable, and two wired devices.
-    assert!(way("mac", "laptop").is_none() && way("desktop", "server").is_none());
+    assert!(path("mac", "laptop").is_none() && path("desktop", "server").is_none());
     assert_eq!(table.link_between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
     assert_eq!(table.link_between("server", "desktop").as_deref(), Some(table.default_link()));
     // Uplink at 100 MB/s, downlink at 50 MB/s, on the same channel.
-    let slow = way("mac", "phone").expect("on the air");
+    let slow = path("mac", "phone").expect("Wi-Fi");
     assert!(slow.shares_channel());
     assert!((slow.rate().0 / (1e6 / (1.0 / 100.0 + 1.0 / 50.0)) - 1.0).abs() < 1e-12);
     assert_eq!(slow.burst_bytes(), Bytes(270_000));
     // To a wired device, to another channel, and to an unreachable device.
-    let wired = way("mac", "desktop").expect("on the air");
-    assert!(
-        matches!(wired.receiver, Endpoint::Wire(_))
-            && (wired.wire_latency(), wired.overhead()) == (Seconds(0.2e-3), Seconds(0.2e-3))
-    );
-    assert!(!way("mac", "tablet").expect("on the air").shares_channel());
-    assert!(table.connection("phone", "desktop").is_none() && way("desktop", "phone").is_some());
+    let wired = path("mac", "desktop").expect("Wi-Fi");
+    assert!(matches!(wired.receiver, Endpoint::Wire(_)));
+    assert_eq!((wired.wire_latency(), wired.overhead()), (Seconds(0.2e-3), Seconds(0.2e-3)));
+    assert!(!path("mac", "tablet").expect("Wi-Fi").shares_channel());
+    assert!(table.connection("phone", "desktop").is_none() && path("desktop", "phone").is_some());
     // The link for planners has the mean time of a single message.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
-        let (way, link) = (way(from, to).expect("on the air"), table.link_between(from, to).expect("a link"));
+        let (path, link) = (path(from, to).expect("Wi-Fi"), table.link_between(from, to).expect("a link"));
         for bytes in [8192, 16_384, 32_768, 65_536].map(Bytes) {
-            let (mean, found) = (way.mean_time(bytes, false), link.time(bytes));
+            let (mean, found) = (path.mean_time(bytes, false), link.time(bytes));
             assert!((found.0 / mean.0 - 1.0).abs() < 1e-3, "{from} to {to}, {bytes}: {found} and {mean}");
         }
     }
@@ -90,54 +88,50 @@ fn without_wifi_all_links_are_constant() {
 fn wifi_errors_name_the_mistake() {
     let one = "  wifi:\n    channels:\n      - {name: w, bandwidth: {value: 800 Mbit/s, source: t}, stations: [mac]";
     let with = |more: &str| format!("{one}, {more}}}\n");
-    for (air, said) in [
+    let delay = |median: &str, sigma: &str| {
+        let [median, sigma] = [median, sigma].map(|value| format!("{{value: {value}, source: t}}"));
+        with(&format!("delay: {{median: {median}, sigma: {sigma}}}"))
+    };
+    let tcp = |key: &str, value: &str| format!("{WIFI}    tcp: {{{key}: {{value: {value}, source: t}}}}\n");
+    for (wifi, part) in [
         ("  wifi: {channels: []}\n".to_string(), "0 channels"),
-        (AIR.replace("tablet", "nobody"), "`nobody`, which is not a device here"),
-        (AIR.replace("[tablet]", "[phone]"), "`phone` is a station twice"),
-        (AIR.replace("[tablet]", "[]"), "has no `stations`"),
-        (AIR.replace("2.4 GHz", "5 GHz"), "the channel name `5 GHz` is empty or used twice"),
-        (AIR.replace("{phone: ", "{tablet: "), "`rates` names `tablet`"),
-        (AIR.replace("100 Mbit/s", "1 kbit/s"), "choose from 1 Mbit/s"),
-        (AIR.replace("100 Mbit/s", "100 MB"), "`MB` is not a unit of a rate"),
-        (AIR.replace("awdl", "sometimes"), "`clean`, `awdl`, or a list of stalls"),
+        (WIFI.replace("tablet", "nobody"), "`nobody`, which is not a device here"),
+        (WIFI.replace("[tablet]", "[phone]"), "`phone` is a station twice"),
+        (WIFI.replace("[tablet]", "[]"), "has no `stations`"),
+        (WIFI.replace("2.4 GHz", "5 GHz"), "the channel name `5 GHz` is empty or used twice"),
+        (WIFI.replace("{phone: ", "{tablet: "), "`rates` names `tablet`"),
+        (WIFI.replace("100 Mbit/s", "1 kbit/s"), "choose from 1 Mbit/s"),
+        (WIFI.replace("100 Mbit/s", "100 MB"), "`MB` is not a unit of a rate"),
+        (WIFI.replace("awdl", "sometimes"), "`clean`, `awdl`, or a list of stalls"),
         (with("stalls: [{rate: 9 /s, from: 80 ms, to: 80 ms, source: t}]"), "take 72 % of the time"),
         (with("stalls: [{rate: 0 /s, from: 1 ms, to: 2 ms, source: t}]"), "choose a `rate`"),
         (with("stalls: [{rate: 1 /s, from: 2 ms, to: 1 ms, source: t}]"), "give the shorter first"),
-        (
-            with("delay: {median: {value: 1 min, source: t}, sigma: {value: 0.5, source: t}}"),
-            "`delay.median` is",
-        ),
-        (
-            with("delay: {median: {value: 1 ms, source: t}, sigma: {value: .nan, source: t}}"),
-            "`delay.sigma` is NaN",
-        ),
+        (delay("1 min", "0.5"), "`delay.median` is"),
+        (delay("1 ms", ".nan"), "`delay.sigma` is NaN"),
         (with("burst: {value: 0 s, source: t}"), "`burst` is"),
         (with("frequency: 5"), "unknown field `frequency`"),
-        (format!("{AIR}    tcp: {{loss: {{value: 50 %, source: t}}}}\n"), "tcp: `loss` is 50 %"),
-        (format!("{AIR}    tcp: {{rto: {{value: 0 s, source: t}}}}\n"), "tcp: `rto` is"),
-        (
-            format!("{AIR}    tcp: {{initial_window: {{value: 1 B, source: t}}}}\n"),
-            "tcp: `initial_window` is",
-        ),
+        (tcp("loss", "50 %"), "tcp: `loss` is 50 %"),
+        (tcp("rto", "0 s"), "tcp: `rto` is"),
+        (tcp("initial_window", "1 B"), "tcp: `initial_window` is"),
     ] {
-        let error = Scenario::from_yaml(&text(&air)).expect_err(said);
-        assert!(error.to_string().contains(said), "{said}: {error}");
+        let error = Scenario::from_yaml(&text(&wifi)).expect_err(part);
+        assert!(error.to_string().contains(part), "{part}: {error}");
         assert!(error.location().is_some(), "{error}");
     }
     // Wired devices need a valid default link.
-    let slow = text(AIR).replace("1 Gbit/s", "1 kbit/s");
+    let slow = text(WIFI).replace("1 Gbit/s", "1 kbit/s");
     let error = Scenario::from_yaml(&slow).expect_err("the bandwidth is too small").to_string();
     assert!(error.contains("use `links.default`, whose `bandwidth` is 125 B/s"), "{error}");
 }
 
 #[test]
 fn link_without_bandwidth_is_refused() {
-    for (from, to, said) in [
+    for (from, to, part) in [
         ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, but must be at least 1 kbit/s"),
         ("0.2 ms", "1e12 s", "links.default: `latency` is"),
         ("1 GB/s", "1 B/s", "links.between [mac, laptop]: `bandwidth` is 1.00 B/s"),
     ] {
-        let error = Scenario::from_yaml(&text("").replace(from, to)).expect_err(said).to_string();
-        assert!(error.contains(said), "{error}");
+        let error = Scenario::from_yaml(&text("").replace(from, to)).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
     }
 }

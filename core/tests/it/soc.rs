@@ -34,11 +34,8 @@ fn intern() -> ModelProfile {
 /// Returns the seconds for a pass through the whole model.
 fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
     let forward = SocLatencyModel::new(soc, model, Bytes(2)).forward_cost(pass);
-    let layers = f64::from(model.shape.layers.0);
-    (total_time(&forward.layer_intervals) * layers
-        + forward.output_interval.time()
-        + forward.preparation_time)
-        .0
+    let layers = total_time(&forward.layer_intervals) * f64::from(model.shape.layers.0);
+    (layers + forward.output_interval.time() + forward.preparation_time).0
 }
 
 fn prompt(strategy: Strategy, tokens: u32) -> f64 {
@@ -75,12 +72,18 @@ fn prefill_times_agree_with_an_independent_implementation() {
             near(speed(strategy, tokens), expected, 0.005);
         }
     }
-    for (tokens, expected) in [(135, 0.582), (300, 1.248), (525, 2.087), (600, 2.469), (1000, 4.267)] {
-        near(prompt(Strategy::HeteroTensor, tokens), expected, 0.005);
+    for (strategy, tokens, expected) in [
+        (Strategy::HeteroTensor, 135, 0.582),
+        (Strategy::HeteroTensor, 300, 1.248),
+        (Strategy::HeteroTensor, 525, 2.087),
+        (Strategy::HeteroTensor, 600, 2.469),
+        (Strategy::HeteroTensor, 1000, 4.267),
+        (Strategy::Pipe, 525, 3.100),
+        (Strategy::Padding, 525, 5.273),
+        (Strategy::OnlinePrepare, 525, 4.077),
+    ] {
+        near(prompt(strategy, tokens), expected, 0.005);
     }
-    near(prompt(Strategy::Pipe, 525), 3.100, 0.005);
-    near(prompt(Strategy::Padding, 525), 5.273, 0.005);
-    near(prompt(Strategy::OnlinePrepare, 525), 4.077, 0.005);
 }
 
 #[test]
@@ -124,13 +127,11 @@ fn energy_and_queue_are_as_published() {
     let power = soc.power.as_ref().expect("it is known");
     let energy = |strategy| power.for_strategy(strategy).0 * prompt(strategy, 256);
     near(energy(Strategy::GpuOnly) / energy(Strategy::HeteroTensor), 5.87, 0.10);
-    let longest = |strategy| {
-        let chip_soc = self::soc(SocOptions::with_strategy(strategy));
-        let forward =
-            SocLatencyModel::new(&chip_soc, &llama(), Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
-        forward.layer_intervals.iter().flat_map(|interval| interval.gpu_times.clone()).fold(0.0, f64::max)
-    };
-    assert!(longest(Strategy::HeteroTensor) <= 14.0e-3, "{}", longest(Strategy::HeteroTensor));
+    let (soc, model) = (self::soc(SocOptions::with_strategy(Strategy::HeteroTensor)), llama());
+    let forward = SocLatencyModel::new(&soc, &model, Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
+    let times = forward.layer_intervals.iter().flat_map(|interval| interval.gpu_times.clone());
+    let max = times.fold(0.0, f64::max);
+    assert!(max <= 14.0e-3, "{max}");
 }
 
 #[test]
@@ -159,28 +160,23 @@ fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
 #[test]
 fn verifying_drafts_costs_one_token_while_bound_by_memory() {
     let soc = soc(SocOptions::with_strategy(Strategy::HeteroTensor));
-    let verified = |drafted: u32| {
-        let pass = Pass { drafted, ..Pass::new(1, 256, drafted + 1, true) };
-        time(&soc, &llama(), pass)
-    };
+    let verified = |drafted| time(&soc, &llama(), Pass { drafted, ..Pass::new(1, 256, drafted + 1, true) });
     // At five tokens 2 * 5 / 0.91e12 is less than 0.5 / 43.3e9; at six it is more.
     near(verified(4), verified(1), 0.01);
     assert!(verified(5) > 1.05 * verified(4));
-    assert!(
-        verified(31) < 0.5 * 32.0 * token(SocOptions::with_strategy(Strategy::HeteroTensor)),
-        "one tile of the NPU"
-    );
+    let token = token(SocOptions::with_strategy(Strategy::HeteroTensor));
+    assert!(verified(31) < 0.5 * 32.0 * token, "one tile of the NPU");
 }
 
-/// A table of NPU times by the formula, for the partial matmuls of a model that are split by rows in multiples of
-/// `step`.
+/// A table of NPU times by the formula of `hearth_core::soc::npu`, for the partial matmuls of a model that are split
+/// by rows in multiples of `step`.
 fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
     let (soc, model) = (soc(SocOptions::default()), llama());
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let npu = latency_model.solver().expect("an NPU").npu.clone();
     let mut shapes = Vec::new();
-    for &(inputs, max_outputs) in &[(4096_u32, 14336_u32), (14336, 4096)] {
-        for outputs in (1..=max_outputs / step).map(|count| count * step) {
+    for (inputs, max_outputs) in [(4096_u32, 14336_u32), (14336, 4096)] {
+        for outputs in (step..=max_outputs).step_by(step as usize) {
             for &tokens in tokens {
                 let matmul = Matmul { inputs: inputs.into(), outputs: outputs.into() };
                 let time = Seconds(npu.matmul_time(matmul, tokens.into()));
@@ -217,11 +213,8 @@ fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<()
     }
     // All parts sum to the whole.
     let graphs: u64 = best.graph_sizes.iter().sum();
-    prop_assert!(
-        best.margin_tokens + graphs >= tokens
-            && best.margin_tokens <= tokens
-            && best.gpu_rows <= matmul.outputs
-    );
+    prop_assert!(best.margin_tokens + graphs >= tokens && best.margin_tokens <= tokens);
+    prop_assert!(best.gpu_rows <= matmul.outputs);
     Ok(())
 }
 

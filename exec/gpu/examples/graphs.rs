@@ -5,9 +5,7 @@
 
 use hearth_gpu::graph::diffusion::{FusedKernels, text_encoder, unet, vae_decoder};
 use hearth_gpu::graph::{Fusion, Graph, PassSize, ResidualFusion, decoder, fuse};
-use hearth_gpu::memory::{
-    TensorUsageRecord, assign_offsets, greedy_by_size, greedy_by_size_improved, naive_bytes,
-};
+use hearth_gpu::memory::{assign_offsets, greedy_by_size, greedy_by_size_improved, naive_bytes};
 use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
 
 /// The pass of the decoders: a prompt of 1024 tokens in f16.
@@ -17,7 +15,7 @@ fn shape(architecture: Architecture) -> ModelShape {
     ModelShape { architecture, ..shipped_document("llama-8b").expect("llama-8b is shipped").shape() }
 }
 
-/// The fusions, each with one kind of fusion more than the one before.
+/// Sets of enabled fusions, each with one kind of fusion more than the one before.
 const FUSIONS: [(&str, Fusion); 5] = [
     ("nothing", Fusion::NONE),
     ("element-wise", Fusion { pointwise: true, ..Fusion::NONE }),
@@ -27,8 +25,7 @@ const FUSIONS: [(&str, Fusion); 5] = [
 ];
 
 fn print_row(name: &str, graph: &Graph) {
-    let records: Vec<TensorUsageRecord> =
-        graph.usage_records().into_iter().map(|(_, record)| record).collect();
+    let (_, records) = graph.usage_records();
     let bytes = [
         naive_bytes(&records),
         assign_offsets(&records).total_size,

@@ -8,7 +8,8 @@ use hearth_gpu::measure::arbitrary_weights;
 use hearth_gpu::tuning::{candidates, matmul_seconds};
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
-use hearth_kernels::{KernelFormat, Matrix};
+use hearth_kernels::Matrix;
+use hearth_profiles::Format;
 
 /// Rows and columns of the weight matrix. source: assumed, the shape of a model of 1 to 3 billion weights
 const MATRIX_SIDE: usize = 2048;
@@ -23,7 +24,7 @@ fn main() -> Result<(), GpuError> {
     };
     println!("{} ({})", gpu.info().name, gpu.info().driver);
     println!("{:6} {:>6} {:>12} {:>12} {:>8}", "", "tokens", "naive, us", "best, us", "gain");
-    for format in [KernelFormat::Q8_0, KernelFormat::Q4K, KernelFormat::F16] {
+    for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         let bytes = arbitrary_weights(format, MATRIX_SIDE);
         let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
         for tokens in [1, 64] {

@@ -4,10 +4,11 @@
 //! be lost during a run together with its caches. Therefore the rows that entered each window are saved: the CPU
 //! recomputes the GPU's layers from these rows and continues. Such a run is slower but generates the same tokens.
 //!
-//! Rows are saved once per window, even if layers run one at a time: the rounding between two layers is known here.
-//! The memory of the saved rows is allocated at the start of a run and counts as cache memory.
+//! Rows are saved only at the start of a window. If `BackendOptions::rounding` rounds them between two layers, layers
+//! run one at a time, and the CPU repeats the rounding when it recomputes. The memory of the saved rows is allocated
+//! at the start of a run and counts as cache memory.
 //!
-//! A window starts with its first layer, and every pass runs it in the same ranges of layers.
+//! Every pass must run a window from its first layer on, in the same ranges of layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -70,31 +71,18 @@ impl GpuBackend {
         options: BackendOptions,
         warnings: WarningSink,
     ) -> Result<GpuBackend, GpuError> {
-        let made = open().and_then(|gpu| {
+        let opened = open().and_then(|gpu| {
             let upload = upload(&gpu);
             GpuBackend::new(gpu, upload, options.clone(), warnings.clone())
         });
-        match made {
-            Err(error) if options.fallback_to_cpu => Ok(GpuBackend::without_gpu(options, warnings, &error)),
-            made => made,
-        }
-    }
-
-    /// Returns a backend that computes all layers on the CPU because of an error.
-    fn without_gpu(options: BackendOptions, warnings: WarningSink, error: &GpuError) -> GpuBackend {
-        let (on_gpu, cpu_layers) = partition(&options);
-        let mut own = GpuBackend {
-            options,
-            on_gpu,
-            gpu: None,
-            cpu_layers,
-            fallback: None,
-            saved_rows: SavedRows::new(),
-            _reservation: None,
-            warnings,
-        };
-        own.fall_back(error);
-        own
+        opened.or_else(|error| {
+            if !options.fallback_to_cpu {
+                return Err(error);
+            }
+            let mut backend = GpuBackend::without_gpu(options, warnings);
+            backend.fall_back(&error);
+            Ok(backend)
+        })
     }
 
     /// Uploads the GPU's layers and compiles their kernels.
@@ -104,52 +92,44 @@ impl GpuBackend {
         options: BackendOptions,
         warnings: WarningSink,
     ) -> Result<GpuBackend, GpuError> {
-        let (on_gpu, cpu_layers) = partition(&options);
-        let saved_rows = reserve_rows(&options)?;
-        let reserved = cpu_layers.cache_bytes() + bytes_of(&saved_rows);
-        let reserved = gpu.reserve_shared("the CPU's caches and saved rows in shared memory", reserved)?;
-        let (weights, cache) = (options.weights.clone(), options.cache);
-        let layers = on_gpu.iter().copied();
-        let gpu =
-            GpuLayers::new(gpu, weights, layers, options.output_on_gpu, cache, upload, &options.progress)?;
-        let gpu = Some(gpu);
-        let mut own = GpuBackend {
+        let base = GpuBackend::without_gpu(options, warnings);
+        let options = &base.options;
+        let saved_rows = reserve_rows(options)?;
+        let reserved = base.cpu_layers.cache_bytes() + bytes_of(&saved_rows);
+        let reservation = gpu.reserve_shared("the CPU's caches and saved rows in shared memory", reserved)?;
+        let gpu = Some(GpuLayers::new(gpu, options, upload)?);
+        let mut backend = GpuBackend { gpu, saved_rows, _reservation: reservation, ..base };
+        backend.prepare()?;
+        Ok(backend)
+    }
+
+    /// Returns a backend without layers on a GPU.
+    fn without_gpu(options: BackendOptions, warnings: WarningSink) -> GpuBackend {
+        let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
+        let on_cpu = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
+        let cpu_layers = CpuLayers::new(options.weights.clone(), on_cpu, options.cache, options.cpu.clone());
+        GpuBackend {
             options,
             on_gpu,
-            gpu,
+            gpu: None,
             cpu_layers,
             fallback: None,
-            saved_rows,
-            _reservation: reserved,
+            saved_rows: SavedRows::new(),
+            _reservation: None,
             warnings,
-        };
-        own.prepare()?;
-        Ok(own)
+        }
     }
 
     /// Compiles all kernels that a pass needs, so that the first token does not wait for the compiler and errors of
     /// the device are found before a run starts.
     fn prepare(&mut self) -> Result<(), GpuError> {
-        let ranges: Vec<Range<u32>> = match self.options.rounding {
-            Some(_) => self.on_gpu.iter().map(|&layer| layer..layer + 1).collect(),
-            None => self
-                .options
-                .owned_layers
-                .iter()
-                .flat_map(|window| split_by_processor(&self.on_gpu, window.clone()))
-                .collect(),
-        };
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
-        ranges.into_iter().filter(|run| self.on_gpu.contains(&run.start)).try_for_each(|run| gpu.prepare(run))
-    }
-
-    /// Whether the GPU is in use; false after it was lost.
-    pub fn is_on_gpu(&self) -> bool {
-        self.gpu.is_some()
-    }
-
-    fn embedding(&self) -> usize {
-        self.options.weights.shape().embedding as usize
+        if self.options.rounding.is_some() {
+            return self.on_gpu.iter().try_for_each(|&layer| gpu.prepare(layer..layer + 1));
+        }
+        let windows = self.options.owned_layers.iter().cloned();
+        let mut ranges = windows.flat_map(|window| split_by_processor(&self.on_gpu, window));
+        ranges.try_for_each(|run| if self.on_gpu.contains(&run.start) { gpu.prepare(run) } else { Ok(()) })
     }
 
     /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU after the GPU was lost.
@@ -163,7 +143,7 @@ impl GpuBackend {
         if let Some(fallback) = &mut self.fallback {
             return fallback.forward(sequence, layers, hidden, first);
         }
-        let before = first as usize * self.embedding();
+        let before = first as usize * self.options.weights.shape().embedding as usize;
         let mut saved_rows = self.saved_rows.get_mut(&(sequence, layers.start));
         if let Some(saved_rows) = &mut saved_rows {
             saved_rows.truncate(before);
@@ -213,7 +193,7 @@ impl GpuBackend {
     }
 }
 
-/// Runs GPU work; returns its result and cost.
+/// Returns the result and the cost of GPU work.
 fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
     let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
     let result = work();
@@ -231,14 +211,6 @@ fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u
         }
     }
     all
-}
-
-/// Returns the layers that the plan assigns to the GPU, and the CPU backend of the other layers.
-fn partition(options: &BackendOptions) -> (BTreeSet<u32>, CpuLayers) {
-    let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
-    let cpu_layers = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
-    let cpu_layers = CpuLayers::new(options.weights.clone(), cpu_layers, options.cache, options.cpu.clone());
-    (on_gpu, cpu_layers)
 }
 
 /// Allocates memory for the saved rows of all positions, for each sequence and window.
@@ -261,11 +233,11 @@ fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
 
 impl Backend for GpuBackend {
     fn name(&self) -> &'static str {
-        if self.is_on_gpu() { "gpu" } else { "gpu lost" }
+        if self.has_gpu() { "gpu" } else { "gpu lost" }
     }
 
     fn has_gpu(&self) -> bool {
-        self.is_on_gpu()
+        self.gpu.is_some()
     }
 
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {

@@ -42,63 +42,36 @@ impl Conversion {
 
     /// Returns the format to which the output matrix is converted; `None` if it keeps its format.
     pub fn output_format(self) -> Option<PackedFormat> {
-        match self {
-            Conversion::None => None,
-            Conversion::Q8 => Some(PackedFormat::Row8),
-            Conversion::Mixed => Some(PackedFormat::Row4),
-        }
+        self.layer_format(graph::LayerMatrix::Down)
     }
 }
 
-/// A matrix of a file to be uploaded to the GPU.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MatrixSource<'a> {
+/// Returns the bytes of a row of `matrix` after its conversion to `packed`.
+pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
+    if packed.is_by_row() { packed.texels(matrix.length as u32) as usize * 16 } else { matrix.row_bytes() }
+}
+
+/// Returns the bytes of some rows for the upload. For formats with one scale per row, appends the scales to `scales`.
+pub(crate) fn converted_rows<'a>(
     matrix: Matrix<'a>,
-    /// The format on the GPU.
-    pub(crate) packed_format: PackedFormat,
-}
-
-impl<'a> MatrixSource<'a> {
-    /// Creates an upload of a matrix, which is converted if `to` is given. Returns an error if no kernel supports its
-    /// format and row length.
-    pub(crate) fn new(matrix: Matrix<'a>, to: Option<PackedFormat>) -> Result<MatrixSource<'a>, GpuError> {
-        let packed = match to {
-            None => PackedFormat::of(matrix.format, matrix.length)?,
-            Some(packed) => packed.for_rows(matrix.length)?,
-        };
-        Ok(MatrixSource { matrix, packed_format: packed })
+    packed: PackedFormat,
+    rows: Range<usize>,
+    scales: &mut Vec<f32>,
+) -> Result<Cow<'a, [u8]>, GpuError> {
+    let bytes = matrix.row_bytes();
+    if !packed.is_by_row() {
+        return Ok(Cow::Borrowed(&matrix.bytes[rows.start * bytes..rows.end * bytes]));
     }
-
-    /// Returns the bytes of a row after conversion.
-    pub(crate) fn row_bytes(&self) -> usize {
-        if self.packed_format.is_by_row() {
-            self.packed_format.texels(self.matrix.length as u32) as usize * 16
-        } else {
-            self.matrix.row_bytes()
-        }
+    let mut values = vec![0.0; matrix.length];
+    let mut all = Vec::with_capacity(rows.len() * uploaded_row_bytes(matrix, packed));
+    for row in rows {
+        dequantise(matrix.format, matrix.row(row), &mut values).map_err(|error| GpuError::Failed {
+            what: "the conversion of weights".into(),
+            why: error.to_string(),
+        })?;
+        scales.push(quantise_row(packed, &values, &mut all));
     }
-
-    /// Returns the bytes of a row in the file.
-    pub(crate) fn stored_row_bytes(&self) -> u64 {
-        self.matrix.row_bytes() as u64
-    }
-
-    /// Returns the bytes of some rows for the upload. For formats with one scale per row, appends these to `scales`.
-    pub(crate) fn rows(&self, rows: Range<usize>, scales: &mut Vec<f32>) -> Result<Cow<'a, [u8]>, GpuError> {
-        let bytes = self.matrix.row_bytes();
-        if !self.packed_format.is_by_row() {
-            return Ok(Cow::Borrowed(&self.matrix.bytes[rows.start * bytes..rows.end * bytes]));
-        }
-        let mut values = vec![0.0; self.matrix.length];
-        let mut all = Vec::with_capacity(rows.len() * self.row_bytes());
-        for row in rows {
-            dequantise(self.matrix.format, self.matrix.row(row), &mut values)
-                .map_err(|error| error.to_string())
-                .map_err(|why| GpuError::Failed { what: "the conversion of weights".into(), why })?;
-            scales.push(quantise_row(self.packed_format, &values, &mut all));
-        }
-        Ok(Cow::Owned(all))
-    }
+    Ok(Cow::Owned(all))
 }
 
 /// Quantises a row: appends its quants to `out`, in texel order, and returns its scale. The scale is NaN if a weight

@@ -2,11 +2,10 @@
 //!
 //! A run does not end when its GPU is lost or out of memory: `crate::backend` continues on the CPU.
 
-use hearth_kernels::KernelFormat;
+use hearth_profiles::Format;
 
 use crate::virtual_tensor::ShapeError;
 
-/// An error of the GPU backend.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
     #[error(
@@ -30,7 +29,7 @@ pub enum GpuError {
     #[error(
         "there is no GPU kernel for weights of type {format}; use a file with {known}, or plan with `gpu_layers: 0`"
     )]
-    Format { format: KernelFormat, known: String },
+    Format { format: Format, known: String },
     #[error("{what} is {found}, but GPU kernels need {need}; plan with `gpu_layers: 0`")]
     Dimension { what: &'static str, found: usize, need: &'static str },
     #[error(transparent)]

@@ -9,23 +9,22 @@
 mod assembly;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_kernels::Matrix;
 use hearth_profiles::model::ModelShape;
-use hearth_runtime::{CacheOptions, UploadProgress, Weights};
+use hearth_runtime::{BackendOptions, CacheOptions, Weights};
 
 use crate::conversion::Conversion;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::graph::{Fusion, PassSize, decoder, fuse};
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
-use crate::kernels::norm::NormKernel;
 use crate::kernels::quantise::{self, Granularity};
 use crate::kernels::{attention::AttentionKernel, rotate::RotateKernel};
-use crate::memory::{TensorUsageRecord, greedy_by_size_improved};
+use crate::memory::greedy_by_size_improved;
 use weights::{GpuLayer, OutputMatrix};
 
 /// Maximum number of tokens in one batch: a longer prompt is split, because larger batches need more memory and gain
@@ -57,8 +56,12 @@ pub struct GpuLayers {
     output: Option<OutputMatrix>,
     buffers: Buffers,
     /// The launches of each prepared range of layers, by its start and end.
-    ranges: BTreeMap<(u32, u32), RangeLaunches>,
+    ranges: BTreeMap<(u32, u32), Launches>,
 }
+
+/// The steps of a range of layers: each entry has the maximum number of tokens of a batch and the steps for it, in
+/// ascending order. Larger batches use the last entry.
+type Launches = Vec<(u32, Vec<Step>)>;
 
 #[derive(Debug)]
 struct Buffers {
@@ -71,25 +74,6 @@ struct Buffers {
     quantised: [Tensor; 3],
     /// The buffers that intermediate tensors share, the largest first.
     objects: Vec<Tensor>,
-}
-
-/// The launches of a range of layers in both phases.
-#[derive(Debug)]
-struct RangeLaunches {
-    decode: Vec<Step>,
-    /// One entry for each tiling, with the largest batch that it is used for; the last one is used for all larger
-    /// batches.
-    prefill: Vec<(u32, Vec<Step>)>,
-}
-
-impl RangeLaunches {
-    fn steps(&self, tokens: u32) -> &[Step] {
-        if tokens == 1 {
-            return &self.decode;
-        }
-        let fitting = self.prefill.iter().find(|(max, _)| tokens <= *max);
-        fitting.or(self.prefill.last()).map_or(&self.decode, |(_, steps)| steps)
-    }
 }
 
 /// A kernel of a pass: one launch, or one for each sequence if the kernel uses the cache.
@@ -127,45 +111,37 @@ impl Grid {
 pub fn buffer_bytes(shape: &ModelShape) -> u64 {
     let tokens = u64::from(BATCH_TOKENS);
     let size = PassSize { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
-    let graph = fuse(decoder(shape, size), Fusion::ALL);
-    let records: Vec<TensorUsageRecord> =
-        graph.usage_records().into_iter().map(|(_, record)| record).collect();
-    let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-    let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+    let (_, records) = fuse(decoder(shape, size), Fusion::ALL).usage_records();
+    let length = max_input_length(shape);
     // Codes, scales and sums of quantised inputs.
-    greedy_by_size_improved(&records).total_size() + tokens * (max_length + max_length / 8 + max_length / 4)
+    greedy_by_size_improved(&records).total_size() + tokens * (length + length / 8 + length / 4)
+}
+
+/// Returns the maximum number of inputs of a matmul in a layer.
+fn max_input_length(shape: &ModelShape) -> u64 {
+    let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
+    u64::from(shape.embedding.max(shape.feed_forward)).max(mixed)
 }
 
 impl GpuLayers {
-    /// Uploads these layers, and the output matrix if `output` is set, and allocates their caches. Reports the
-    /// uploaded bytes to `progress`.
-    pub fn new(
-        gpu: Arc<Gpu>,
-        model: Arc<Weights>,
-        layers: impl IntoIterator<Item = u32>,
-        output: bool,
-        options: CacheOptions,
-        upload: UploadOptions,
-        progress: &UploadProgress,
-    ) -> Result<GpuLayers, GpuError> {
+    /// Uploads the layers that `part` assigns to the GPU, and allocates their caches.
+    pub fn new(gpu: Arc<Gpu>, part: &BackendOptions, upload: UploadOptions) -> Result<GpuLayers, GpuError> {
+        let (model, options, output) = (part.weights.clone(), part.cache, part.output_on_gpu);
         weights::check(model.shape(), model.hyperparameters())?;
-        let layers: Vec<u32> = layers.into_iter().collect();
+        let layers: BTreeSet<u32> = part.gpu_layers.iter().cloned().flatten().collect();
         let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
-        let of_layer =
-            |&layer: &u32| model.layer_weights(layer).matrices.into_iter().map(stored).sum::<u64>();
-        let of_output = if output { stored(model.output_weights().1) } else { 0 };
-        let total = layers.iter().map(of_layer).sum::<u64>() + of_output;
+        let in_layers = layers.iter().flat_map(|&layer| model.layer_weights(layer).matrices);
+        let total = in_layers.chain(output.then(|| model.output_weights().1)).map(stored).sum();
         let mut done = 0;
         let mut report = |bytes: u64| {
             done += bytes;
-            progress.report(done, total);
+            part.progress.report(done, total);
         };
-        let mut all = BTreeMap::new();
-        for layer in layers {
-            all.insert(layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut report)?);
-        }
+        let layers = layers
+            .into_iter()
+            .map(|layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut report)?)));
+        let layers = layers.collect::<Result<_, GpuError>>()?;
         let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut report)).transpose()?;
-        let layers = all;
         let buffers = Buffers::new(&gpu, &model)?;
         let tiling = upload.tiling;
         Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, ranges: BTreeMap::new() })
@@ -175,7 +151,7 @@ impl GpuLayers {
     pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         if !self.ranges.contains_key(&key) {
-            let launches = self.assemble(layers)?;
+            let launches = self.assemble(&layers)?;
             self.ranges.insert(key, launches);
         }
         Ok(())
@@ -192,7 +168,7 @@ impl GpuLayers {
     ) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         self.prepare(layers)?;
-        let range = &self.ranges[&key];
+        let steps = &self.ranges[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;
         let mut angles = vec![[0.0f32; 2]; BATCH_TOKENS as usize * rope.frequencies.len()];
@@ -206,9 +182,10 @@ impl GpuLayers {
             self.gpu.write(&self.buffers.params, &[Params::pass(tokens, position)])?;
             self.gpu.write(&self.buffers.angles, angles)?;
             self.gpu.write(&self.buffers.hidden, batch)?;
-            let launches: Vec<Launch> = range
-                .steps(tokens)
+            let fitting = steps.iter().find(|(max, _)| tokens <= *max).or(steps.last());
+            let launches: Vec<Launch> = fitting
                 .iter()
+                .flat_map(|(_, steps)| steps)
                 .map(|step| {
                     let own = (sequence as usize).min(step.launches.len() - 1);
                     step.launches[own].with_workgroups(step.grid.workgroup_count(tokens))
@@ -223,16 +200,13 @@ impl GpuLayers {
 
     /// Returns the logits [rows, vocabulary] of hidden rows after the last layer, if the output matrix is on the GPU.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
-        let output = self.output.as_ref()?;
-        let numbers = self.model.hyperparameters();
-        Some(output.logits(&self.gpu, hidden).map(|mut logits| {
-            if let Some(cap) = numbers.logit_cap {
-                for logit in &mut logits {
-                    *logit = cap * (*logit / cap).tanh();
-                }
+        let mut logits = self.output.as_ref()?.logits(&self.gpu, hidden);
+        if let (Ok(logits), Some(cap)) = (&mut logits, self.model.hyperparameters().logit_softcap) {
+            for logit in logits {
+                *logit = cap * (*logit / cap).tanh();
             }
-            logits
-        }))
+        }
+        Some(logits)
     }
 
     /// Returns the bytes of the weights, and of the caches, in GPU memory.
@@ -242,22 +216,12 @@ impl GpuLayers {
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
     }
 
-    pub fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
-    /// Returns a norm of the hidden rows, without a residual addition.
-    fn plain_norm(&self) -> NormKernel {
-        weights::plain_norm(&self.gpu, &self.model)
-    }
-
-    fn assemble(&mut self, layers: Range<u32>) -> Result<RangeLaunches, GpuError> {
-        let decode = self.steps(layers.clone(), Phase::Decode, self.tiling)?;
-        let mut prefill = Vec::new();
+    fn assemble(&mut self, layers: &Range<u32>) -> Result<Launches, GpuError> {
+        let mut launches = vec![(1, self.steps(layers, Phase::Decode, self.tiling)?)];
         for tiling in self.tiling.for_batch_sizes() {
-            prefill.push((tiling.tokens_per_tile(), self.steps(layers.clone(), Phase::Prefill, tiling)?));
+            launches.push((tiling.tokens_per_tile(), self.steps(layers, Phase::Prefill, tiling)?));
         }
-        Ok(RangeLaunches { decode, prefill })
+        Ok(launches)
     }
 }
 
@@ -266,8 +230,7 @@ impl Buffers {
         let shape = model.shape();
         let batch = u64::from(BATCH_TOKENS);
         let pairs = model.hyperparameters().rope.frequencies.len() as u64;
-        let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-        let max_length = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+        let max_length = max_input_length(shape);
         Ok(Buffers {
             params: gpu.params()?,
             hidden: gpu.zeros("hidden rows", batch * u64::from(shape.embedding) * 4)?,

@@ -8,13 +8,12 @@ use std::ops::Range;
 
 use hearth_kernels::Matrix;
 
-use crate::conversion::MatrixSource;
+use crate::conversion::{converted_rows, uploaded_row_bytes};
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::packing::{self, PackedFormat};
-use crate::kernels::{Variant, quantise};
-use crate::virtual_tensor::Storage;
+use crate::kernels::quantise;
 
 /// Maximum number of raw bytes in one transfer.
 /// source: assumed, a few transfers per matrix, and little memory in addition to the weights
@@ -59,8 +58,10 @@ impl GpuMatrix {
         tiling: Tiling,
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuMatrix, GpuError> {
-        let source = MatrixSource::new(matrix, to)?;
-        let packed = source.packed_format;
+        let packed = match to {
+            None => PackedFormat::of(matrix.format, matrix.length)?,
+            Some(packed) => packed.for_rows(matrix.length)?,
+        };
         if !matrix.rows.is_multiple_of(4) {
             let what = "the number of rows of a matrix";
             return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
@@ -82,7 +83,7 @@ impl GpuMatrix {
         let mut first_row = 0;
         while first_row < rows {
             let part_rows = max_rows.min(rows - first_row);
-            let part = uploaded.upload_part(gpu, &source, first_row..first_row + part_rows, report)?;
+            let part = uploaded.upload_part(gpu, matrix, first_row..first_row + part_rows, report)?;
             uploaded.parts.push(part);
             first_row += part_rows;
         }
@@ -98,22 +99,20 @@ impl GpuMatrix {
     fn upload_part(
         &self,
         gpu: &Gpu,
-        source: &MatrixSource<'_>,
+        matrix: Matrix<'_>,
         of: Range<u32>,
         report: &mut dyn FnMut(u64),
     ) -> Result<MatrixPart, GpuError> {
         let (first_row, rows) = (of.start, of.end - of.start);
         let (packed, length, order) = (self.packed_format, self.length, self.tiling.order);
         let slices = self.tiling.slices;
-        let row_bytes = source.row_bytes();
-        let shape = MatmulKernel { rows, ..self.matmul_kernel() }.shape()?;
+        let row_bytes = uploaded_row_bytes(matrix, packed);
+        let shape = self.matmul_kernel(gpu, first_row, rows).shape()?;
         let texels = gpu.zeros("weights", u64::from(shape.elements()) * 4)?;
         let words = packed.scale_words(length);
         let padded = u64::from(rows.next_multiple_of(slices * 4));
-        let scales = match words {
-            0 => None,
-            words => Some(gpu.zeros("scales of weights", padded * u64::from(words) * 4)?),
-        };
+        let scales = (words > 0).then(|| gpu.zeros("scales of weights", padded * u64::from(words) * 4));
+        let mut scales = scales.transpose()?;
         let max =
             usize::try_from(gpu.capabilities().max_binding_bytes).unwrap_or(usize::MAX).saturating_sub(16);
         let chunk = (CHUNK_BYTES.min(max) / row_bytes.max(1)).clamp(1, rows as usize);
@@ -132,20 +131,19 @@ impl GpuMatrix {
         let mut row_scales = Vec::new();
         for start in (0..rows as usize).step_by(chunk) {
             let end = (start + chunk).min(rows as usize);
-            let bytes = source.rows(first_row as usize + start..first_row as usize + end, &mut row_scales)?;
+            let part = first_row as usize + start..first_row as usize + end;
+            let bytes = converted_rows(matrix, packed, part, &mut row_scales)?;
             gpu.write(&raw, &bytes[..])?;
             gpu.write(&params, &[Params { offset: start as u32, end: end as u32, ..Params::pass(0, 0) }])?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
-            report((end - start) as u64 * source.stored_row_bytes());
+            report(((end - start) * matrix.row_bytes()) as u64);
         }
-        let scales = if row_scales.is_empty() {
-            scales
-        } else {
+        if !row_scales.is_empty() {
             // The threads of the last workgroup also read the scales of padding rows.
             row_scales.resize(padded as usize, 0.0);
-            Some(gpu.upload("scales of rows", &row_scales)?)
-        };
+            scales = Some(gpu.upload("scales of rows", &row_scales)?);
+        }
         Ok(MatrixPart { first_row, rows, texels, scales })
     }
 
@@ -171,59 +169,58 @@ impl GpuMatrix {
         let mut launches = Vec::new();
         let mut inputs = vec![x];
         if let Some(granularity) = granularity.filter(|_| phase == Phase::Prefill) {
-            let scales = elements / u64::from(granularity.block_length(length)) * 4;
-            let [quants, scales, sums] = [
-                gpu.zeros("quants", elements)?,
-                gpu.zeros("scales", scales)?,
-                gpu.zeros("sums", elements / 16 * 4)?,
-            ];
-            let text = quantise::kernel(length, granularity, Storage::Linear);
+            let blocks = elements / u64::from(granularity.block_length(length));
+            let (quants, scales) = (gpu.zeros("quants", elements)?, gpu.zeros("scales", blocks * 4)?);
+            let sums = gpu.zeros("sums", elements / 16 * 4)?;
+            let text = quantise::kernel(length, granularity);
             let tensors = [&params, &inputs[0], &quants, &scales, &sums];
-            launches.push(gpu.launch(
-                "quantise",
-                &text,
-                &tensors,
-                quantise::workgroup_count(length, granularity, tokens),
-            )?);
+            let workgroups = quantise::workgroup_count(length, granularity, tokens);
+            launches.push(gpu.launch("quantise", &text, &tensors, workgroups)?);
             inputs = vec![quants, scales, sums];
         }
-        for part in &self.parts {
-            let (rows, first_row) = (part.rows, part.first_row);
-            let variant = Variant::of(gpu.capabilities());
-            let kernel = MatmulKernel {
-                rows,
-                first_row,
-                phase,
-                variant,
-                writes_integers: integers,
-                ..self.matmul_kernel()
-            };
-            let mut tensors = vec![&params, &part.texels];
-            tensors.extend(&part.scales);
-            tensors.extend(&inputs);
-            tensors.push(&out);
-            launches.push(gpu.launch(
-                "matmul",
-                &kernel.kernel()?,
-                &tensors,
-                kernel.workgroup_count(tokens),
-            )?);
-        }
+        let kernel =
+            MatmulKernel { phase, writes_integers: integers, ..self.matmul_kernel(gpu, 0, self.rows) };
+        let others: Vec<&Tensor> = inputs.iter().chain([&out]).collect();
+        let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
+        launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok((launches, out))
     }
 
-    /// Returns the decode kernel of this matrix without optional device capabilities, bias, activation or gate.
-    pub fn matmul_kernel(&self) -> MatmulKernel {
+    /// Returns the kernel and the launch of each part of a matmul. `kernel` is that of the whole matrix, and `others`
+    /// are its bindings after the weights and their scales.
+    pub(crate) fn launches(
+        &self,
+        gpu: &Gpu,
+        name: &str,
+        kernel: MatmulKernel,
+        params: &Tensor,
+        others: &[&Tensor],
+        tokens: u32,
+    ) -> Result<Vec<(MatmulKernel, Launch)>, GpuError> {
+        let launch = |part: &MatrixPart| {
+            let kernel = MatmulKernel { first_row: part.first_row, rows: part.rows, ..kernel };
+            let tensors: Vec<&Tensor> = [params, &part.texels]
+                .into_iter()
+                .chain(&part.scales)
+                .chain(others.iter().copied())
+                .collect();
+            let launch = gpu.launch(name, &kernel.kernel()?, &tensors, kernel.workgroup_count(tokens))?;
+            Ok((kernel, launch))
+        };
+        self.parts.iter().map(launch).collect()
+    }
+
+    /// Returns the decode kernel of a part of this matrix, without bias, activation or gate.
+    pub fn matmul_kernel(&self, gpu: &Gpu, first_row: u32, rows: u32) -> MatmulKernel {
         MatmulKernel {
             packed_format: self.packed_format,
             length: self.length,
-            rows: self.rows,
-            first_row: 0,
+            rows,
+            first_row,
             total_rows: self.rows,
             phase: Phase::Decode,
             tiling: self.tiling,
-            variant: Variant { packed_dot: false, min_subgroup_size: None, shader_f16: false },
-            storage: Storage::Linear,
+            capabilities: gpu.capabilities(),
             has_bias: false,
             activation: None,
             multiplies_by_gate: false,

@@ -10,12 +10,10 @@
 //!
 //! Not here: the amount of memory that a run may use. No interface reports it, so the caller provides it.
 
-use std::cell::RefCell;
-
-use hearth_kernels::{KernelFormat, Matrix};
+use hearth_kernels::Matrix;
 use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
 use hearth_profiles::measure::Effort;
-use hearth_profiles::measure::sampling::{measure_duration, measure_rate};
+use hearth_profiles::measure::sampling::{Samples, measure_duration, measure_rate};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, Sourced};
 
 use crate::device::{Gpu, Launch, Params};
@@ -29,8 +27,7 @@ use crate::virtual_tensor::{Shape, Storage};
 /// Rows and columns of the weight matrix of the timed matmuls.
 /// source: assumed, the shape of a model of some billion weights
 const MATRIX_SIDE: usize = 4096;
-/// Tokens of a batch.
-/// source: assumed, a part of a prompt
+/// Tokens of a batch. source: assumed, a part of a prompt
 const BATCH_TOKENS: u32 = 64;
 /// Bytes of the copies whose bandwidth is measured.
 /// source: assumed, so that the transfer takes far longer than the latency
@@ -44,30 +41,31 @@ const MATRICES_BYTES: u64 = 256 << 20;
 /// Number of matmuls with a batch in one submission, except on a software driver, where it is one.
 /// source: assumed, so that the overhead of waiting is small
 const BATCHES_PER_SUBMISSION: usize = 4;
-/// Number of reads of the whole buffer in one submission.
-/// source: assumed, as above
+/// Number of reads of the whole buffer in one submission. source: assumed, as for [`BATCHES_PER_SUBMISSION`]
 const READS_PER_SUBMISSION: usize = 4;
 /// Threads in a workgroup of the read kernel.
 /// source: assumed; with TEXELS_PER_THREAD a workgroup reads 64 KiB, so that four million threads read a gigabyte
 const READ_THREADS: u64 = 256;
 /// Texels of 16 bytes that each thread of the read kernel reads.
 const TEXELS_PER_THREAD: u64 = 16;
-/// Bytes of the copies whose latency is measured.
-/// source: assumed
+/// Bytes of the copies whose latency is measured. source: assumed
 const SHORT_COPY_BYTES: u64 = 256;
 
-/// Stores the last error of a sampling closure.
-#[derive(Default)]
-struct SamplingError(RefCell<Option<GpuError>>);
+/// Measures the rate of calls that do `work` units of work each. Returns the last error of a call, if there is one.
+fn rate(effort: &Effort, work: f64, call: impl Fn() -> Result<(), GpuError>) -> Result<Samples, GpuError> {
+    let mut result = Ok(());
+    let samples = measure_rate(effort, || {
+        call().unwrap_or_else(|error| result = Err(error));
+        work
+    });
+    result.map(|()| samples)
+}
 
-impl SamplingError {
-    fn record<T>(&self, result: Result<T, GpuError>) -> Option<T> {
-        result.map_err(|error| *self.0.borrow_mut() = Some(error)).ok()
-    }
-
-    fn result(self) -> Result<(), GpuError> {
-        self.0.into_inner().map_or(Ok(()), Err)
-    }
+/// Measures the duration of a call. Returns the last error of a call, if there is one.
+fn duration(effort: &Effort, call: impl Fn() -> Result<(), GpuError>) -> Result<Samples, GpuError> {
+    let mut result = Ok(());
+    let samples = measure_duration(effort, || call().unwrap_or_else(|error| result = Err(error)));
+    result.map(|()| samples)
 }
 
 /// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory` is
@@ -80,18 +78,16 @@ pub fn measure(
     buffers: Sourced<Bytes>,
     effort: &Effort,
 ) -> Result<Profile, GpuError> {
-    let all: Vec<KernelFormat> =
-        PackedFormat::ALL.into_iter().filter_map(PackedFormat::file_format).collect();
-    let mut wanted: Vec<KernelFormat> =
-        all.iter().copied().filter(|stored| formats.contains(&stored.format())).collect();
+    let all = PackedFormat::OF_FILE.map(|(_, stored)| stored);
+    let mut wanted = all.to_vec();
+    wanted.retain(|format| formats.contains(format));
     if wanted.is_empty() {
-        wanted = all;
+        wanted = all.to_vec();
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
     let max = (memory.value.0 / MEMORY_DIVISOR).min(effort.buffer_size.0);
-    for stored in wanted {
-        let matrices = random_matrices(gpu, stored, tiling, max.min(MATRICES_BYTES))?;
-        let format = stored.format();
+    for format in wanted {
+        let matrices = random_matrices(gpu, format, tiling, max.min(MATRICES_BYTES))?;
         matvec.push((format, matmul_speed(gpu, &matrices, 1, effort)?));
         let batches = if gpu.info().is_software() { 1 } else { BATCHES_PER_SUBMISSION };
         let matrices = &matrices[..batches.min(matrices.len())];
@@ -127,15 +123,15 @@ fn gpu_kind(api: &str) -> Result<GpuKind, GpuError> {
 }
 
 /// Returns the bytes of a square matrix of pseudo-random weights, whose scales are all finite.
-pub fn arbitrary_weights(format: KernelFormat, side: usize) -> Vec<u8> {
-    let bytes = side * format.row_bytes(side).unwrap_or(0);
+pub fn arbitrary_weights(format: Format, side: usize) -> Vec<u8> {
+    let bytes = side * format.row_bytes(side as u64).map_or(0, |row| row.0 as usize);
     (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
 }
 
 /// Uploads equal matrices of pseudo-random weights, with at least `total` bytes together.
 fn random_matrices(
     gpu: &Gpu,
-    format: KernelFormat,
+    format: Format,
     tiling: Tiling,
     total: u64,
 ) -> Result<Vec<GpuMatrix>, GpuError> {
@@ -165,12 +161,10 @@ fn matmul_speed(
     }
     let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.length);
     let work = 2.0 * matrices.iter().map(weight_count).sum::<f64>() * f64::from(tokens);
-    let error = SamplingError::default();
-    let rates = measure_rate(effort, || {
-        error.record(gpu.submit(&launches).and_then(|()| gpu.wait("a matmul")));
-        work
-    });
-    error.result()?;
+    let rates = rate(effort, work, || {
+        gpu.submit(&launches)?;
+        gpu.wait("a matmul")
+    })?;
     let what = format!(
         "{} times {MATRIX_SIDE} by {MATRIX_SIDE} weights times {tokens} tokens on {}",
         matrices.len(),
@@ -194,13 +188,10 @@ fn read_bandwidth(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<Byte
     let read = gpu.launch("read", &buffer_kernel("read", READ_BODY), &bound, [workgroups, 1, 1])?;
     gpu.submit([&fill])?;
     gpu.wait("filling a buffer")?;
-    let error = SamplingError::default();
-    let rates = measure_rate(effort, || {
-        let all = std::iter::repeat_n(&read, READS_PER_SUBMISSION);
-        error.record(gpu.submit(all).and_then(|()| gpu.wait("reading a buffer")));
-        (bytes * READS_PER_SUBMISSION as u64) as f64
-    });
-    error.result()?;
+    let rates = rate(effort, (bytes * READS_PER_SUBMISSION as u64) as f64, || {
+        gpu.submit(std::iter::repeat_n(&read, READS_PER_SUBMISSION))?;
+        gpu.wait("reading a buffer")
+    })?;
     Ok(rates.sourced(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
@@ -213,7 +204,6 @@ const FILL_BODY: &str = "\
         all = raw[at];
 ";
 
-/// The loop body of the read kernel.
 const READ_BODY: &str = "        all ^= raw[at];\n";
 
 /// Generates a kernel that runs `body` for each texel of a buffer. Neighbouring threads access neighbouring texels.
@@ -232,7 +222,6 @@ fn buffer_kernel(access: &str, body: &str) -> String {
     )
 }
 
-/// Returns a closure that uploads `bytes` bytes and waits.
 fn uploader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let values: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     let tensor = gpu.zeros("a copy", bytes)?;
@@ -243,13 +232,11 @@ fn uploader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, 
     })
 }
 
-/// Returns a closure that downloads `bytes` bytes.
 fn downloader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let (tensor, count) = (gpu.zeros("a copy", bytes)?, bytes as usize);
     Ok(move || gpu.read::<u8>(&tensor, count).map(drop))
 }
 
-/// Returns a closure that copies `bytes` bytes within GPU memory and waits.
 fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let launch = copy_launch(gpu, bytes)?;
     Ok(move || {
@@ -260,7 +247,7 @@ fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, Gp
 
 /// Returns a launch that copies `bytes` bytes within GPU memory, at least 256.
 fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
-    let shape = Shape::bhwc(1, 1, (bytes / 256).max(1) as u32, 64)?;
+    let shape = Shape::new(1, 1, (bytes / 256).max(1) as u32, 64)?;
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
     let params = gpu.params()?;
     let text = reorder::kernel(&shape, Storage::Linear, Storage::Linear);
@@ -275,35 +262,23 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     copier: impl Fn(u64) -> Result<C, GpuError>,
     effort: &Effort,
 ) -> Result<Transfer, GpuError> {
-    let (error, copy, short) = (SamplingError::default(), copier(long)?, copier(SHORT_COPY_BYTES)?);
-    let rates = measure_rate(effort, || {
-        error.record(copy());
-        long as f64
-    });
-    let times = measure_duration(effort, || {
-        error.record(short());
-    });
-    error.result()?;
-    let bandwidth = rates.sourced(BytesPerSecond, &format!("{what}, {}", Bytes(long)));
+    let (copy, short) = (copier(long)?, copier(SHORT_COPY_BYTES)?);
+    let rates = rate(effort, long as f64, copy)?;
+    let times = duration(effort, short)?;
     Ok(Transfer {
         latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
-        bandwidth,
+        bandwidth: rates.sourced(BytesPerSecond, &format!("{what}, {}", Bytes(long))),
     })
 }
 
 /// Measures the overhead of a window: a pass with a short upload, one small launch and a short download.
 fn window_overhead(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
     let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.zeros("a row", 256)?);
-    let error = SamplingError::default();
-    let times = measure_duration(effort, || {
-        let pass = || {
-            gpu.write(&tensor, &[0u8; 256])?;
-            gpu.submit([&launch])?;
-            gpu.read::<u8>(&tensor, 256).map(drop)
-        };
-        error.record(pass());
-    });
-    error.result()?;
+    let times = duration(effort, || {
+        gpu.write(&tensor, &[0u8; 256])?;
+        gpu.submit([&launch])?;
+        gpu.read::<u8>(&tensor, 256).map(drop)
+    })?;
     Ok(times.sourced(Seconds, "a short copy up, one launch, and a short copy down"))
 }
 

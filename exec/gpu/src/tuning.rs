@@ -14,7 +14,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use hearth_kernels::{KernelFormat, Matrix};
+use hearth_kernels::Matrix;
+use hearth_profiles::Format;
 use hearth_runtime::clock::wall_nanos;
 
 use crate::device::{Capabilities, Gpu};
@@ -25,7 +26,7 @@ use crate::measure::{arbitrary_weights, matmul_launches};
 use crate::virtual_tensor::WeightOrder;
 
 /// Weight formats of the timed matmuls: blocks of 32, blocks of 256, and floats.
-const FORMATS: [KernelFormat; 3] = [KernelFormat::Q8_0, KernelFormat::Q4K, KernelFormat::F16];
+const FORMATS: [Format; 3] = [Format::Q8_0, Format::Q4K, Format::F16];
 
 /// Token counts of the timed matmuls: one token, and a batch that fills a tile.
 const TOKEN_COUNTS: [u32; 2] = [1, 32];
@@ -34,8 +35,7 @@ const TOKEN_COUNTS: [u32; 2] = [1, 32];
 /// source: assumed, the shape of a model of 1 to 3 billion weights
 const MATRIX_SIDE: usize = 2048;
 
-/// Matmuls that are timed together, in one submission.
-/// source: assumed, some milliseconds on a GPU
+/// Matmuls that are timed together, in one submission. source: assumed, some milliseconds on a GPU
 const MATMULS_PER_SAMPLE: usize = 4;
 
 /// Number of timed submissions, of which the fastest counts. source: assumed
@@ -123,17 +123,13 @@ fn fits(tiling: &Tiling, device: Capabilities) -> bool {
 
 /// Returns the candidate tilings that fit a device.
 pub fn candidates(device: Capabilities) -> Vec<Tiling> {
-    let mut all = Vec::new();
-    for order in [WeightOrder::Interleaved, WeightOrder::ByOutput] {
-        for (slices, splits) in [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)] {
+    let all = [WeightOrder::Interleaved, WeightOrder::ByOutput].into_iter().flat_map(|order| {
+        [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)].map(|(slices, splits)| {
             let token_threads = (128 / slices).max(1);
-            let tiling = Tiling { order, slices, splits, token_threads, ..Tiling::DEFAULT };
-            if fits(&tiling, device) {
-                all.push(tiling);
-            }
-        }
-    }
-    all
+            Tiling { order, slices, splits, token_threads, ..Tiling::DEFAULT }
+        })
+    });
+    all.filter(|tiling| fits(tiling, device)).collect()
 }
 
 /// Times every candidate and returns them with the fastest first.

@@ -11,9 +11,8 @@ use half::f16;
 
 use super::matmul::{MatmulTask, dot_tiles};
 use super::neon::{self, BaseNeon, ByteDot, Dotprod};
-use super::panel;
+use super::{blocks, panel};
 
-/// A vector instruction set of 64-bit ARM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {
     /// NEON, which every processor has.
@@ -25,7 +24,7 @@ pub(crate) enum Native {
 }
 
 impl Native {
-    /// All sets, the fastest last.
+    /// All instruction sets, the fastest last.
     pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
 
     pub(super) fn is_available(self) -> bool {
@@ -49,14 +48,14 @@ impl Native {
     /// Computes a part of a matmul.
     ///
     /// # Safety
-    /// The processor has the instructions, and no other thread writes the rows of the task.
+    /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
     pub(super) unsafe fn multiply(self, task: MatmulTask<'_>) {
         // SAFETY: the caller's promise; `I8mm` implies `dotprod`.
         unsafe {
             match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
-                (Native::Neon, true) => panel::neon::matmul_neon(task),
-                (Native::Dotprod, true) => panel::neon::matmul_dotprod(task),
-                (Native::I8mm, true) => panel::neon::matmul_i8mm(task),
+                (Native::Neon, true) => panel::neon::matmul::<BaseNeon>(task),
+                (Native::Dotprod, true) => panel::neon::matmul::<Dotprod>(task),
+                (Native::I8mm, true) => panel::neon::matmul::<panel::neon::I8mm>(task),
                 (Native::Neon, false) => matmul_by_dots::<BaseNeon>(task),
                 (Native::Dotprod | Native::I8mm, false) => matmul_by_dots::<Dotprod>(task),
             }
@@ -89,8 +88,11 @@ unsafe fn matmul_by_dots<P: ByteDot>(task: MatmulTask<'_>) {
         };
     }
     macro_rules! blocks {
-        ($block:ident, $row:ident, $dot:ident) => {
-            dot_tiles!(task, $row, neon::$dot::<P, _>)
+        ($block:ident, row32, $dot:ident) => {
+            dot_tiles!(task, row32, neon::dot32::<P, blocks::$block, _>)
+        };
+        ($block:ident, row256, $dot:ident) => {
+            dot_tiles!(task, row256, neon::dot256::<P, blocks::$block, _>)
         };
     }
     // SAFETY: the caller's promise.

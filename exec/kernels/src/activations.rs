@@ -5,18 +5,9 @@
 //! of 256, with the sum of every 16 of them, by which minima and offsets are multiplied. `scale = max |x| / 127`, `q
 //! = nearest even(x * (127 / max |x|))`. Unlike in `Q8_0` files, the scale is f32.
 
-use super::InstructionSet;
+use hearth_profiles::Format;
 
-/// The representation of a matmul input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InputKind {
-    /// Single precision, not rounded.
-    Plain,
-    /// Eight bits in blocks of 32, with the sum of each block.
-    Blocks32,
-    /// Eight bits in blocks of 256, with the sums of every 16 values.
-    Blocks256,
-}
+use super::InstructionSet;
 
 /// The input rows of one matmul, in every representation that its weights need. Buffers are reused.
 #[derive(Debug, Default)]
@@ -44,6 +35,9 @@ pub(crate) struct QuantisedRow<'a> {
     pub(crate) sums: &'a [i16],   // [length / 16], or [length / 32] for blocks of 32
 }
 
+/// Rounds rows in blocks: writes the quants, the scales and the sums.
+type Round = fn(InstructionSet, &[f32], &mut [i8], &mut [f32], &mut [i16]);
+
 impl Activations {
     /// Resizes the buffer to `tokens` rows of `length` values, to be written through [`Self::rows_mut`].
     pub fn resize(&mut self, tokens: usize, length: usize) {
@@ -70,15 +64,16 @@ impl Activations {
         self.length
     }
 
-    /// Rounds the rows to `kind` unless they are already rounded to it.
+    /// Rounds the rows as a matmul with weights in `format` requires, unless they are already rounded in this way.
     ///
     /// # Panics
-    /// If the row length is not a multiple of the block length of `kind`.
-    pub fn prepare(&mut self, kind: InputKind, instructions: InstructionSet) {
-        let (into, block) = match kind {
-            InputKind::Plain => return,
-            InputKind::Blocks32 => (&mut self.blocks32, 32),
-            InputKind::Blocks256 => (&mut self.blocks256, 256),
+    /// If the row length is not a multiple of the block length of `format`.
+    pub fn prepare(&mut self, format: Format, instructions: InstructionSet) {
+        let block = format.block_len() as usize;
+        let (into, round): (_, Round) = match block {
+            1 => return,
+            32 => (&mut self.blocks32, round32),
+            _ => (&mut self.blocks256, round256),
         };
         if into.ready {
             return;
@@ -88,15 +83,7 @@ impl Activations {
         into.quants.resize(self.plain.len(), 0);
         into.scales.resize(self.plain.len() / block, 0.0);
         into.sums.resize(self.plain.len() / sum_length(block), 0);
-        match kind {
-            InputKind::Plain => {}
-            InputKind::Blocks32 => {
-                round32(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
-            }
-            InputKind::Blocks256 => {
-                round256(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
-            }
-        }
+        round(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
         into.ready = true;
     }
 

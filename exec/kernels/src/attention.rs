@@ -1,15 +1,15 @@
 //! Attention of one query head over its cached keys and values.
 //!
-//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, then the soft cap if the model has one, softmax,
-//! and `out = sum of p[t] * value[t]` with one fma for each t in ascending order. The result does not depend on how
-//! the tokens were batched. In grouped-query attention several query heads share one key and value head.
+//! `scores[t] = scale * dot(query, key[t])` in the 32 lanes of [`crate`], then the soft cap if the model has one,
+//! softmax, and `out = sum of p[t] * value[t]` with one fma for each t in ascending order. The result does not depend
+//! on how the tokens were batched. In grouped-query attention several query heads share one key and value head.
 //!
 //! Not here: the cache, see `hearth_runtime::cache`.
 
 use half::f16;
 
-use super::elementwise::{soft_cap, softmax};
-use super::{InstructionSet, Set, dot};
+use super::elementwise::{softcap, softmax};
+use super::{InstructionSet, dot};
 
 /// The cached keys, or the cached values, of one head: [positions, length].
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +24,7 @@ pub struct Scoring {
     /// The factor by which dot products are multiplied.
     pub scale: f32,
     /// The bound c of the soft cap `c tanh(score / c)`, if the model has one.
-    pub soft_cap: Option<f32>,
+    pub softcap: Option<f32>,
 }
 
 /// Computes the attention output of one query head over the given positions; `scores` is scratch space.
@@ -41,8 +41,8 @@ pub fn attend(
         CachedRows::F32(keys) => scores_f32(instructions, query, scoring.scale, keys, scores),
         CachedRows::F16(keys) => scores_f16(instructions, query, scoring.scale, keys, scores),
     }
-    if let Some(cap) = scoring.soft_cap {
-        soft_cap(instructions, scores, cap);
+    if let Some(cap) = scoring.softcap {
+        softcap(instructions, scores, cap);
     }
     softmax(instructions, scores);
     match values {
@@ -74,19 +74,19 @@ super::multiversion! {
 }
 
 fn scores_f16(instructions: InstructionSet, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
-    match instructions.set() {
-        Set::Scalar => {
+    match instructions.0 {
+        None => {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
                 *score = super::scalar::dot_f16(bytemuck::cast_slice(key), query) * scale;
             }
         }
-        Set::Native(native) => native.scores_f16(query, scale, keys, scores),
+        Some(native) => native.scores_f16(query, scale, keys, scores),
     }
 }
 
 fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-    match instructions.set() {
-        Set::Scalar => {
+    match instructions.0 {
+        None => {
             out.fill(0.0);
             for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
                 for (out, value) in out.iter_mut().zip(value) {
@@ -94,7 +94,7 @@ fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &
                 }
             }
         }
-        Set::Native(native) => native.sum_values_f16(probabilities, values, out),
+        Some(native) => native.sum_values_f16(probabilities, values, out),
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
                     (CachedRows::F32(&keys), CachedRows::F32(&values))
                 };
                 let (mut scores, mut out) = (vec![0.0; positions], vec![0.0; value_length]);
-                let scoring = Scoring { scale: 0.3, soft_cap: (seed % 2 == 0).then_some(5.0) };
+                let scoring = Scoring { scale: 0.3, softcap: (seed % 2 == 0).then_some(5.0) };
                 attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };

@@ -6,7 +6,7 @@
 use super::exponential::{exponential, hyperbolic_tangent};
 use super::{dot, tree_sum};
 
-/// Returns the factor of RMSNorm, `1 / sqrt(mean(row^2) + epsilon)`; the squares are summed in the 32-lane order.
+/// Returns the factor of RMSNorm, `1 / sqrt(mean(row^2) + epsilon)`; the squares are summed by [`dot`].
 #[inline(always)]
 fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
     let mean = dot(row, row) / row.len() as f32;
@@ -100,7 +100,7 @@ fn geglu_generic(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-fn soft_cap_generic(values: &mut [f32], cap: f32) {
+fn softcap_generic(values: &mut [f32], cap: f32) {
     for value in values {
         *value = cap * hyperbolic_tangent(*value / cap);
     }
@@ -141,8 +141,8 @@ super::multiversion! {
     pub fn rotate_halves(head: &mut [f32], angles: &[[f32; 2]]) = rotate_halves_generic;
     /// GeGLU: `gate = gelu(gate) * up`, with GELU in the tanh form.
     pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
-    /// Soft cap: `values = cap * tanh(values / cap)`.
-    pub fn soft_cap(values: &mut [f32], cap: f32) = soft_cap_generic;
+    /// Soft-capping: `values = cap * tanh(values / cap)`.
+    pub fn softcap(values: &mut [f32], cap: f32) = softcap_generic;
     /// Scales in place: `values *= factor`.
     pub fn scale(values: &mut [f32], factor: f32) = scale_generic;
     /// SwiGLU: `gate = gate * sigmoid(gate) * up`.
@@ -188,7 +188,7 @@ mod tests {
             let x = step as f32 * 0.1;
             let (mut gated, mut capped) = ([x], [x]);
             geglu(InstructionSet::detect(), &mut gated, &[1.0]);
-            soft_cap(InstructionSet::detect(), &mut capped, 30.0);
+            softcap(InstructionSet::detect(), &mut capped, 30.0);
             let x = f64::from(x);
             let gelu = 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
             let cap = 30.0 * (x / 30.0).tanh();
@@ -203,19 +203,15 @@ mod tests {
             let bits = |instructions| {
                 let mut norm = vec![0.0; row.len()];
                 rms_norm(instructions, &row, &row, 1e-5, &mut norm);
-                let mut probabilities = row.clone();
+                let [mut probabilities, mut product, mut gelu, mut capped, mut again] = [(); 5].map(|()| row.clone());
                 softmax(instructions, &mut probabilities);
-                let mut product = row.clone();
                 swiglu(instructions, &mut product, &norm);
-                let mut gelu = row.clone();
                 geglu(instructions, &mut gelu, &norm);
-                let mut capped = row.clone();
-                soft_cap(instructions, &mut capped, 5.0);
-                let mut again = row.clone();
+                softcap(instructions, &mut capped, 5.0);
                 rms_norm_in_place(instructions, &mut again, &row, 1e-5);
                 assert_eq!(norm, again);
-                let all = norm.iter().chain(&probabilities).chain(&product).chain(&gelu).chain(&capped);
-                all.map(|v| v.to_bits()).collect::<Vec<_>>()
+                let all = [norm, probabilities, product, gelu, capped].concat();
+                all.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             prop_assert_eq!(bits(InstructionSet::SCALAR), bits(InstructionSet::detect()));
         }

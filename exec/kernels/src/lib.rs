@@ -7,7 +7,7 @@
 //!   of the weights (32 or 256), each with an f32 scale. The products of a block, times the format's integer scales,
 //!   are added as integers: this sum is exact, so its order does not matter. Then `sum = fma(weight_scale *
 //!   activation_scale, total as f32, sum)`, block after block in one f32. The minima of a block are a second integer
-//!   sum, which a second fma subtracts (`Q4_K`) or adds (`Q4_1`); `scalar` states it for each format.
+//!   sum, which a second fma subtracts (`Q4_K`) or adds (`Q4_1`), see `scalar`.
 //! - **F32, F16 and BF16 weights.** The sum has 32 lanes, and an fma adds the product of element j to lane j % 32. At
 //!   the end, lanes i, i+8, i+16 and i+24 are added as (a + b) + (c + d), and the eight results as
 //!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
@@ -21,27 +21,27 @@
 // Generic code must be inlined into the function that enables an instruction set.
 #![allow(clippy::inline_always)]
 
-/// Matches on a [`KernelFormat`]: expands to `$plain!(dot)` for float weights and to `$blocks!(block, row, dot)` for
+/// Matches on a [`Format`](hearth_profiles::Format): expands to `$plain!(dot)` for float weights and to `$blocks!(block, row, dot)` for
 /// quantised ones, with the block type, the accessor of a token's activations and the name of the dot product.
 macro_rules! for_format {
     ($format:expr, $plain:ident, $blocks:ident) => {
         match $format {
-            $crate::KernelFormat::F32 => $plain!(dot_f32),
-            $crate::KernelFormat::F16 => $plain!(dot_f16),
-            $crate::KernelFormat::Bf16 => $plain!(dot_bf16),
-            $crate::KernelFormat::Q4_0 => $blocks!(BlockQ4_0, row32, dot_q4_0),
-            $crate::KernelFormat::Q4_1 => $blocks!(BlockQ4_1, row32, dot_q4_1),
-            $crate::KernelFormat::Q5_0 => $blocks!(BlockQ5_0, row32, dot_q5_0),
-            $crate::KernelFormat::Q5_1 => $blocks!(BlockQ5_1, row32, dot_q5_1),
-            $crate::KernelFormat::Q8_0 => $blocks!(BlockQ8_0, row32, dot_q8_0),
-            $crate::KernelFormat::Iq4Nl => $blocks!(BlockIq4Nl, row32, dot_iq4_nl),
-            $crate::KernelFormat::Q2K => $blocks!(BlockQ2K, row256, dot_q2_k),
-            $crate::KernelFormat::Q3K => $blocks!(BlockQ3K, row256, dot_q3_k),
-            $crate::KernelFormat::Q4K => $blocks!(BlockQ4K, row256, dot_q4_k),
-            $crate::KernelFormat::Q5K => $blocks!(BlockQ5K, row256, dot_q5_k),
-            $crate::KernelFormat::Q6K => $blocks!(BlockQ6K, row256, dot_q6_k),
-            $crate::KernelFormat::Iq1S => $blocks!(BlockIq1S, row256, dot_iq1_s),
-            $crate::KernelFormat::Iq4Xs => $blocks!(BlockIq4Xs, row256, dot_iq4_xs),
+            hearth_profiles::Format::F32 => $plain!(dot_f32),
+            hearth_profiles::Format::F16 => $plain!(dot_f16),
+            hearth_profiles::Format::Bf16 => $plain!(dot_bf16),
+            hearth_profiles::Format::Q4_0 => $blocks!(BlockQ4_0, row32, dot_q4_0),
+            hearth_profiles::Format::Q4_1 => $blocks!(BlockQ4_1, row32, dot_q4_1),
+            hearth_profiles::Format::Q5_0 => $blocks!(BlockQ5_0, row32, dot_q5_0),
+            hearth_profiles::Format::Q5_1 => $blocks!(BlockQ5_1, row32, dot_q5_1),
+            hearth_profiles::Format::Q8_0 => $blocks!(BlockQ8_0, row32, dot_q8_0),
+            hearth_profiles::Format::Iq4Nl => $blocks!(BlockIq4Nl, row32, dot_iq4_nl),
+            hearth_profiles::Format::Q2K => $blocks!(BlockQ2K, row256, dot_q2_k),
+            hearth_profiles::Format::Q3K => $blocks!(BlockQ3K, row256, dot_q3_k),
+            hearth_profiles::Format::Q4K => $blocks!(BlockQ4K, row256, dot_q4_k),
+            hearth_profiles::Format::Q5K => $blocks!(BlockQ5K, row256, dot_q5_k),
+            hearth_profiles::Format::Q6K => $blocks!(BlockQ6K, row256, dot_q6_k),
+            hearth_profiles::Format::Iq1S => $blocks!(BlockIq1S, row256, dot_iq1_s),
+            hearth_profiles::Format::Iq4Xs => $blocks!(BlockIq4Xs, row256, dot_iq4_xs),
         }
     };
 }
@@ -58,11 +58,11 @@ macro_rules! multiversion {
             fn native($($argument: $type),*) {
                 $generic($($argument),*);
             }
-            match instructions.set() {
-                $crate::Set::Scalar => $generic($($argument),*),
+            match instructions.0 {
+                None => $generic($($argument),*),
                 // SAFETY: these values exist only where the processor has the instructions.
                 #[allow(unused_unsafe)]
-                $crate::Set::Native(_) => unsafe { native($($argument),*) },
+                Some(_) => unsafe { native($($argument),*) },
             }
         }
     )+};
@@ -97,139 +97,39 @@ use portable as native;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as native;
 
-use std::fmt;
-
 use hearth_profiles::Format;
 
-pub use activations::{Activations, InputKind};
+pub use activations::Activations;
 pub use blocks::dequantise;
 pub use exponential::exponential;
 pub use matmul::Matrix;
 pub(crate) use native::Native;
-
-macro_rules! kernel_formats {
-    ($($(#[$doc:meta])+ $name:ident: $input:ident,)+) => {
-        /// The formats that have kernels.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum KernelFormat {
-            $($(#[$doc])+ $name,)+
-        }
-
-        impl KernelFormat {
-            /// All formats, in the order of the enum.
-            pub const ALL: [KernelFormat; 16] = [$(KernelFormat::$name),+];
-
-            /// Returns the corresponding format of GGUF files.
-            pub fn format(self) -> Format {
-                match self {
-                    $(KernelFormat::$name => Format::$name,)+
-                }
-            }
-
-            /// Returns the representation in which a matmul with these weights needs its activations.
-            pub fn input_kind(self) -> InputKind {
-                match self {
-                    $(KernelFormat::$name => InputKind::$input,)+
-                }
-            }
-        }
-    };
-}
-kernel_formats! {
-    /// IEEE single precision.
-    F32: Plain,
-    /// IEEE half precision.
-    F16: Plain,
-    /// Brain float: the upper 16 bits of single precision.
-    Bf16: Plain,
-    /// Four bits, blocks of 32.
-    Q4_0: Blocks32,
-    /// Four bits with a minimum, blocks of 32.
-    Q4_1: Blocks32,
-    /// Five bits, blocks of 32.
-    Q5_0: Blocks32,
-    /// Five bits with a minimum, blocks of 32.
-    Q5_1: Blocks32,
-    /// Eight bits, blocks of 32.
-    Q8_0: Blocks32,
-    /// Two bits, blocks of 256.
-    Q2K: Blocks256,
-    /// Three bits, blocks of 256.
-    Q3K: Blocks256,
-    /// Four bits, blocks of 256.
-    Q4K: Blocks256,
-    /// Five bits, blocks of 256.
-    Q5K: Blocks256,
-    /// Six bits, blocks of 256.
-    Q6K: Blocks256,
-    /// A codebook of groups of eight weights, blocks of 256.
-    Iq1S: Blocks256,
-    /// Four-bit indices into a codebook of 16 values, blocks of 32.
-    Iq4Nl: Blocks32,
-    /// Four-bit indices into a codebook of 16 values, blocks of 256.
-    Iq4Xs: Blocks256,
-}
-
-impl KernelFormat {
-    /// Returns the kernel format of a file format, or `None` if it has no kernels.
-    pub fn of(format: Format) -> Option<KernelFormat> {
-        KernelFormat::ALL.into_iter().find(|supported| supported.format() == format)
-    }
-
-    /// Returns the bytes of a row of `length` weights, or `None` if the row is not a whole number of blocks.
-    pub fn row_bytes(self, length: usize) -> Option<usize> {
-        usize::try_from(self.format().row_bytes(length as u64)?.0).ok()
-    }
-}
-
-impl fmt::Display for KernelFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.format().fmt(f)
-    }
-}
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
 ///
 /// All sets except the scalar one are created by [`InstructionSet::detect`] or [`InstructionSet::available`], so a
 /// value proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InstructionSet(Set);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Set {
-    /// Plain Rust: the oracle with which the other sets are compared.
-    Scalar,
-    /// Vector instructions of this architecture.
-    Native(Native),
-}
+pub struct InstructionSet(Option<Native>);
 
 impl InstructionSet {
-    /// Plain Rust without intrinsics.
-    pub const SCALAR: InstructionSet = InstructionSet(Set::Scalar);
+    /// Plain Rust without intrinsics: the oracle with which the other sets are compared.
+    pub const SCALAR: InstructionSet = InstructionSet(None);
 
     /// Returns the fastest set that this processor supports.
     pub fn detect() -> InstructionSet {
-        let best = Native::ALL.into_iter().rev().find(|native| native.is_available());
-        best.map_or(InstructionSet::SCALAR, |native| InstructionSet(Set::Native(native)))
+        InstructionSet(Native::ALL.into_iter().rev().find(|native| native.is_available()))
     }
 
     /// Returns all sets that this processor supports, the fastest last.
     pub fn available() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.is_available());
-        let native = native.map(|native| InstructionSet(Set::Native(native)));
-        std::iter::once(InstructionSet::SCALAR).chain(native).collect()
+        std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
     }
 
     /// Returns the name used in traces.
     pub fn name(self) -> &'static str {
-        match self.0 {
-            Set::Scalar => "scalar",
-            Set::Native(native) => native.name(),
-        }
-    }
-
-    pub(crate) fn set(self) -> Set {
-        self.0
+        self.0.map_or("scalar", Native::name)
     }
 }
 
@@ -238,7 +138,7 @@ impl InstructionSet {
 pub enum KernelError {
     /// The number of bytes does not match the format and the length of a row.
     #[error("a row of {length} {format} weights does not have {found} bytes")]
-    RowBytes { format: KernelFormat, length: usize, found: usize },
+    RowBytes { format: Format, length: usize, found: usize },
 }
 
 /// Sums eight lanes in the fixed tree order.

@@ -9,13 +9,15 @@
 
 use std::marker::PhantomData;
 
+use hearth_profiles::Format;
+
 use super::activations::Activations;
-use super::{InstructionSet, KernelFormat, Set, scalar};
+use super::{InstructionSet, blocks, scalar};
 
 /// A weight matrix in a mapped file.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
-    pub format: KernelFormat,
+    pub format: Format,
     /// Number of weights in a row.
     pub length: usize,
     pub rows: usize,
@@ -108,10 +110,10 @@ pub unsafe fn matmul_rows(
     assert!(first + count <= matrix.rows && matrix.rows == out.rows, "rows must be inside the matrix");
     assert!(input.length() == matrix.length && input.tokens() == out.tokens, "the input must fit the matrix");
     let task = MatmulTask { matrix, first_row: first, row_count: count, input, out };
-    match instructions.set() {
-        Set::Scalar => matmul_scalar(task),
+    match instructions.0 {
+        None => matmul_scalar(task),
         // SAFETY: by the caller's contract; a `Native` value exists only if the processor has the instructions.
-        Set::Native(native) => unsafe { native.multiply(task) },
+        Some(native) => unsafe { native.multiply(task) },
     }
 }
 
@@ -125,9 +127,9 @@ pub(crate) struct MatmulTask<'a> {
     pub(crate) out: MatmulOutput<'a>,
 }
 
-/// Implements [`Native::multiply`](super::Native) with dot products: loops over tiles of four tokens, and inside over
-/// weight rows. `$view` is the accessor of a token's activations, `$dot` the dot product of a weight row with T
-/// tokens.
+/// Implements [`Native::multiply`](super::Native) with dot products: loops over tiles of four tokens, and for each
+/// tile over the weight rows. `$view` is the accessor of a token's activations, `$dot` the dot product of a weight
+/// row with T tokens.
 macro_rules! dot_tiles {
     ($task:ident, $view:ident, $dot:path) => {{
         let tokens = $task.input.tokens();
@@ -168,15 +170,18 @@ fn matmul_scalar(task: MatmulTask<'_>) {
 }
 
 /// Returns the scalar dot product of one stored weight row and the activations of one token.
-pub fn scalar_dot(format: KernelFormat, row: &[u8], input: &Activations, token: usize) -> f32 {
+pub fn scalar_dot(format: Format, row: &[u8], input: &Activations, token: usize) -> f32 {
     macro_rules! plain {
         ($dot:ident) => {
             scalar::$dot(row, input.plain_row(token))
         };
     }
     macro_rules! blocks {
-        ($block:ident, $view:ident, $dot:ident) => {
-            scalar::$dot(row, input.$view(token))
+        ($block:ident, row32, $dot:ident) => {
+            scalar::dot32::<blocks::$block>(row, input.row32(token))
+        };
+        ($block:ident, row256, $dot:ident) => {
+            scalar::dot256::<blocks::$block>(row, input.row256(token))
         };
     }
     for_format!(format, plain, blocks)

@@ -26,10 +26,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
+use hearth_profiles::Format;
 
 use unpack::{Block32, Block256};
 
-use super::KernelFormat;
 use super::activations::QuantisedRow;
 use super::blocks;
 use super::matmul::MatmulTask;
@@ -67,15 +67,13 @@ struct Panel {
     quants: [Line; MAX_COLUMNS / 4],
     /// Interleaved scales and minima of groups: for each block, eight lines of two scales, then eight of two minima.
     group_scales: [[Line; 16]; BLOCKS256],
-    /// The f32 scales of blocks.
     scales: [Line; BLOCKS32],
-    /// The f32 minima of blocks.
     minima: [Line; BLOCKS32],
 }
 
 /// Whether panels are faster than dot products for a batch of `tokens` tokens.
-pub fn is_profitable(format: KernelFormat, tokens: usize) -> bool {
-    tokens >= MIN_TOKENS && !matches!(format, KernelFormat::F32 | KernelFormat::F16 | KernelFormat::Bf16)
+pub fn is_profitable(format: Format, tokens: usize) -> bool {
+    tokens >= MIN_TOKENS && !matches!(format, Format::F32 | Format::F16 | Format::Bf16)
 }
 
 impl Panel {
@@ -89,9 +87,11 @@ impl Panel {
                 let [scales, minima] = self.unpacked_scales[at][row].as_chunks_mut::<16>().0 else {
                     unreachable!("32 are twice 16")
                 };
-                let [scale, minimum] = block.unpack(quants, scales, minima);
-                self.scales[at].0[row] = scale.to_le_bytes();
-                self.minima[at].0[row] = minimum.to_le_bytes();
+                block.unpack(quants);
+                *scales = block.scales();
+                *minima = block.minima();
+                self.scales[at].0[row] = (B::UNIT * block.scale()).to_le_bytes();
+                self.minima[at].0[row] = block.minimum().to_le_bytes();
             }
         }
     }
@@ -103,9 +103,9 @@ impl Panel {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
             let quants = self.unpacked[row].as_chunks_mut::<32>().0;
             for (at, (block, quants)) in blocks.iter().zip(quants).enumerate() {
-                let [scale, minimum] = block.unpack(quants);
-                self.scales[at].0[row] = scale.to_le_bytes();
-                self.minima[at].0[row] = minimum.to_le_bytes();
+                block.unpack(quants);
+                self.scales[at].0[row] = block.scale().to_le_bytes();
+                self.minima[at].0[row] = block.minimum().to_le_bytes();
             }
         }
     }
@@ -117,7 +117,6 @@ fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
 }
 
-/// The buffers of a thread.
 #[derive(Debug)]
 struct Workspace {
     panel: Box<Panel>,

@@ -5,22 +5,25 @@ use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::blocks::ScaledBlock;
 use super::matmul::{MatmulOutput, Matrix, matmul_rows, scalar_dot};
 use super::*;
 
+fn row_bytes(format: Format, length: usize) -> usize {
+    format.row_bytes(length as u64).expect("whole blocks").0 as usize
+}
+
 /// Returns rows of random bits with f16 scales and float weights of magnitude 0.001 to 0.021.
-fn random_rows(format: KernelFormat, rows: usize, length: usize, seed: u64) -> Vec<u8> {
+fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
-    let mut bytes = vec![0u8; rows * format.row_bytes(length).expect("whole blocks")];
+    let mut bytes = vec![0u8; rows * row_bytes(format, length)];
     stream.fill_bytes(&mut bytes);
     let mut number = || {
         let sign = if stream.next_u32() & 1 == 0 { 1.0 } else { -1.0 };
         sign * (0.001 + stream.next_u32() as f32 / u32::MAX as f32 * 0.02)
     };
-    if format == KernelFormat::F32 {
+    if format == Format::F32 {
         bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = number().to_le_bytes());
-    } else if format == KernelFormat::Bf16 {
+    } else if format == Format::Bf16 {
         let upper = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
         bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = upper(number()));
     }
@@ -29,27 +32,25 @@ fn random_rows(format: KernelFormat, rows: usize, length: usize, seed: u64) -> V
 }
 
 /// Returns the byte offsets of the f16 values of a block: the scale, then the minimum.
-fn f16_offsets(format: KernelFormat) -> &'static [usize] {
+fn f16_offsets(format: Format) -> &'static [usize] {
     match format {
-        KernelFormat::F32 | KernelFormat::Bf16 => &[],
-        KernelFormat::Q4_1 | KernelFormat::Q5_1 | KernelFormat::Q4K | KernelFormat::Q5K => &[0, 2],
-        KernelFormat::Q2K => &[80, 82],
-        KernelFormat::Q3K => &[108],
-        KernelFormat::Q6K => &[208],
+        Format::F32 | Format::Bf16 => &[],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+        Format::Q2K => &[80, 82],
+        Format::Q3K => &[108],
+        Format::Q6K => &[208],
         _ => &[0],
     }
 }
 
-/// Overwrites the f16 values of all blocks.
-fn set_f16_values(format: KernelFormat, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
-    for block in bytes.chunks_exact_mut(format.format().block_bytes() as usize) {
+fn set_f16_values(format: Format, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
+    for block in bytes.chunks_exact_mut(format.block_bytes() as usize) {
         for &at in f16_offsets(format) {
             block[at..at + 2].copy_from_slice(&number().to_le_bytes());
         }
     }
 }
 
-/// Returns random activations from -2 to 2.
 fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     let mut stream = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let mut activations = Activations::default();
@@ -62,7 +63,7 @@ fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
 
 /// Returns the bits of the matmul of `matrix` and `input`, [tokens, rows].
 fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
-    input.prepare(matrix.format.input_kind(), instructions);
+    input.prepare(matrix.format, instructions);
     let tokens = input.tokens();
     let mut out = vec![0.0f32; tokens * matrix.rows];
     let shared = MatmulOutput::new(&mut out, tokens, matrix.rows);
@@ -72,47 +73,45 @@ fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Act
 }
 
 /// Returns the input row of a token, rounded as the format requires.
-fn rounded_input(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
-    let (row, block) = match format.input_kind() {
-        InputKind::Plain => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
-        InputKind::Blocks32 => (input.row32(token), 32),
-        InputKind::Blocks256 => (input.row256(token), 256),
+fn rounded_input(format: Format, input: &Activations, token: usize) -> Vec<f64> {
+    let block = format.block_len() as usize;
+    let row = match block {
+        1 => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
+        32 => input.row32(token),
+        _ => input.row256(token),
     };
     let quants = row.quants.iter().enumerate();
     quants.map(|(at, &quant)| f64::from(quant) * f64::from(row.scales[at / block])).collect()
 }
 
-/// Returns the minimum that belongs to the weight at `at`; zero for formats without minima.
-fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
-    fn block<B: ScaledBlock>(row: &[u8], at: usize) -> &B {
-        &blocks::blocks(row)[at]
-    }
-    let of_eight = |block_minimum: f32, (_, minima): (u64, u64)| {
-        block_minimum * f32::from(minima.to_le_bytes()[at % 256 / 32])
+/// Returns the minimum of each weight: the weights of the same blocks with all quants zero.
+fn minima(format: Format, row: &[u8], length: usize) -> Vec<f32> {
+    let quants = match format {
+        Format::Q4_1 => 4..20,
+        Format::Q5_1 => 4..24,
+        Format::Q2K => 16..80,
+        Format::Q4K => 16..144,
+        Format::Q5K => 16..176,
+        _ => return vec![0.0; length],
     };
-    match format {
-        KernelFormat::Q2K => {
-            let block: &blocks::BlockQ2K = block(row, at / 256);
-            block.minimum() * f32::from(block.packed[at % 256 / 16] >> 4)
-        }
-        KernelFormat::Q4K => {
-            let block: &blocks::BlockQ4K = block(row, at / 256);
-            of_eight(block.minimum(), block.scales_and_minima())
-        }
-        KernelFormat::Q5K => {
-            let block: &blocks::BlockQ5K = block(row, at / 256);
-            of_eight(block.minimum(), block.scales_and_minima())
-        }
-        KernelFormat::Q4_1 => block::<blocks::BlockQ4_1>(row, at / 32).minimum(),
-        KernelFormat::Q5_1 => block::<blocks::BlockQ5_1>(row, at / 32).minimum(),
-        _ => 0.0,
+    let mut zeroed = row.to_vec();
+    for block in zeroed.chunks_exact_mut(format.block_bytes() as usize) {
+        block[quants.clone()].fill(0);
     }
+    dequantised(format, &zeroed, length)
 }
 
 /// Returns the sum of the magnitudes of all terms that a kernel adds, with products and minima counted separately.
-fn magnitude(format: KernelFormat, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
-    let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs());
+fn magnitude(format: Format, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
+    let minima = minima(format, row, weights.len());
+    let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minima[at].abs());
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
+}
+
+fn dequantised(format: Format, row: &[u8], length: usize) -> Vec<f32> {
+    let mut weights = vec![0.0; length];
+    dequantise(format, row, &mut weights).unwrap();
+    weights
 }
 
 proptest! {
@@ -122,10 +121,10 @@ proptest! {
     fn every_instruction_set_and_every_batch_has_the_bits_of_the_oracle(
         seed: u64, blocks in 1usize..6, rows in 1usize..40, tokens in 1usize..30,
     ) {
-        for format in KernelFormat::ALL {
+        for &format in Format::ALL {
             // Rows of floats need not be a multiple of the 32 lanes, nor rows of blocks of 32 a multiple of the
             // blocks that are summed together.
-            let ragged = match format.format().block_len() {
+            let ragged = match format.block_len() {
                 1 => seed as usize % 31,
                 32 => 32 * (seed as usize % 8),
                 _ => 0,
@@ -145,27 +144,26 @@ proptest! {
 
     #[test]
     fn the_oracle_is_within_rounding_of_exact_arithmetic(seed: u64, blocks in 1usize..9) {
-        for format in KernelFormat::ALL {
+        for &format in Format::ALL {
             let length = blocks * 256;
             let row = random_rows(format, 1, length, seed);
-            let mut weights = vec![0.0; length];
-            dequantise(format, &row, &mut weights).unwrap();
+            let weights = dequantised(format, &row, length);
             let mut input = random_activations(1, length, seed);
-            input.prepare(format.input_kind(), InstructionSet::SCALAR);
+            input.prepare(format, InstructionSet::SCALAR);
             let found = f64::from(scalar_dot(format, &row, &input, 0));
 
             let rounded = rounded_input(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
             // There is one rounding for each addition in a lane, for each level of the tree and in each scale; with
             // quantised weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
-            let additions = if matches!(format, KernelFormat::Q4_1 | KernelFormat::Q5_1) { 2 } else { 1 };
+            let additions = if matches!(format, Format::Q4_1 | Format::Q5_1) { 2 } else { 1 };
             let steps = (additions * length / 32 + 8) as f64;
             let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);
             prop_assert!((found - exact).abs() <= bound, "{format}: {found} is not {exact} within {bound:e}");
 
             // Rounding changes each activation by at most half a step.
             let plain: Vec<f64> = input.plain_row(0).iter().map(|&v| f64::from(v)).collect();
-            let block = if format.input_kind() == InputKind::Blocks32 { 32 } else { 256 };
+            let block = if format.block_len() == 32 { 32 } else { 256 };
             let unrounded: f64 = weights.iter().zip(&plain).map(|(&w, a)| f64::from(w) * a).sum();
             let half_steps: f64 = weights.chunks(block).zip(plain.chunks(block)).map(|(w, a)| {
                 let largest = a.iter().fold(0.0f64, |a, b| a.max(b.abs()));
@@ -176,8 +174,8 @@ proptest! {
     }
 }
 
-fn quantised() -> impl Iterator<Item = KernelFormat> {
-    KernelFormat::ALL.into_iter().filter(|format| format.input_kind() != InputKind::Plain)
+fn quantised() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|format| format.block_len() > 1)
 }
 
 #[test]
@@ -187,8 +185,8 @@ fn extreme_values_do_not_overflow() {
     let fills = [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0];
     for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
         let length = 256;
-        let mut row = vec![fill; format.row_bytes(length).unwrap()];
-        if format == KernelFormat::Q6K && fill == 0xff {
+        let mut row = vec![fill; row_bytes(format, length)];
+        if format == Format::Q6K && fill == 0xff {
             row[192..208].fill(0x80);
         }
         set_f16_values(format, &mut row, || f16::ONE);
@@ -203,8 +201,7 @@ fn extreme_values_do_not_overflow() {
                 let found = matmul_bits(instructions, matrix, &mut input);
                 assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
             }
-            let mut weights = vec![0.0; length];
-            dequantise(format, &row, &mut weights).unwrap();
+            let weights = dequantised(format, &row, length);
             let terms: Vec<f64> = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).collect();
             let exact: f64 = terms.iter().sum();
             let found = f64::from(f32::from_bits(bits[0]));
@@ -230,8 +227,7 @@ fn non_finite_scales_give_non_finite_results() {
                 let none = bits.iter().all(|&bits| !f32::from_bits(bits).is_finite());
                 assert!(none, "{format}, {} tokens with {}", tokens, instructions.name());
             }
-            let mut weights = vec![0.0; 512];
-            dequantise(format, &row, &mut weights).unwrap();
+            let weights = dequantised(format, &row, 512);
             assert!(weights.iter().any(|weight| !weight.is_finite()), "{format}");
         }
     }

@@ -17,7 +17,7 @@ pub(crate) enum Native {
 }
 
 impl Native {
-    /// All sets, the fastest last.
+    /// All instruction sets, the fastest last.
     pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
 
     pub(super) fn is_available(self) -> bool {
@@ -45,7 +45,7 @@ impl Native {
     /// Computes a part of a matmul.
     ///
     /// # Safety
-    /// The processor has the instructions, and no other thread writes the rows of the task.
+    /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
     pub(super) unsafe fn multiply(self, task: MatmulTask<'_>) {
         // SAFETY: the caller's promise; `Avx512` implies AVX2.
         unsafe {

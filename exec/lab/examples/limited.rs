@@ -4,8 +4,8 @@
 //!         --file MODEL.gguf -- COMMAND ARGUMENT...
 //!
 //! Each `--file` is dropped from the page cache first. With `--hog-mib N --hog-after S --hog-for S`, another process
-//! in the same control group allocates N MiB after some seconds and holds them for some seconds. The usage is printed
-//! as JSON on standard error.
+//! in the same control group allocates N MiB after the first S seconds and frees them after another S seconds. The
+//! usage is printed as JSON on standard error.
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
@@ -43,19 +43,10 @@ fn options(
     use hearth_profiles::{Bytes, BytesPerSecond};
 
     let end = arguments.iter().position(|word| word == "--").ok_or("add `-- COMMAND ARGUMENT...`")?;
-    let mut limited = LimitedCommand {
-        limits: DeviceLimits::default(),
-        files: Vec::new(),
-        hog: None,
-        deadline: Duration::from_mins(30),
-    };
-    let program = std::env::current_exe()?;
-    let mut hog = MemoryHog {
-        program,
-        memory: Bytes::ZERO,
-        delay: Duration::ZERO,
-        duration: Duration::from_secs(1 << 30),
-    };
+    let (limits, files, deadline) = (DeviceLimits::default(), Vec::new(), Duration::from_mins(30));
+    let mut limited = LimitedCommand { limits, files, hog: None, deadline };
+    let (program, duration) = (std::env::current_exe()?, Duration::from_secs(1 << 30));
+    let mut hog = MemoryHog { program, memory: Bytes::ZERO, delay: Duration::ZERO, duration };
     for pair in arguments[..end].chunks(2) {
         let [name, value] = pair else { return Err(format!("`{}` needs a value", pair[0]).into()) };
         let number = || {
@@ -73,10 +64,8 @@ fn options(
             "--hog-after" => hog.delay = time()?,
             "--hog-for" => hog.duration = time()?,
             _ => {
-                return Err(format!(
-                    "`{name}` is not an option; the options are listed at the top of this example"
-                )
-                .into());
+                let what = format!("`{name}` is not an option");
+                return Err(format!("{what}; the options are listed at the top of this example").into());
             }
         }
     }

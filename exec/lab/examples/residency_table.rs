@@ -3,15 +3,14 @@
 //!     cargo build --release && cargo run --release -p hearth-lab --example residency_table -- \
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
-//! All programs run with the same limits: memory for a share of the model's file (with `--devices 3`, of each
-//! device's weights) plus 64 MiB for the process, and throttled disk reads. `--peer` is a Python interpreter with
-//! llama-cpp-python; without it, only hearth is measured. Repeats are interleaved, and the results of every run are
-//! printed on standard error.
+//! All programs run with the same limits: throttled disk reads, and memory for a share of the model's file (with
+//! `--devices 3`, of each device's weights) plus 64 MiB. `--peer` is a Python interpreter with llama-cpp-python;
+//! without it, only hearth is measured. Repeats are interleaved. Standard error has the results of every run.
 //!
-//! The time of a token is the median over the tokens after the first two, then over the repeats; bytes are means over
-//! the same tokens. The column "must be" is the minimum that any policy has to read for a token: the weights that a
-//! token uses, plus the unreclaimable memory of the process, less the memory limit. For a managed device, its stream
-//! buffer is added. Predictions are written before the runs. Needs Linux and root.
+//! The time of a token is the median over the tokens after the first three, then over the repeats; bytes are means
+//! over the same tokens. The column "must be" is the number of bytes that any policy has to read for a token: the
+//! weights that a token uses, plus the unreclaimable memory of the process (and the stream buffer of a managed
+//! device), less the memory limit. Predictions are written before the runs. Needs Linux and root.
 
 #[cfg(target_os = "linux")]
 mod table {
@@ -29,13 +28,11 @@ mod table {
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_runtime::{Weights, clock::wall_nanos};
     use hearth_schema::Trace;
-    use hearth_schema::trace::Counter;
-    use hearth_schema::trace::Kind;
-    use hearth_schema::trace::Reading;
+    use hearth_schema::trace::{Counter, Kind, Reading, TracedDevice};
 
     type Failure = Box<dyn Error>;
 
-    /// The compared residency policies: the name in the table, and the options in a scenario.
+    /// The names of the compared residency policies, and their options in a scenario.
     const RESIDENCIES: [(&str, &str); 4] = [
         ("os", "{policy: os, prefetch: false}"),
         ("os, ahead", "{policy: os, prefetch: true}"),
@@ -43,13 +40,12 @@ mod table {
         (MANAGED, "{policy: managed, stream_buffer: 8 MiB}"),
     ];
     const MANAGED: &str = "managed";
-    /// Bytes of the stream buffer of a managed device.
     const STREAM_BUFFER: u64 = 8 << 20;
     const PEER: &str = "llama.cpp";
     /// Bytes of memory for the process, in addition to the weights.
     const PROCESS_BYTES: u64 = 64 << 20;
     const PROMPT: u32 = 16;
-    /// Number of tokens after the first that are ignored, until the page cache has settled.
+    /// Number of tokens that are ignored after the first one, because the page cache has not settled yet.
     const SETTLING: usize = 2;
 
     struct Options {
@@ -64,18 +60,14 @@ mod table {
         disk: BytesPerSecond,
     }
 
-    /// The result of a run, with means and medians per token.
+    /// The result of a run: bytes, measured seconds and predicted seconds per token. Any policy must read `min_bytes`
+    /// per token; `unreclaimable` is the sum of the devices' unreclaimable bytes.
     #[derive(Clone, Copy)]
     struct Run {
-        /// Seconds per token.
         seconds: f64,
-        /// Bytes read per token.
         bytes: f64,
-        /// Unreclaimable bytes of all devices.
         unreclaimable: f64,
-        /// Minimum number of bytes that must be read per token.
         min_bytes: f64,
-        /// Predicted seconds per token.
         predicted: f64,
     }
 
@@ -86,69 +78,64 @@ mod table {
         let layers = weights.shape().layers.0;
         let extents = [weights.layers_extents(0..layers), weights.output_extents()].concat();
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
-        let file: u64 =
-            weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
+        let parts = weights.parts().iter().filter_map(|part| fs::metadata(part).ok());
+        let file: u64 = parts.map(|part| part.len()).sum();
         // The peer reads its own copy, because page cache is charged to the first process that reads a file.
-        let copies =
-            options.peer.as_ref().map(|_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]));
-        let copies = copies.transpose()?;
+        let copy = |_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]);
+        let copies = options.peer.as_ref().map(copy).transpose()?;
         println!(
             "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"
         );
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         for &share in &options.shares {
             let limit = (file as f64 * share) as u64 + PROCESS_BYTES;
-            let mut rows: Vec<(&str, Vec<Run>)> = Vec::new();
+            let mut rows: Vec<_> = names(&options).map(|name| (name, Vec::new())).collect();
             for repeat in 0..options.repeats {
-                for name in names(&options) {
-                    let run = match (&copies, name) {
+                for (name, runs) in &mut rows {
+                    let run = match (&copies, *name) {
                         (Some(copies), PEER) => peer(&options, copies.file(0), touched, limit),
-                        _ => hearth(&options, &weights, name, share, limit),
+                        _ => hearth(&options, &weights, name, (share, limit)),
                     };
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
                     let load = load.split(' ').next().unwrap_or("-");
                     match run {
                         Ok(run) => {
+                            runs.push(run);
                             let Run { seconds, bytes, unreclaimable, .. } = run;
                             eprintln!(
                                 "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, {unreclaimable:.0} bytes unreclaimable, \
                                  load {load}"
                             );
-                            match rows.iter_mut().find(|row| row.0 == name) {
-                                Some(row) => row.1.push(run),
-                                None => rows.push((name, vec![run])),
-                            }
                         }
                         Err(error) => eprintln!("{share} {name} {repeat}: failed: {error}"),
                     }
                 }
             }
+            // Without a successful run there is no row.
+            rows.retain(|(_, runs)| !runs.is_empty());
             print(share, &rows);
         }
         Ok(())
     }
 
-    fn names(options: &Options) -> Vec<&'static str> {
+    fn names(options: &Options) -> impl Iterator<Item = &'static str> {
         let peer = options.peer.iter().map(|_| PEER);
         let own = RESIDENCIES.iter().map(|(name, _)| *name);
-        let wanted = |name: &&str| options.only.is_empty() || options.only.iter().any(|only| only == name);
-        peer.chain(own).filter(wanted).collect()
-    }
-
-    fn median(numbers: impl Iterator<Item = f64>) -> f64 {
-        Samples::new(numbers.collect()).median()
+        peer.chain(own).filter(|name| options.only.is_empty() || options.only.iter().any(|only| only == name))
     }
 
     fn print(share: f64, rows: &[(&str, Vec<Run>)]) {
-        let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
-        let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
+        let median =
+            |runs: &[Run], value: fn(&Run) -> f64| Samples::new(runs.iter().map(value).collect()).median();
+        let peer = rows.iter().find(|(name, _)| *name == PEER);
+        let peer = peer.map(|(_, runs)| median(runs, |run| run.seconds));
         for (name, runs) in rows {
-            let (time, bytes) = (seconds(runs), median(runs.iter().map(|run| run.bytes)));
+            let time = median(runs, |run| run.seconds);
             let min = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
             let max = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
-            let unreclaimable = median(runs.iter().map(|run| run.unreclaimable));
-            let predicted = median(runs.iter().map(|run| run.predicted));
-            let min_bytes = median(runs.iter().map(|run| run.min_bytes));
+            let (bytes, min_bytes) = (median(runs, |run| run.bytes), median(runs, |run| run.min_bytes));
+            let unreclaimable = median(runs, |run| run.unreclaimable);
+            let predicted = median(runs, |run| run.predicted);
             let ratio = if min_bytes > 0.0 { format!("{:.2}x", bytes / min_bytes) } else { "-".into() };
             let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
             let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
@@ -163,21 +150,17 @@ mod table {
         }
     }
 
-    /// Returns the median seconds and the mean bytes of the tokens after the settling ones.
+    /// Returns the median seconds and the mean bytes of the tokens after the first [`SETTLING`] of `tokens`.
     fn settled(tokens: &[(f64, f64)]) -> Result<Run, Failure> {
         let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
         let tokens = tokens.ok_or("too few tokens: increase `--tokens`")?;
         let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
-        let seconds = median(tokens.iter().map(|token| token.0));
+        let seconds = Samples::new(tokens.iter().map(|token| token.0).collect()).median();
         Ok(Run { seconds, bytes, unreclaimable: f64::NAN, min_bytes: f64::NAN, predicted: f64::NAN })
     }
 
     fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
-        let limits = DeviceLimits {
-            memory: Some(Bytes(limit)),
-            disk_read: Some(options.disk),
-            ..DeviceLimits::default()
-        };
+        let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk), cpu: None };
         let deadline = Duration::from_mins(20);
         let limited = LimitedCommand { limits, files: vec![model.into()], hog: None, deadline };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/peers/llama_cpp_decode.py");
@@ -206,8 +189,7 @@ mod table {
         options: &Options,
         weights: &Weights,
         name: &str,
-        share: f64,
-        limit: u64,
+        (share, limit): (f64, u64),
     ) -> Result<Run, Failure> {
         let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
         let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
@@ -216,7 +198,10 @@ mod table {
             1 => format!("memory: {} KiB", limit / 1024),
             _ => format!("memory_share: {} %", share * 100.0),
         };
-        let windows = windows(options, weights.shape().layers.0);
+        // The head also has the output matrix, so remaining layers go to the last devices.
+        let (layers, count) = (weights.shape().layers.0, options.devices);
+        let window = |index: u32| layers / count + u32::from(index >= count - layers % count);
+        let windows: Vec<u32> = (0..count).map(window).collect();
         let text = scenario(options, residency, &memory, &windows);
         let run = run_lab(options, &text, &folder).map(|(run, devices)| {
             let mut first = 0;
@@ -233,19 +218,12 @@ mod table {
         run
     }
 
-    /// Returns the number of layers of each device. The head also has the output matrix, so remaining layers go to
-    /// the last devices.
-    fn windows(options: &Options, layers: u32) -> Vec<u32> {
-        let count = options.devices;
-        (0..count).map(|place| layers / count + u32::from(place >= count - layers % count)).collect()
-    }
-
     fn scenario(options: &Options, residency: &str, memory: &str, windows: &[u32]) -> String {
         let (count, rate) = (options.devices, options.disk.0 * 1e-6);
         let windows: Vec<String> = windows.iter().map(u32::to_string).collect();
-        let device = |place: u32| {
+        let device = |index: u32| {
             format!(
-                "- {{name: d{place}, profile: measured, limits: {{{memory}, disk_read: {rate} MB/s, threads: 2}}}}\n"
+                "- {{name: d{index}, profile: measured, limits: {{{memory}, disk_read: {rate} MB/s, threads: 2}}}}\n"
             )
         };
         format!(
@@ -266,36 +244,27 @@ mod table {
         let scenario = folder.join("scenario.yaml");
         fs::write(&scenario, text)?;
         let started = wall_nanos();
-        let output = Command::new(&options.hearth)
-            .arg("lab")
-            .arg(&scenario)
-            .arg("--model")
-            .arg(&options.model)
-            .arg("--report")
-            .arg(folder)
-            .arg("--json")
-            .output()?;
+        let mut command = Command::new(&options.hearth);
+        command.arg("lab").arg(&scenario).arg("--model").arg(&options.model);
+        let output = command.arg("--report").arg(folder).arg("--json").output()?;
         let messages = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            let first: Vec<&str> = messages.lines().filter(|line| !line.trim().is_empty()).take(2).collect();
-            return Err(first.join(" ").into());
+            let lines = messages.lines().filter(|line| !line.trim().is_empty());
+            return Err(lines.take(2).collect::<Vec<_>>().join(" ").into());
         }
         for warning in messages.lines().filter(|line| line.starts_with("warning")) {
             eprintln!("{warning}");
         }
         eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
-        let read = |name: &str| {
-            Trace::read(&mut BufReader::new(File::open(folder.join(name))?)).map_err(Failure::from)
+        let open = |name: &str| File::open(folder.join(name)).map(BufReader::new);
+        let predicted = Trace::read(&mut open("predicted.trace")?)?;
+        let measured = Trace::read(&mut open("measured.trace")?)?;
+        let numbers = |(index, device): (u16, &TracedDevice)| {
+            let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == index;
+            let max = measured.readings.iter().filter(own).map(|reading| reading.value).max();
+            (device.memory_total, max.unwrap_or(0))
         };
-        let (predicted, measured) = (read("predicted.trace")?, read("measured.trace")?);
-        let devices: Vec<(u64, u64)> = (0u16..)
-            .zip(&measured.header.devices)
-            .map(|(place, device)| {
-                let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == place;
-                let max = measured.readings.iter().filter(own).map(|reading| reading.value).max();
-                (device.memory_total, max.unwrap_or(0))
-            })
-            .collect();
+        let devices: Vec<(u64, u64)> = (0..).zip(&measured.header.devices).map(numbers).collect();
         let unreclaimable = devices.iter().map(|(_, bytes)| bytes).sum::<u64>() as f64;
         let predicted = settled(&tokens(&predicted))?.seconds;
         Ok((Run { unreclaimable, predicted, ..settled(&tokens(&measured))? }, devices))
@@ -311,11 +280,9 @@ mod table {
             read.entry(reading.pass).or_default().insert(reading.device, reading.value);
         }
         let read: Vec<u64> = read.into_values().map(|devices| devices.into_values().sum()).collect();
-        let steps = |values: &[u64]| {
-            let steps = values.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64);
-            steps.collect::<Vec<_>>()
-        };
-        steps(&ends).into_iter().map(|nanos| nanos * 1e-9).zip(steps(&read)).collect()
+        let step = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64;
+        let seconds = ends.windows(2).map(|pair| step(pair) * 1e-9);
+        seconds.zip(read.windows(2).map(step)).collect()
     }
 
     fn options() -> Result<Options, Failure> {
@@ -349,17 +316,14 @@ mod table {
                 "--tokens" => options.tokens = value.parse()?,
                 "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
                 _ => {
-                    return Err(format!(
-                        "`{name}` is not an option; the options are listed at the top of this example"
-                    )
-                    .into());
+                    let hint = "the options are listed at the top of this example";
+                    return Err(format!("`{name}` is not an option; {hint}").into());
                 }
             }
         }
         if !options.hearth.exists() {
-            return Err(
-                format!("{} is missing: run `cargo build --release`", options.hearth.display()).into()
-            );
+            let program = options.hearth.display();
+            return Err(format!("{program} is missing: run `cargo build --release`").into());
         }
         Ok(options)
     }
@@ -367,13 +331,11 @@ mod table {
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
-    match table::main() {
-        Ok(()) => 0.into(),
-        Err(error) => {
-            eprintln!("error: {error}");
-            1.into()
-        }
+    if let Err(error) = table::main() {
+        eprintln!("error: {error}");
+        return 1.into();
     }
+    0.into()
 }
 
 #[cfg(not(target_os = "linux"))]

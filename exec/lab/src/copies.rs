@@ -3,7 +3,9 @@
 //! Copies share blocks on disk if the file system supports it (the system's copy call tries this first), but the page
 //! cache treats them as separate files.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Error;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -19,17 +21,15 @@ pub struct ModelCopies {
 }
 
 impl ModelCopies {
-    /// Copies all parts of a model once for each name into a new folder under `scratch`.
+    /// Copies all files of a model once for each device name into a new folder under `scratch`.
     pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         remove_stale(scratch);
-        let folder = folder(scratch);
-        let mut copies = ModelCopies { folder: folder.clone(), files: Vec::new() };
-        for (index, _) in names.iter().enumerate() {
-            let own = folder.join(index.to_string());
-            let failed = |error: std::io::Error| LabError::Copy {
-                path: own.display().to_string(),
-                why: error.to_string(),
-            };
+        // Removes its folder if a copy fails.
+        let mut copies = ModelCopies { folder: folder(scratch), files: Vec::new() };
+        for index in 0..names.len() {
+            let own = copies.folder.join(index.to_string());
+            let path = own.display().to_string();
+            let failed = |error: Error| LabError::Copy { path: path.clone(), why: error.to_string() };
             fs::create_dir_all(&own).map_err(failed)?;
             let mut first = None;
             for part in parts {
@@ -43,7 +43,7 @@ impl ModelCopies {
         Ok(copies)
     }
 
-    /// Returns the first part of a device's copy.
+    /// Returns the first file of a device's copy.
     pub fn file(&self, device: usize) -> &Path {
         &self.files[device]
     }
@@ -66,8 +66,7 @@ impl ModelCopies {
 
 /// Writes a file to disk and drops it from the page cache. Pages that a process has mapped and accessed remain.
 pub fn drop_cache(path: &Path) -> Result<(), LabError> {
-    let failed =
-        |error: std::io::Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
+    let failed = |error: Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
     let file = File::open(path).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
@@ -75,7 +74,7 @@ pub fn drop_cache(path: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Returns the bytes of a file that are in the page cache; 0 if it cannot be opened.
+/// Returns the bytes of a file that are in the page cache; 0 if the file cannot be opened.
 pub fn resident_bytes(path: &Path) -> u64 {
     let Ok(file) = File::open(path) else { return 0 };
     // SAFETY: only the residency of the mapping is queried; it is never read, so changes of the file do no harm.
@@ -87,7 +86,6 @@ pub fn folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }
 
-/// Removes the copies of labs whose process has exited, and kills the processes that still use them.
 fn remove_stale(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
         if owner(&entry.file_name()).is_some_and(has_exited) {
@@ -105,20 +103,18 @@ pub fn remove(folder: &Path) {
 /// Kills the processes of this program that have a file of a folder in their arguments. A device normally exits with
 /// its lab, but not if it is frozen or hangs.
 fn kill_users(folder: &Path) {
+    // The program may have been built again since the process started.
     let program = |process: &str| {
-        let name = fs::read_link(process).ok()?.file_name()?.to_string_lossy().into_owned();
-        // The program may have been built again since the process started.
-        Some(name.trim_end_matches(" (deleted)").to_owned())
+        let path = fs::read_link(process).ok()?;
+        Some(path.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned())
     };
     let own = program("/proc/self/exe");
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        let Some(number) = number else { continue };
         let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let uses = arguments
-            .split(|&byte| byte == 0)
-            .any(|argument| Path::new(std::ffi::OsStr::from_bytes(argument)).starts_with(folder));
+        let mut arguments = arguments.split(|&byte| byte == 0).map(OsStr::from_bytes);
+        let uses = arguments.any(|argument| Path::new(argument).starts_with(folder));
         if uses && number > 1 && own.is_some() && program(&format!("/proc/{number}/exe")) == own {
             // SAFETY: kill takes two numbers and touches no memory of this process.
             unsafe { libc::kill(number, libc::SIGKILL) };

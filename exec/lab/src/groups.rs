@@ -2,9 +2,9 @@
 //!
 //! Version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`. Version 1 has a tree for each
 //! controller, with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and `cpu.cfs_quota_us`. Only a device
-//! with a processor limit is in a group of that controller, because such a group also changes how the scheduler
-//! shares processors between its threads and other programs. The name of a group contains the process ID of the lab,
-//! so that the groups of a lab that has exited can be found and removed.
+//! with a processor limit is in a group of the `cpu` controller, because such a group also changes how the scheduler
+//! shares processors. The name of a group contains the process ID of the lab, so that the groups of a lab that has
+//! exited can be found and removed.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use hearth_profiles::device::quota;
 use hearth_profiles::measure::control_group::Version;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
-use super::{LabError, PREFIX};
+use super::{LabError, PREFIX, has_exited, owner};
 use hearth_runtime::memory::GroupMemory;
 
 /// The resource limits of a device.
@@ -32,13 +32,8 @@ pub struct DeviceLimits {
 /// The control group hierarchy of the machine.
 #[derive(Debug, Clone)]
 pub enum Groups {
-    /// Version 1, with the mount point of each controller.
-    V1 {
-        memory: PathBuf,
-        blkio: PathBuf,
-        /// `None` if the controller is not mounted.
-        cpu: Option<PathBuf>,
-    },
+    /// Version 1, with the mount point of each controller; `cpu` may not be mounted.
+    V1 { memory: PathBuf, blkio: PathBuf, cpu: Option<PathBuf> },
     /// Version 2, with its mount point.
     V2 { root: PathBuf },
 }
@@ -73,16 +68,15 @@ impl Groups {
 
     /// Removes the groups of labs whose process has exited.
     pub fn remove_stale(&self) {
-        self.remove(super::has_exited);
+        self.remove(has_exited);
     }
 
     /// Whether another lab is running on this machine.
     pub fn has_other_labs(&self) -> bool {
-        let other = |name: &std::ffi::OsStr| {
-            super::owner(name).is_some_and(|owner| owner != std::process::id() && !super::has_exited(owner))
-        };
         let (Groups::V1 { memory: folder, .. } | Groups::V2 { root: folder }) = self;
-        fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| other(&entry.file_name()))
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut owners = entries.filter_map(|entry| owner(&entry.file_name()));
+        owners.any(|owner| owner != std::process::id() && !has_exited(owner))
     }
 
     /// Kills the members of this process's groups and removes the groups, for an exit that runs no destructors.
@@ -96,8 +90,7 @@ impl Groups {
             Groups::V2 { root } => vec![root],
         };
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
-            if super::owner(&entry.file_name()).is_some_and(&which) {
-                kill_members(&entry.path());
+            if owner(&entry.file_name()).is_some_and(&which) {
                 remove_group(&entry.path());
             }
         }
@@ -106,17 +99,13 @@ impl Groups {
     /// Creates the group of a device and sets its limits. The limited disk is the one that stores `file`.
     pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
         let name = format!("{PREFIX}{}-{device}", std::process::id());
-        let disk_device = disk_of(file).map_err(|error| LabError::NoGroups {
-            what: "disk reads",
-            why: format!("{}: {error}", file.display()),
-        })?;
+        let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
+        let disk_device =
+            disk_of(file).map_err(|error| no_groups("disk reads", format!("{}: {error}", file.display())))?;
         let group = match self {
             Groups::V1 { memory, blkio, cpu } => {
                 let (memory, disk) = (memory.join(&name), blkio.join(&name));
-                let missing = || LabError::NoGroups {
-                    what: "processor time",
-                    why: "the controller `cpu` is not mounted".into(),
-                };
+                let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
                 let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
                 let cpu = cpu.map(|cpu| cpu.join(&name));
                 Group { memory, disk, cpu, version: Version::One, disk_device }
@@ -135,12 +124,10 @@ impl Groups {
         };
         for folder in group.folders() {
             // A group of the same name may remain from an earlier process with the same ID.
-            kill_members(folder);
             remove_group(folder);
-            fs::create_dir(folder).map_err(|error| LabError::NoGroups {
-                what: "memory",
-                why: format!("cannot create {}: {error}", folder.display()),
-            })?;
+            let path = folder.display();
+            fs::create_dir(folder)
+                .map_err(|error| no_groups("memory", format!("cannot create {path}: {error}")))?;
         }
         group.set_limits(limits)?;
         Ok(group)
@@ -148,7 +135,7 @@ impl Groups {
 }
 
 impl Group {
-    /// Sets the limits. A resource without a limit keeps its current one.
+    /// Sets the limits. A resource that is absent here keeps its current limit.
     pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
         if let Some(memory) = limits.memory {
             let memory = memory.0.to_string();
@@ -196,21 +183,19 @@ impl Group {
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
-    /// Drops the page cache that is charged to a group without members. A page is charged to the first group that
-    /// accesses it, and another group cannot release it.
+    /// Drops the page cache that is charged to this group, while it has no processes. A page is charged to the first
+    /// group that accesses it, and another group cannot release it.
     pub fn drop_page_cache(&self) {
-        let used = || self.memory().usage().unwrap_or(0).to_string();
-        // The kernel refuses to release pages that others use. They remain, which is fine.
-        let _ = if self.version == Version::One {
-            fs::write(self.memory.join("memory.force_empty"), "0")
-        } else {
-            fs::write(self.memory.join("memory.reclaim"), used())
+        let (name, bytes) = match self.version {
+            Version::One => ("memory.force_empty", 0),
+            Version::Two => ("memory.reclaim", self.memory().usage().unwrap_or(0)),
         };
+        // The kernel refuses to release pages that others use. They remain, which is fine.
+        let _ = fs::write(self.memory.join(name), bytes.to_string());
     }
 
     fn folders(&self) -> Vec<&PathBuf> {
-        let mut folders: Vec<&PathBuf> =
-            [&self.memory, &self.disk].into_iter().chain(self.cpu.as_ref()).collect();
+        let mut folders: Vec<_> = [&self.memory, &self.disk].into_iter().chain(&self.cpu).collect();
         folders.dedup();
         folders
     }
@@ -220,22 +205,13 @@ impl Group {
         self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
-    /// Returns the bytes that the members have read from the disk, by the throttle counter.
-    pub fn bytes_read(&self) -> Option<u64> {
-        self.throttle_counter().bytes_read()
-    }
-
-    /// Returns the counter of the bytes that pass the disk throttle.
+    /// Returns the counter of the bytes that pass the disk throttle of the group.
     pub fn throttle_counter(&self) -> ThrottleCounter {
-        let name = match self.version {
+        let file = self.disk.join(match self.version {
             Version::One => "blkio.throttle.io_service_bytes",
             Version::Two => "io.stat",
-        };
-        ThrottleCounter {
-            file: self.disk.join(name),
-            version: self.version,
-            disk_device: self.disk_device.clone(),
-        }
+        });
+        ThrottleCounter { file, version: self.version, disk_device: self.disk_device.clone() }
     }
 
     /// Returns the memory statistics of the group.
@@ -244,7 +220,7 @@ impl Group {
     }
 }
 
-/// The counter of the bytes that pass the disk throttle of a group. In version 1 it stays zero if no limit is set.
+/// The counter of the bytes that pass the disk throttle of a group; in version 1 it is zero without a limit.
 #[derive(Debug, Clone)]
 pub struct ThrottleCounter {
     file: PathBuf,
@@ -268,15 +244,17 @@ impl ThrottleCounter {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        kill_members(&self.memory);
-        for folder in self.folders() {
-            remove_group(folder);
-        }
+        self.folders().into_iter().for_each(|folder| remove_group(folder));
     }
 }
 
-/// Removes a group. Retries while it is busy, until its killed members have exited.
+/// Kills the members of a group and removes it. Retries while the group is busy, until its members have exited.
 fn remove_group(folder: &Path) {
+    let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
+        // SAFETY: kill takes two numbers and touches no memory of this process.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
     for _ in 0..50 {
         match fs::remove_dir(folder) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
@@ -284,14 +262,6 @@ fn remove_group(folder: &Path) {
             }
             _ => return,
         }
-    }
-}
-
-fn kill_members(group: &Path) {
-    let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
-        // SAFETY: kill takes two numbers and touches no memory of this process.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
     }
 }
 
@@ -308,11 +278,10 @@ fn disk_of(file: &Path) -> io::Result<String> {
     let device = fs::metadata(file)?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
     let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    if node.join("partition").exists() {
-        let parent = fs::canonicalize(&node)?;
-        if let Some(whole) = parent.parent() {
-            return Ok(fs::read_to_string(whole.join("dev"))?.trim().to_string());
-        }
+    if node.join("partition").exists()
+        && let Some(whole) = fs::canonicalize(&node)?.parent()
+    {
+        return Ok(fs::read_to_string(whole.join("dev"))?.trim().to_string());
     }
     Ok(format!("{major}:{minor}"))
 }
@@ -326,89 +295,84 @@ mod tests {
         fs::write(path, "").unwrap();
     }
 
+    /// Creates a folder with these empty files, to test both versions: this machine has only one of them mounted.
+    fn tree(files: &[&str]) -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        for file in files {
+            touch(&tree.path().join(file));
+        }
+        tree
+    }
+
+    fn read(folder: &Path, name: &str) -> String {
+        fs::read_to_string(folder.join(name)).unwrap()
+    }
+
+    fn limits(memory: Bytes, disk_read: f64) -> DeviceLimits {
+        DeviceLimits { memory: Some(memory), disk_read: Some(BytesPerSecond(disk_read)), cpu: None }
+    }
+
     #[test]
     fn version_two_limits_are_written_to_the_files_of_the_kernel() {
-        // This machine may only have version 1, so a folder replaces the mounted tree.
-        let tree = tempfile::tempdir().unwrap();
-        touch(&tree.path().join("cgroup.controllers"));
+        let tree = tree(&["cgroup.controllers"]);
         let groups = Groups::find(tree.path()).unwrap();
-        let limits = DeviceLimits {
-            memory: Some(Bytes::mib(100)),
-            disk_read: Some(BytesPerSecond(200e6)),
-            ..DeviceLimits::default()
-        };
-        let group = groups.create(1, tree.path(), limits).unwrap();
-        let read = |name: &str| fs::read_to_string(group.memory.join(name)).unwrap();
-        assert_eq!(read("memory.max"), "104857600");
-        assert_eq!(read("memory.swap.max"), "0");
-        assert!(read("io.max").ends_with(" rbps=200000000"));
+        let group = groups.create(1, tree.path(), limits(Bytes::mib(100), 200e6)).unwrap();
+        assert_eq!(read(&group.memory, "memory.max"), "104857600");
+        assert_eq!(read(&group.memory, "memory.swap.max"), "0");
+        assert!(read(&group.memory, "io.max").ends_with(" rbps=200000000"));
         // A plain file keeps only the last value that was written to it.
-        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+io");
-        let device = &group.disk_device;
-        let stat = format!("9:9 rbytes=7 wbytes=0\n{device} rbytes=4096 wbytes=1 rios=1\n");
+        assert_eq!(read(tree.path(), "cgroup.subtree_control"), "+io");
+        let stat = format!("9:9 rbytes=7 wbytes=0\n{} rbytes=4096 wbytes=1 rios=1\n", group.disk_device);
         fs::write(group.memory.join("io.stat"), stat).unwrap();
-        assert_eq!(group.bytes_read(), Some(4096));
+        assert_eq!(group.throttle_counter().bytes_read(), Some(4096));
         fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
-        fs::write(group.memory.join("memory.stat"), "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n")
-            .unwrap();
+        let stat = "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n";
+        fs::write(group.memory.join("memory.stat"), stat).unwrap();
         assert_eq!(group.memory().unreclaimable_bytes(), Some(300));
     }
 
     #[test]
     fn version_one_limits_are_written_to_the_files_of_the_kernel() {
-        let tree = tempfile::tempdir().unwrap();
-        touch(&tree.path().join("memory/cgroup.procs"));
+        let tree = tree(&["memory/cgroup.procs"]);
         assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
         touch(&tree.path().join("blkio/cgroup.procs"));
         let groups = Groups::find(tree.path()).unwrap();
-        let limits = DeviceLimits {
-            memory: Some(Bytes::mib(1)),
-            disk_read: Some(BytesPerSecond(1e6)),
-            ..DeviceLimits::default()
-        };
+        let limits = limits(Bytes::mib(1), 1e6);
         let group = groups.create(1, tree.path(), limits).unwrap();
         touch(&group.memory.join("memory.memsw.limit_in_bytes"));
         group.set_limits(limits).unwrap();
-        let with_swap = fs::read_to_string(group.memory.join("memory.memsw.limit_in_bytes")).unwrap();
-        assert_eq!(with_swap, "1048576");
+        assert_eq!(read(&group.memory, "memory.memsw.limit_in_bytes"), "1048576");
         assert!(!groups.has_other_labs(), "only this process has groups");
         touch(&tree.path().join("memory/hearth-lab-1-0/cgroup.procs"));
         assert!(groups.has_other_labs(), "process 1 always runs");
-        assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
-        let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
-        assert!(throttle.ends_with(" 1000000"));
+        assert_eq!(read(&group.memory, "memory.limit_in_bytes"), "1048576");
+        assert!(read(&group.disk, "blkio.throttle.read_bps_device").ends_with(" 1000000"));
         assert_eq!(group.procs_files().len(), 2);
     }
 
     #[test]
     fn cpu_quota_is_set_and_removed_in_both_versions() {
-        let tree = tempfile::tempdir().unwrap();
-        touch(&tree.path().join("cgroup.controllers"));
         let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
-        let second = Groups::find(tree.path()).unwrap();
-        let group = second.create(1, tree.path(), half).unwrap();
-        let max = || fs::read_to_string(group.memory.join("cpu.max")).unwrap();
-        assert_eq!(max(), "5000 10000");
-        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+cpu");
+        let second = tree(&["cgroup.controllers"]);
+        let groups = Groups::find(second.path()).unwrap();
+        let group = groups.create(1, second.path(), half).unwrap();
+        assert_eq!(read(&group.memory, "cpu.max"), "5000 10000");
+        assert_eq!(read(second.path(), "cgroup.subtree_control"), "+cpu");
         group.set_cpu_quota(None).unwrap();
-        assert_eq!(max(), "max 10000");
-        let free = second.create(2, tree.path(), DeviceLimits::default()).unwrap();
+        assert_eq!(read(&group.memory, "cpu.max"), "max 10000");
+        let free = groups.create(2, second.path(), DeviceLimits::default()).unwrap();
         assert!(free.set_cpu_quota(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
 
-        let tree = tempfile::tempdir().unwrap();
-        for name in ["memory", "blkio"] {
-            touch(&tree.path().join(name).join("cgroup.procs"));
-        }
-        let first = || Groups::find(tree.path()).unwrap();
-        let refused = first().create(1, tree.path(), half).unwrap_err().to_string();
+        let first = tree(&["memory/cgroup.procs", "blkio/cgroup.procs"]);
+        let create = || Groups::find(first.path()).unwrap().create(1, first.path(), half);
+        let refused = create().unwrap_err().to_string();
         assert!(refused.contains("processor time"), "{refused}");
-        touch(&tree.path().join("cpu/cgroup.procs"));
-        let group = first().create(1, tree.path(), half).unwrap();
+        touch(&first.path().join("cpu/cgroup.procs"));
+        let group = create().unwrap();
         let folder = group.cpu.clone().unwrap();
-        let quota = || fs::read_to_string(folder.join("cpu.cfs_quota_us")).unwrap();
-        assert_eq!(fs::read_to_string(folder.join("cpu.cfs_period_us")).unwrap(), "10000");
-        assert_eq!((quota().as_str(), group.procs_files().len()), ("5000", 3));
+        assert_eq!(read(&folder, "cpu.cfs_period_us"), "10000");
+        assert_eq!((read(&folder, "cpu.cfs_quota_us").as_str(), group.procs_files().len()), ("5000", 3));
         group.set_cpu_quota(None).unwrap();
-        assert_eq!(quota(), "-1");
+        assert_eq!(read(&folder, "cpu.cfs_quota_us"), "-1");
     }
 }

@@ -29,7 +29,6 @@ fn owner(name: &std::ffi::OsStr) -> Option<u32> {
     name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
 
-/// Whether a process has exited.
 fn has_exited(process: u32) -> bool {
     !std::path::Path::new(&format!("/proc/{process}")).exists()
 }
@@ -65,16 +64,16 @@ impl LabError {
 
     /// Returns a hint on how to fix the error, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
-        match self {
+        Some(match self {
             LabError::NoGroups { .. } => {
-                Some("run as root on Linux with control groups, or remove the device's `limits`")
+                "run as root on Linux with control groups, or remove the device's `limits`"
             }
-            LabError::Limit { .. } => Some("a parent control group may have a lower limit"),
+            LabError::Limit { .. } => "a parent control group may have a lower limit",
             LabError::Copy { .. } => {
-                Some("each device needs its own copy: free some space, or set another folder with --scratch")
+                "each device needs its own copy: free some space, or set another folder with --scratch"
             }
-            LabError::Cache { .. } => Some("use a file that exists and is readable"),
-            LabError::Process { .. } => None,
-        }
+            LabError::Cache { .. } => "use a file that exists and is readable",
+            LabError::Process { .. } => return None,
+        })
     }
 }

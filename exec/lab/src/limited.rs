@@ -3,9 +3,8 @@
 //! The command runs in its own control group, whose counters this process samples. A second process in the same group
 //! can allocate memory for some time (a [`MemoryHog`]), to measure the command under memory pressure.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -14,20 +13,17 @@ use hearth_profiles::Bytes;
 use serde::Serialize;
 
 use super::copies::{drop_cache, resident_bytes};
-use super::process::command_in_group;
+use super::process::{command_in_group, read_all, spawn};
 use super::{DeviceLimits, Group, Groups, LabError};
 use hearth_runtime::clock::wall_nanos;
 
-/// The interval between two samples of the counters.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Another program on the same device that allocates memory and frees it after some time, or when its standard input
-/// is closed.
+/// Another program that allocates memory, and frees it after some time or when its standard input is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
     /// A program that first calls [`MemoryHog::run_if_requested`] with its arguments.
     pub program: PathBuf,
-    /// Bytes to allocate.
     pub memory: Bytes,
     /// Time from the start of the program to the allocation.
     pub delay: Duration,
@@ -49,36 +45,33 @@ impl MemoryHog {
     pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, numbers @ ..] = arguments else { return false };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
-        let (MEMORY_HOG_FLAG, &[bytes, delay, duration]) = (first.as_str(), numbers.as_slice()) else {
-            return false;
-        };
-        // The parent holds the other end of standard input, which is closed when the parent exits.
+        let (MEMORY_HOG_FLAG, [bytes, delay, duration]) = (&first[..], &numbers[..]) else { return false };
+        // The parent has the other end of standard input, which is closed when the parent exits.
         let (closed_tx, closed_rx) = mpsc::channel::<()>();
         std::thread::spawn(move || {
-            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-            drop(closed_tx);
+            let _closed_tx = closed_tx;
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
         });
-        let wait =
-            |ms: u64| closed_rx.recv_timeout(Duration::from_millis(ms)) == Err(RecvTimeoutError::Timeout);
-        if wait(delay) {
+        let timeout = Err(RecvTimeoutError::Timeout);
+        let wait = |ms: u64| closed_rx.recv_timeout(Duration::from_millis(ms)) == timeout;
+        if wait(*delay) {
             // Written, not only reserved, so that every page is charged.
-            let memory = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
-            wait(duration);
+            let memory = vec![1u8; usize::try_from(*bytes).unwrap_or(0)];
+            wait(*duration);
             std::hint::black_box(&memory);
         }
         true
     }
 }
 
-/// Another program on the same device that keeps processors busy until its standard input is closed.
+/// Another program that keeps processors busy until its standard input is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuHog {
-    /// Number of busy threads.
     pub threads: u32,
 }
 
 /// The first argument of a program that runs as a [`CpuHog`].
-pub const CPU_HOG_FLAG: &str = "--be-busy";
+const CPU_HOG_FLAG: &str = "--be-busy";
 
 impl CpuHog {
     /// Returns the arguments of the program, which must first call [`CpuHog::run_if_requested`] with them.
@@ -90,22 +83,19 @@ impl CpuHog {
     pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, threads] = arguments else { return false };
         let (CPU_HOG_FLAG, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
-        let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let spinners: Vec<_> = (0..threads)
-            .map(|_| {
-                let stop = stop.clone();
-                std::thread::spawn(move || {
-                    while !stop.load(Ordering::Relaxed) {
-                        std::hint::spin_loop();
-                    }
-                })
-            })
-            .collect();
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        stop.store(true, Ordering::Relaxed);
-        for spinner in spinners {
-            let _ = spinner.join();
-        }
+        let stop = AtomicBool::new(false);
+        let spin = || {
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut started = (0..threads).map(|_| std::thread::Builder::new().spawn_scoped(scope, spin));
+            if started.all(|thread| thread.is_ok()) {
+                let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
         true
     }
 }
@@ -113,12 +103,10 @@ impl CpuHog {
 /// The limits and conditions under which a command runs.
 #[derive(Debug, Clone)]
 pub struct LimitedCommand {
-    /// The limits of the command.
     pub limits: DeviceLimits,
     /// Files that are dropped from the page cache first. The limited disk is that of the first file, or of the
     /// current folder if there is none.
     pub files: Vec<PathBuf>,
-    /// Another program in the same control group.
     pub hog: Option<MemoryHog>,
     /// Maximum duration of the command, after which it is killed.
     pub deadline: Duration,
@@ -129,8 +117,7 @@ pub struct LimitedCommand {
 pub struct CommandUsage {
     /// Duration of the command in seconds.
     pub seconds: f64,
-    /// Bytes of its files that were in memory when it started, although the files had been dropped from the page
-    /// cache.
+    /// Bytes of the command's files in the page cache when it started, although the cache had just been dropped.
     pub resident_before: u64,
     /// Bytes read from the disk, by the counter of the throttle; absent without a throttle.
     pub bytes_read: Option<u64>,
@@ -162,29 +149,22 @@ impl LimitedCommand {
         let mut command = command_in_group(Some(&group), program, arguments);
         command.stdin(Stdio::null()).stdout(if capture { Stdio::piped() } else { Stdio::inherit() });
         let start = wall_nanos();
-        let mut process = spawn(&mut command, program)?;
-        let output = process.stdout.take().map(|mut out| {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                let _ = out.read_to_string(&mut text);
-                text
-            })
-        });
+        let mut process = spawn(&mut command, &program.display().to_string())?;
+        let output = process.stdout.take().map(read_all);
         let mut hog = self.hog.as_ref().map(|hog| {
             let mut command = command_in_group(Some(&group), &hog.program, &hog.arguments());
-            spawn(command.stdin(Stdio::piped()), &hog.program)
+            spawn(command.stdin(Stdio::piped()), &hog.program.display().to_string())
         });
         let (status, peak) = watch(&mut process, &group, start + self.deadline.as_nanos() as u64);
         let seconds = (wall_nanos() - start) as f64 * 1e-9;
         if let Some(Ok(hog)) = &mut hog {
-            let _ = hog.kill();
-            let _ = hog.wait();
+            kill(hog);
         }
-        let (memory, bytes_read) = (group.memory(), group.bytes_read());
+        let memory = group.memory();
         let usage = CommandUsage {
             seconds,
             resident_before,
-            bytes_read: bytes_read.filter(|_| self.limits.disk_read.is_some()),
+            bytes_read: self.limits.disk_read.and_then(|_| group.throttle_counter().bytes_read()),
             peak_unreclaimable: peak,
             refaults: memory.refaulted_bytes().unwrap_or(0),
             oom_kills: memory.oom_kills().unwrap_or(0),
@@ -196,9 +176,9 @@ impl LimitedCommand {
     }
 }
 
-/// Samples the memory of a group until the process exits. Kills it at `deadline`, in nanoseconds of the clock.
-/// Returns its exit status, unless it was killed, and the maximum of the unreclaimable bytes.
-fn watch(process: &mut std::process::Child, group: &Group, deadline: u64) -> (Option<ExitStatus>, u64) {
+/// Samples the memory of a group until the process exits or is killed at `deadline`, in nanoseconds of the clock.
+/// Returns the exit status, unless it was killed, and the maximum of the unreclaimable bytes.
+fn watch(process: &mut Child, group: &Group, deadline: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {
         peak = peak.max(group.memory().unreclaimable_bytes().unwrap_or(0));
@@ -206,20 +186,16 @@ fn watch(process: &mut std::process::Child, group: &Group, deadline: u64) -> (Op
             Ok(None) if wall_nanos() < deadline => std::thread::sleep(POLL_INTERVAL),
             Ok(Some(status)) => return (Some(status), peak),
             _ => {
-                let _ = process.kill();
-                let _ = process.wait();
+                kill(process);
                 return (None, peak);
             }
         }
     }
 }
 
-fn spawn(command: &mut Command, program: &Path) -> Result<std::process::Child, LabError> {
-    command.spawn().map_err(|error| LabError::Process {
-        name: program.display().to_string(),
-        what: "cannot be started",
-        why: error.to_string(),
-    })
+fn kill(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
 }
 
 #[cfg(test)]
@@ -227,19 +203,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_hog_runs_only_with_its_arguments() {
-        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
-        assert!(!MemoryHog::run_if_requested(&words("--memory-mib 5 0 0")));
-        assert!(!MemoryHog::run_if_requested(&words("--be-a-hog 5 soon 0")));
-        assert!(!MemoryHog::run_if_requested(&[]));
-        assert!(MemoryHog::run_if_requested(&words("--be-a-hog 5000 0 0")));
-    }
-
-    #[test]
-    fn cpu_hog_runs_only_with_its_arguments() {
-        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
-        for other in ["--be-busy", "--be-busy many", "--be-busy 1 2", "--be-a-hog 1"] {
-            assert!(!CpuHog::run_if_requested(&words(other)), "{other}");
+    fn hogs_run_only_with_their_arguments() {
+        for (arguments, is_memory_hog) in [
+            ("", false),
+            ("--memory-mib 5 0 0", false),
+            ("--be-a-hog 5 soon 0", false),
+            ("--be-a-hog 5000 0 0", true),
+            ("--be-a-hog 1", false),
+            ("--be-busy", false),
+            ("--be-busy many", false),
+            ("--be-busy 1 2", false),
+        ] {
+            let words: Vec<String> = arguments.split_whitespace().map(String::from).collect();
+            assert_eq!(MemoryHog::run_if_requested(&words), is_memory_hog, "{arguments}");
+            assert!(!CpuHog::run_if_requested(&words), "{arguments}");
         }
         assert_eq!(CpuHog { threads: 3 }.arguments(), ["--be-busy", "3"]);
     }
@@ -249,30 +226,19 @@ mod tests {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, vec![7u8; 3 << 20]).unwrap();
-        let limits = DeviceLimits {
-            memory: Some(Bytes::mib(64)),
-            disk_read: Some(hearth_profiles::BytesPerSecond(100e6)),
-            ..DeviceLimits::default()
-        };
-        let limited = LimitedCommand {
-            limits,
-            files: vec![file.clone()],
-            hog: None,
-            deadline: Duration::from_secs(30),
-        };
-        let run = limited.run(Path::new("/bin/cat"), &[file.display().to_string()], true);
-        let usage = match run {
+        let disk_read = Some(hearth_profiles::BytesPerSecond(100e6));
+        let limits = DeviceLimits { memory: Some(Bytes::mib(64)), disk_read, cpu: None };
+        let (files, deadline) = (vec![file.clone()], Duration::from_secs(30));
+        let limited = LimitedCommand { limits, files, hog: None, deadline };
+        let skip = |why: String| eprintln!("SKIPPED command_is_measured_within_its_limits: {why}");
+        let usage = match limited.run(Path::new("/bin/cat"), &[file.display().to_string()], true) {
             Ok(usage) => usage,
-            Err(error) => {
-                eprintln!("SKIPPED command_is_measured_within_its_limits: {error}");
-                return;
-            }
+            Err(error) => return skip(error.to_string()),
         };
         assert!(usage.status.is_some_and(|status| status.success()), "{usage:?}");
         assert_eq!(usage.output.len(), 3 << 20);
         if usage.resident_before > 0 || usage.bytes_read == Some(0) {
-            eprintln!("SKIPPED command_is_measured_within_its_limits: this folder is not on a disk");
-            return;
+            return skip("this folder is not on a disk".into());
         }
         let read = usage.bytes_read.unwrap();
         // The bytes may include those of the program itself.

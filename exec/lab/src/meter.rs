@@ -1,27 +1,24 @@
 //! Measures the bytes that each device reads per token, with the counter of its disk throttle.
 //!
 //! The executor counts the bytes that its process reads, and the kernel counts the bytes that pass the throttle. The
-//! two counters are independent, so that one can be checked against the other. A thread samples the throttle counters
-//! frequently. This process records the time of each token, which relates its clock to that of the trace. The
-//! throttle counters are then interpolated at the times of the trace's readings, so that both counters cover the same
-//! interval. This matters because a device that reads ahead continues to read after it has sent its activations.
+//! two counters are independent, so that one can be checked against the other. A thread samples the throttle
+//! counters. The times of the tokens relate this process's clock to that of the trace. The throttle counters are
+//! interpolated at the times of the trace's readings, because a device that reads ahead continues to read after it has
+//! sent its activations.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Reading;
+use hearth_schema::trace::{Counter, Kind, Reading};
 use serde::{Deserialize, Serialize};
 
 use super::{Group, ThrottleCounter};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::memory::GroupMemory;
 
-/// Maximum relative difference between the two counters for which there is no warning.
+/// Maximum relative difference of the bytes in the trace from the throttle counter for which there is no warning.
 pub const COUNTER_TOLERANCE: f64 = 0.05;
 /// Minimum difference in bytes per token for a warning: pages of the program itself are a large part of smaller
 /// differences.
@@ -35,31 +32,30 @@ const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct WatchedDevice<'g> {
     pub name: String,
-    /// Its control group, if it has one.
     pub group: Option<&'g Group>,
-    /// Whether the disk reads of its group are throttled. Without a throttle, the kernel does not count the bytes
-    /// read.
+    /// Whether the disk reads of its group are throttled. The kernel does not count other reads.
     pub is_throttled: bool,
     /// Bytes of its copy of the model that are in the page cache before the run.
     pub resident_before: u64,
 }
 
-/// A time in nanoseconds, and the throttle counter of every device at this time.
+/// A time in nanoseconds, and the throttle counters of all devices at this time.
 type Sample = (u64, Vec<u64>);
 
 /// Samples the counters of all devices of a lab until it is finished or dropped.
 #[derive(Debug)]
 pub struct Meter<'g> {
-    /// The devices in ring order.
     devices: Vec<WatchedDevice<'g>>,
-    /// For each device, the refaults and OOM kills before the run.
+    /// The refaults and OOM kills of each device before the run.
     before: Vec<(u64, u64)>,
-    /// For each device, the maximum of the sampled unreclaimable bytes.
+    /// The maximum of the sampled unreclaimable bytes of each device.
     peaks: Vec<u64>,
     next_memory_sample: u64,
     /// The times of the generated tokens, in nanoseconds of this process's clock.
     token_times: Vec<u64>,
-    sampler: Sampler,
+    /// Samples the throttle counters until the channel is closed.
+    sampler: JoinHandle<Vec<Sample>>,
+    stop_sampler: mpsc::Sender<()>,
 }
 
 /// The measurements of one device.
@@ -86,18 +82,18 @@ impl<'g> Meter<'g> {
     /// Starts to sample the counters of these devices, which are in ring order.
     pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
         let count = |device: &WatchedDevice| {
-            let memory = device.group.map(Group::memory);
-            let read =
-                |number: fn(&GroupMemory) -> Option<u64>| memory.as_ref().and_then(number).unwrap_or(0);
-            (read(GroupMemory::refaulted_bytes), read(GroupMemory::oom_kills))
+            let Some(memory) = device.group.map(Group::memory) else { return (0, 0) };
+            (memory.refaulted_bytes().unwrap_or(0), memory.oom_kills().unwrap_or(0))
         };
         let before = devices.iter().map(count).collect();
         let throttle = |device: &WatchedDevice| {
             device.group.filter(|_| device.is_throttled).map(Group::throttle_counter)
         };
-        let sampler = Sampler::start(devices.iter().map(throttle).collect());
-        let peaks = vec![0; devices.len()];
-        Self { devices, before, peaks, next_memory_sample: 0, token_times: Vec::new(), sampler }
+        let throttles: Vec<_> = devices.iter().map(throttle).collect();
+        let (stop_sampler, stopped) = mpsc::channel();
+        let sampler = std::thread::spawn(move || sample(&throttles, &stopped));
+        let (peaks, token_times) = (vec![0; devices.len()], Vec::new());
+        Self { devices, before, peaks, next_memory_sample: 0, token_times, sampler, stop_sampler }
     }
 
     /// Records the time of a generated token, and samples the memory of all devices if the last sample is old enough.
@@ -109,48 +105,47 @@ impl<'g> Meter<'g> {
         }
         self.next_memory_sample = now + MEMORY_INTERVAL_NS;
         for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
-            let now = device.group.and_then(|group| group.memory().unreclaimable_bytes());
-            *peak = (*peak).max(now.unwrap_or(0));
+            let bytes = device.group.and_then(|group| group.memory().unreclaimable_bytes());
+            *peak = (*peak).max(bytes.unwrap_or(0));
         }
     }
 
     /// Stops sampling and returns the measurements of each device. `trace` is the trace of the same run.
     pub fn finish(self, trace: &Trace) -> Vec<DeviceUsage> {
         let offset = clock_offset(trace, &self.token_times);
-        let samples = self.sampler.finish();
-        let mut usages = Vec::new();
-        for (place, device) in self.devices.iter().enumerate() {
+        drop(self.stop_sampler);
+        let samples = self.sampler.join().unwrap_or_default();
+        let usage = |(index, device): (usize, &WatchedDevice)| {
             let memory = device.group.map(Group::memory);
             let since = |number: fn(&GroupMemory) -> Option<u64>, before: u64| {
                 Some(number(memory.as_ref()?)?.saturating_sub(before))
             };
-            let interval = measured_interval(trace, place as u16);
+            let interval = measured_interval(trace, index as u16);
             let throttle = interval.zip(offset).map(|((from, to, tokens), offset)| {
-                let at = |reading: &Reading| {
-                    interpolate(&samples, place, reading.at.saturating_add_signed(offset))
-                };
-                (at(to) - at(from)) / f64::from(tokens)
+                let bytes = |at: u64| interpolate(&samples, index, at.saturating_add_signed(offset));
+                (bytes(to.at) - bytes(from.at)) / f64::from(tokens)
             });
             let trace = interval.map_or(0.0, |(from, to, tokens)| {
                 to.value.saturating_sub(from.value) as f64 / f64::from(tokens)
             });
-            usages.push(DeviceUsage {
+            DeviceUsage {
                 name: device.name.clone(),
                 memory_limit: memory.as_ref().and_then(GroupMemory::limit),
                 resident_before: device.resident_before,
                 throttle_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
                 trace_bytes_per_token: trace,
-                peak_unreclaimable: memory.as_ref().map(|_| self.peaks[place]),
-                refaults: since(GroupMemory::refaulted_bytes, self.before[place].0),
-                oom_kills: since(GroupMemory::oom_kills, self.before[place].1),
-            });
-        }
-        usages
+                peak_unreclaimable: memory.as_ref().map(|_| self.peaks[index]),
+                refaults: since(GroupMemory::refaulted_bytes, self.before[index].0),
+                oom_kills: since(GroupMemory::oom_kills, self.before[index].1),
+            }
+        };
+        self.devices.iter().enumerate().map(usage).collect()
     }
 }
 
 impl DeviceUsage {
-    /// Returns the relative difference of the trace's counter from the throttle counter, if it exceeds the tolerance.
+    /// Returns the relative difference (trace - throttle) / throttle of the two counters, if it exceeds the
+    /// tolerance.
     pub fn counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();
@@ -182,9 +177,9 @@ fn measured_interval(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, 
 }
 
 /// Returns a throttle counter at time `at`, in bytes, interpolated linearly between samples.
-fn interpolate(samples: &[Sample], place: usize, at: u64) -> f64 {
+fn interpolate(samples: &[Sample], device: usize, at: u64) -> f64 {
     let after = samples.partition_point(|(time, _)| *time <= at);
-    let value = |index: usize| samples.get(index).map(|(time, bytes)| (*time as f64, bytes[place] as f64));
+    let value = |index: usize| samples.get(index).map(|(time, bytes)| (*time as f64, bytes[device] as f64));
     match (after.checked_sub(1).and_then(value), value(after)) {
         (Some((from, low)), Some((to, high))) => low + (high - low) * (at as f64 - from) / (to - from),
         (Some((_, bytes)), None) | (None, Some((_, bytes))) => bytes,
@@ -192,44 +187,18 @@ fn interpolate(samples: &[Sample], place: usize, at: u64) -> f64 {
     }
 }
 
-/// The thread that samples the throttle counters.
-#[derive(Debug)]
-struct Sampler {
-    samples: Arc<Mutex<Vec<Sample>>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Sampler {
-    fn start(throttles: Vec<Option<ThrottleCounter>>) -> Self {
-        let (samples, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
-        let (sample_sink, stopped) = (samples.clone(), stop.clone());
-        let any = throttles.iter().any(Option::is_some);
-        let thread = std::thread::spawn(move || {
-            while any && !stopped.load(Ordering::Relaxed) {
-                let bytes = |throttle: &Option<ThrottleCounter>| {
-                    throttle.as_ref().and_then(ThrottleCounter::bytes_read).unwrap_or(0)
-                };
-                let counts = throttles.iter().map(bytes).collect();
-                sample_sink.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));
-                std::thread::sleep(SAMPLE_INTERVAL);
-            }
-        });
-        Self { samples, stop, thread: Some(thread) }
-    }
-
-    fn finish(self) -> Vec<Sample> {
-        std::mem::take(&mut *self.samples.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Samples the throttle counters until `stopped` is closed. Takes no samples without a throttle.
+fn sample(throttles: &[Option<ThrottleCounter>], stopped: &mpsc::Receiver<()>) -> Vec<Sample> {
+    let bytes = |throttle: &Option<ThrottleCounter>| throttle.as_ref().and_then(ThrottleCounter::bytes_read);
+    let mut samples = Vec::new();
+    while throttles.iter().any(Option::is_some) {
+        let counts = throttles.iter().map(|throttle| bytes(throttle).unwrap_or(0)).collect();
+        samples.push((wall_nanos(), counts));
+        if stopped.recv_timeout(SAMPLE_INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
+            break;
         }
     }
+    samples
 }
 
 #[cfg(test)]

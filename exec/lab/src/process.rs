@@ -1,14 +1,15 @@
 //! The process of a device: starts it inside its control groups, reads its output, and kills it.
 //!
 //! A shell joins the groups and then executes the program, so that all pages of the program are counted. The program
-//! exits when its standard input is closed. The lab holds the other end of that pipe, so no device outlives the lab,
+//! exits when its standard input is closed. The lab has the other end of that pipe, so no device outlives the lab,
 //! even if the lab is killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Group, LabError};
@@ -17,23 +18,20 @@ use super::{Group, LabError};
 #[derive(Debug)]
 pub struct DeviceProcess {
     name: String,
-    process: std::process::Child,
+    process: Child,
     lines: mpsc::Receiver<String>,
-    errors: Option<std::thread::JoinHandle<String>>,
+    errors: Option<JoinHandle<String>>,
 }
 
-/// A handle that freezes the process of a device. It must only be used while the [`DeviceProcess`] exists, because
-/// the process ID is reused later.
+/// Freezes the process of a device. Invalid after the [`DeviceProcess`] is dropped: its ID may be reused.
 #[derive(Debug, Clone, Copy)]
-pub struct ProcessStopper {
-    process: u32,
-}
+pub struct ProcessStopper(libc::pid_t);
 
 impl ProcessStopper {
     /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections remain open.
     pub fn stop(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
-        unsafe { libc::kill(self.process as libc::pid_t, libc::SIGSTOP) };
+        unsafe { libc::kill(self.0, libc::SIGSTOP) };
     }
 }
 
@@ -43,15 +41,15 @@ const JOIN_SCRIPT: &str =
 
 /// Returns the indices of the processors that this process is allowed to run on.
 pub fn processors() -> Vec<u32> {
-    // SAFETY: the set is a plain bit mask, zero is a valid one, and the call only fills it.
+    // SAFETY: zero is a valid set, and the call only fills it. After an error it is still empty.
     let allowed = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0;
-        if failed { None } else { Some(allowed) }
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
+        allowed
     };
     // SAFETY: the number is below the size of the set.
-    let has = |set: &libc::cpu_set_t, cpu: u32| unsafe { libc::CPU_ISSET(cpu as usize, set) };
-    allowed.map_or(Vec::new(), |set| (0..libc::CPU_SETSIZE as u32).filter(|&cpu| has(&set, cpu)).collect())
+    let is_allowed = |cpu: &u32| unsafe { libc::CPU_ISSET(*cpu as usize, &allowed) };
+    (0..libc::CPU_SETSIZE as u32).filter(is_allowed).collect()
 }
 
 /// Pins the process of a command to these processors. Does nothing if the list is empty.
@@ -59,14 +57,12 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
     if processors.is_empty() {
         return;
     }
-    // SAFETY: zero is a valid set, and indices beyond its size are filtered out.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &cpu in processors.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
-            libc::CPU_SET(cpu as usize, &mut set);
-        }
-        set
-    };
+    // SAFETY: zero is a valid set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in processors.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
+        // SAFETY: the number is below the size of the set.
+        unsafe { libc::CPU_SET(cpu as usize, &mut set) };
+    }
     let restrict = move || {
         // SAFETY: the call reads the set, which the closure owns.
         let failed = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } != 0;
@@ -79,9 +75,8 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
 /// The control group that a device's process joins and the processors that it runs on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Placement<'a> {
-    /// The control group, if the device has one.
     pub group: Option<&'a Group>,
-    /// The processors that it is allowed to run on; empty for all.
+    /// The processors that the process is allowed to run on; empty for all.
     pub processors: &'a [u32],
 }
 
@@ -93,6 +88,24 @@ pub(super) fn command_in_group(group: Option<&Group>, program: &Path, arguments:
     command
 }
 
+/// Starts the process of a command. `name` is the device or the program in the error.
+pub(super) fn spawn(command: &mut Command, name: &str) -> Result<Child, LabError> {
+    command.spawn().map_err(|error| LabError::Process {
+        name: name.into(),
+        what: "cannot be started",
+        why: error.to_string(),
+    })
+}
+
+/// Reads a stream to its end on another thread.
+pub(super) fn read_all(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        text
+    })
+}
+
 impl DeviceProcess {
     /// Starts `program` with `arguments` in a control group and on the processors of `placement`.
     pub fn start(
@@ -101,48 +114,31 @@ impl DeviceProcess {
         program: &Path,
         arguments: &[String],
     ) -> Result<DeviceProcess, LabError> {
-        let failed = |error: std::io::Error| LabError::Process {
-            name: name.into(),
-            what: "cannot be started",
-            why: error.to_string(),
-        };
         let mut command = command_in_group(placement.group, program, arguments);
         set_affinity(&mut command, placement.processors);
         // The ring of the lab is on one machine and is measured without encryption.
         command.env_remove(hearth_ring::KEY_VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().map_err(failed)?;
+        let mut process = spawn(&mut command, name)?;
         let (sender, lines) = mpsc::channel();
         if let Some(out) = process.stdout.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(out).lines().map_while(Result::ok) {
-                    if sender.send(line).is_err() {
-                        return;
-                    }
-                }
-            });
+            let mut lines = BufReader::new(out).lines().map_while(Result::ok);
+            std::thread::spawn(move || lines.try_for_each(|line| sender.send(line)));
         }
-        let errors = process.stderr.take().map(|mut err| {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                let _ = err.read_to_string(&mut text);
-                text
-            })
-        });
+        let errors = process.stderr.take().map(read_all);
         Ok(DeviceProcess { name: name.into(), process, lines, errors })
     }
 
-    /// Returns a handle that can freeze the process while another thread reads its output.
+    /// Returns a handle with which another thread can freeze the process.
     pub fn stopper(&self) -> ProcessStopper {
-        ProcessStopper { process: self.process.id() }
+        ProcessStopper(self.process.id() as libc::pid_t)
     }
 
     /// Returns the next line of the process's output. Returns an error if it prints none within `limit`, or exits.
     pub fn next_line(&mut self, limit: Duration) -> Result<String, LabError> {
         self.lines.recv_timeout(limit).map_err(|error| match error {
             mpsc::RecvTimeoutError::Timeout => {
-                let why = format!("no output within {} s", limit.as_secs());
-                LabError::Process { name: self.name.clone(), what: "does not respond", why }
+                self.error("does not respond", format!("no output within {} s", limit.as_secs()))
             }
             mpsc::RecvTimeoutError::Disconnected => self.exit_error("exited"),
         })
@@ -151,19 +147,13 @@ impl DeviceProcess {
     /// Calls `on_line` for each line of the process's output until it exits. Returns an error if it prints nothing
     /// for longer than `limit`, or exits with a failure.
     pub fn for_each_line(mut self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<(), LabError> {
-        let step = Duration::from_millis(100);
-        let mut waited = Duration::ZERO;
         loop {
-            match self.lines.recv_timeout(step) {
-                Ok(line) => {
-                    on_line(&line);
-                    waited = Duration::ZERO;
-                }
+            match self.lines.recv_timeout(limit) {
+                Ok(line) => on_line(&line),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                Err(mpsc::RecvTimeoutError::Timeout) if waited < limit => waited += step,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     let why = format!("no output for {} s", limit.as_secs());
-                    return Err(LabError::Process { name: self.name.clone(), what: "does not respond", why });
+                    return Err(self.error("does not respond", why));
                 }
             }
         }
@@ -177,22 +167,22 @@ impl DeviceProcess {
     fn exit_error(&mut self, what: &'static str) -> LabError {
         let status = self.process.wait().map_or_else(|error| error.to_string(), describe);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let why =
-            if printed.trim().is_empty() { status } else { format!("{status}\n{}", printed.trim_end()) };
+        self.error(what, format!("{status}\n{printed}").trim_end().into())
+    }
+
+    fn error(&self, what: &'static str, why: String) -> LabError {
         LabError::Process { name: self.name.clone(), what, why }
     }
 }
 
-/// Describes an exit status, with a hint if the process was killed.
 fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
-    let killed = status.signal() == Some(libc::SIGKILL);
-    let hint = if killed {
-        "; the kernel kills a process that exceeds its memory limit: increase the limit"
-    } else {
-        ""
-    };
-    format!("{status}{hint}")
+    match status.signal() {
+        Some(libc::SIGKILL) => {
+            format!("{status}; the kernel kills a process that exceeds its memory limit: increase the limit")
+        }
+        _ => status.to_string(),
+    }
 }
 
 impl Drop for DeviceProcess {

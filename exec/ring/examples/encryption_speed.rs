@@ -51,7 +51,6 @@ async fn pair<T: Transport>(transport: &T) -> Result<(T::Stream, T::Stream), Fai
     Ok((near, listener.accept().await?))
 }
 
-/// Measures the seconds for the round trip of a small frame.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
 async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;
@@ -77,7 +76,6 @@ async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
     Ok(seconds)
 }
 
-/// Measures the seconds per large frame, for many in a row.
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
 async fn one_way<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;

@@ -1,4 +1,4 @@
-//! Sends malformed connections to a worker with a key, and measures how long it takes.
+//! Sends malformed connections to a worker with a key, and measures how long the worker takes to refuse them.
 //!
 //!     cargo run --release -p hearth-ring --example unauthorized_peers [COUNT]
 //!

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 use hearth_core::schedule::ScheduleError;
 
@@ -16,84 +17,43 @@ const SAME_KEY: &str = "give both ends the same --key";
 #[derive(Debug)]
 pub enum RingError {
     /// The worker cannot be reached at this address.
-    Unreachable {
-        name: String,
-        address: String,
-        reason: String,
-    },
+    Unreachable { name: String, address: String, reason: String },
     /// Not all workers of the plan were discovered.
-    Discovery {
-        what: String,
-        hint: Option<String>,
-    },
+    Discovery { what: String, hint: Option<String> },
     /// A worker of the plan has no address.
-    NoAddress {
-        name: String,
-    },
-    CannotListen {
-        address: String,
-        reason: String,
-    },
+    NoAddress { name: String },
+    /// The address cannot be bound, or no connection can be accepted on it.
+    CannotListen { address: String, reason: String },
     /// The address can be reached from other machines, and there is no key.
-    KeyRequired {
-        address: String,
-    },
+    KeyRequired { address: String },
     /// The two ends of a connection do not have the same key, or the connection was tampered with.
-    KeyMismatch {
-        name: String,
-        reason: String,
-        hint: Option<&'static str>,
-    },
+    KeyMismatch { name: String, reason: String, hint: Option<&'static str> },
     /// The peer refused the connection or a message; `reason` is the text that it sent.
-    Refused {
-        name: String,
-        reason: String,
-    },
+    Refused { name: String, reason: String },
     /// The model of a device is not the one that the plan was made for.
-    ModelMismatch {
-        name: String,
-        expected: String,
-        found: String,
-    },
+    ModelMismatch { name: String, expected: String, found: String },
     /// A connection of a running ring ended.
-    Disconnected {
-        name: String,
-        reason: String,
-    },
+    Disconnected { name: String, reason: String },
     /// A device is lost, and the others cannot continue without it.
-    CannotRecover {
-        lost: String,
-        reason: String,
-    },
+    CannotRecover { lost: String, reason: String },
     /// Threads for the network cannot be started.
     Threads(io::Error),
     /// The run was cancelled.
     Interrupted,
     /// The folder for fetched layers cannot be used.
-    FetchFolder {
-        path: String,
-        reason: String,
-    },
+    FetchFolder { path: String, reason: String },
     /// An operation did not finish before its deadline.
-    Deadline {
-        what: String,
-        seconds: f64,
-        hint: &'static str,
-    },
+    Deadline { what: String, seconds: f64, hint: &'static str },
     /// A peer sent an unexpected or invalid message.
-    Protocol {
-        name: String,
-        what: String,
-    },
+    Protocol { name: String, what: String },
     /// The schedule rejected an event, for example activations of an unexpected round.
     Schedule(ScheduleError),
+    /// A frame cannot be read or written.
     Wire(WireError),
+    /// The layers cannot be loaded or computed.
     Compute(hearth_runtime::ExecError),
     /// The plan does not fit the model, the machine or the request.
-    Plan {
-        what: String,
-        hint: Option<String>,
-    },
+    Plan { what: String, hint: Option<String> },
 }
 
 impl RingError {
@@ -107,14 +67,27 @@ impl RingError {
         RingError::Plan { what: what.into(), hint: Some(hint.into()) }
     }
 
-    /// Converts an error of the handshake with the peer `name`. An error of the encryption becomes a
-    /// [`RingError::KeyMismatch`].
+    /// Creates the error for an address that cannot be bound, or on which no connection can be accepted.
+    pub fn cannot_listen(address: &str, error: &io::Error) -> RingError {
+        RingError::CannotListen { address: address.into(), reason: error.to_string() }
+    }
+
+    /// Creates the error for a folder or file of fetched layers that cannot be used.
+    pub fn fetch_folder(path: &Path, error: &io::Error) -> RingError {
+        RingError::FetchFolder { path: path.display().to_string(), reason: error.to_string() }
+    }
+
+    /// Creates the error for a connection that ended.
+    pub fn disconnected(name: &str, reason: impl Into<String>) -> RingError {
+        RingError::Disconnected { name: name.into(), reason: reason.into() }
+    }
+
+    /// Converts an error of the handshake with the peer `name`; one of the encryption is a [`RingError::KeyMismatch`].
     pub fn handshake(name: &str, error: &WireError) -> RingError {
-        let (name, reason) = (name.into(), error.to_string());
         if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
-            RingError::KeyMismatch { name, reason, hint: error.hint() }
+            RingError::KeyMismatch { name: name.into(), reason: error.to_string(), hint: error.hint() }
         } else {
-            RingError::Disconnected { name, reason }
+            RingError::disconnected(name, error.to_string())
         }
     }
 
@@ -180,13 +153,7 @@ impl RingError {
             RingError::FetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
-            RingError::Refused { .. }
-            | RingError::CannotRecover { .. }
-            | RingError::Threads(_)
-            | RingError::Interrupted
-            | RingError::Protocol { .. }
-            | RingError::Schedule(_)
-            | RingError::Compute(_) => return None,
+            _ => return None,
         };
         Some(fixed.into())
     }
@@ -223,7 +190,7 @@ impl From<hearth_runtime::ExecError> for RingError {
 }
 
 /// Creates the error for a peer that violated the protocol.
-pub fn protocol_error(name: &str, what: &str) -> RingError {
+pub fn protocol_error(name: &str, what: impl Into<String>) -> RingError {
     RingError::Protocol { name: name.into(), what: what.into() }
 }
 

@@ -1,13 +1,12 @@
 //! Link measurements: the latency and bandwidth to a peer, and the cost of a hop of the ring.
 //!
 //! A worker ([`crate::Worker`]) replies to a probe with a short frame, after it has read the whole probe. Half the
-//! time of a short exchange is the one-way latency. The additional time of a probe of at most [`MAX_PROBE_BYTES`]
-//! gives the bandwidth in its direction. There is a pause between exchanges, as between tokens, because a link that
-//! has just been used is faster than an idle one.
+//! time of a short exchange is the one-way latency. The additional time of a long probe (at most [`MAX_PROBE_BYTES`])
+//! gives the bandwidth. There is a pause between exchanges, as between tokens, because a link that has just been used
+//! is faster.
 //!
-//! A hop takes longer: the activations go from a compute thread to a task, over the link, to another task and to
-//! another compute thread. [`measure_hop`] sends activations around a ring of two devices on this machine, as a run
-//! does, but computes nothing.
+//! A hop takes longer: the activations also go between compute threads and tasks. [`measure_hop`] sends activations
+//! around a ring of two devices on this machine, as a run does, but computes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,33 +15,25 @@ use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::Samples;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::pass::Pass;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use crate::error::{RingError, protocol_error};
-use crate::security::EncryptedTransport;
-use crate::security::Key;
-use crate::wire::with_deadline;
-use crate::wire::{DataConnector, DataEvent, DataSink, ReceivedActivations, receive_activations};
-use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
-use crate::wire::{Listener, TcpTransport, Transport};
-use crate::wire::{open_connection, read_hello, send_welcome};
+use crate::security::{EncryptedTransport, Key};
+use crate::wire::{
+    ByteStream, DataConnector, DataEvent, DataSink, Frame, Listener, MAX_DOCUMENT_PAYLOAD, Message, Purpose,
+    ReceivedActivations, TcpTransport, Transport, WorkerFacts, bind, open_connection, read_hello,
+    receive_activations, send_welcome, with_deadline,
+};
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::profile::Links;
 
 /// Maximum size of a probe, in bytes.
 pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD;
-
 /// Size in bytes of the first long probe, whose time determines the size of the others.
 const TRIAL_BYTES: usize = 64 << 10;
-
 /// Size in bytes of the activations of one token of an 8B model: 4096 values in f32.
 const ACTIVATION_BYTES: usize = 16 << 10;
-
-/// The pause between two exchanges.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// The time limit for a peer's reply.
 const REPLY_DEADLINE: Duration = Duration::from_secs(10);
 /// The time limit between two probes on the replying side.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
@@ -50,36 +41,31 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 /// The number of exchanges and the time limit of a link measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeEffort {
-    /// Number of short exchanges.
     pub short_exchanges: usize,
     /// Maximum number of long exchanges.
     pub long_exchanges: usize,
-    /// The time limit of the long exchanges; at least one takes place.
+    /// The time limit of the long exchanges, of which there is at least one.
     pub time_limit: Duration,
 }
 
 impl ProbeEffort {
-    /// Returns [`ProbeEffort::quick`] or [`ProbeEffort::full`].
+    /// Returns [`ProbeEffort::quick`], or the full effort: two seconds on a fast link.
     pub fn of(quick: bool) -> ProbeEffort {
-        if quick { ProbeEffort::quick() } else { ProbeEffort::full() }
+        let full =
+            ProbeEffort { short_exchanges: 300, long_exchanges: 15, time_limit: Duration::from_secs(5) };
+        if quick { ProbeEffort::quick() } else { full }
     }
 
     /// Returns the quick effort: a quarter of a second on a fast link.
     pub fn quick() -> ProbeEffort {
         ProbeEffort { short_exchanges: 50, long_exchanges: 5, time_limit: Duration::from_secs(1) }
     }
-
-    /// Returns the full effort: two seconds on a fast link.
-    pub fn full() -> ProbeEffort {
-        ProbeEffort { short_exchanges: 300, long_exchanges: 15, time_limit: Duration::from_secs(5) }
-    }
 }
 
 /// The peer name for the link from this machine to itself.
 pub const LOOPBACK: &str = "loopback";
 
-/// Measures the link from this machine to itself, and the links to the workers at `addresses`. The links to workers
-/// are encrypted if there is a key.
+/// Measures the link from this machine to itself, and the links to workers, which are encrypted if there is a key.
 pub fn measure_links(
     addresses: &[String],
     key: Option<&Key>,
@@ -137,10 +123,12 @@ pub async fn measure_link<T: Transport>(
 }
 
 /// Sends a ping with a payload of `bytes`. Returns the seconds until the pong arrives.
-async fn exchange<S>(stream: &mut S, peer: &str, nonce: u64, bytes: usize) -> Result<f64, RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn exchange(
+    stream: &mut impl ByteStream,
+    peer: &str,
+    nonce: u64,
+    bytes: usize,
+) -> Result<f64, RingError> {
     let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
     let begun = wall_nanos();
     let reply = async {
@@ -160,7 +148,7 @@ pub async fn measure_link_to_self<T: Transport>(
     address: &str,
     effort: ProbeEffort,
 ) -> Result<PeerLink, RingError> {
-    let mut listener = listen(transport, address).await?;
+    let mut listener = bind(transport, address).await?;
     let here = listener.address();
     let replier = tokio::spawn(async move {
         if let Ok(mut stream) = listener.accept().await {
@@ -175,26 +163,19 @@ pub async fn measure_link_to_self<T: Transport>(
     measured
 }
 
-async fn listen<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
-    let cannot = |error: std::io::Error| RingError::CannotListen {
-        address: address.into(),
-        reason: error.to_string(),
-    };
-    transport.bind(address).await.map_err(cannot)
-}
-
 /// Measures the seconds that the activations of one token take from one compute thread to another on this machine.
 pub async fn measure_hop<T: Transport>(
     transport: &T,
     address: &str,
     effort: ProbeEffort,
 ) -> Result<Samples, RingError> {
-    let (near, far) = (listen(transport, address).await?, listen(transport, address).await?);
+    let (near, far) = (bind(transport, address).await?, bind(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
     let (far_inbox, mut far_events) = mpsc::unbounded_channel();
     let (near_inbox, far_inbox) = (sink_into(near_inbox), sink_into(far_inbox));
-    let connector = |place, sink| DataConnector { transport, session: 0, epoch: 0, place, sink };
+    let connector =
+        |device_index, sink| DataConnector { transport, session: 0, epoch: 0, device_index, sink };
     let receivers = [accept_one(near, near_inbox.clone()), accept_one(far, far_inbox.clone())];
     let to_far = connector(0, &near_inbox).connect(1, "hop", &far_address).await?;
     let to_near = connector(1, &far_inbox).connect(0, "hop", &near_address).await?;
@@ -234,20 +215,14 @@ pub async fn measure_hop<T: Transport>(
     }
 }
 
-/// Creates a sink that forwards received activations to `inbox`.
 fn sink_into(inbox: mpsc::UnboundedSender<ReceivedActivations>) -> DataSink {
     Arc::new(move |event| match event {
-        DataEvent::Activations(arrival) => inbox.send(arrival).is_ok(),
+        DataEvent::Activations(received) => inbox.send(received).is_ok(),
         DataEvent::LinkBroken(_) => false,
     })
 }
 
-/// Accepts one data connection and forwards its events to `sink`.
-fn accept_one<L>(mut listener: L, sink: DataSink) -> tokio::task::JoinHandle<()>
-where
-    L: Listener,
-    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+fn accept_one(mut listener: impl Listener, sink: DataSink) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let Ok(mut stream) = listener.accept().await else { return };
         if read_hello(&mut stream).await.is_ok()
@@ -259,21 +234,14 @@ where
 }
 
 /// Replies to every ping of a link measurement with a short pong, whatever the size of the ping.
-pub(super) async fn answer_probes<S>(mut stream: S) -> Result<(), RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<(), RingError> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let frame = with_deadline(PROBE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD))
-            .await??;
-        match frame.map(|frame| frame.message) {
-            Some(Message::Ping { nonce }) => {
-                let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
-                with_deadline(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
-            }
-            _ => return Ok(()),
-        }
+        let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD);
+        let frame = with_deadline(PROBE_DEADLINE, "a probe", read).await??;
+        let Some(Frame { message: Message::Ping { nonce }, .. }) = frame else { return Ok(()) };
+        let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
+        with_deadline(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
     }
 }
 
@@ -294,13 +262,9 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn tcp_link_is_measured() {
+    async fn links_of_tcp_and_memory_are_measured() {
         is_measured(TcpTransport, "127.0.0.1:0").await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn memory_link_is_measured() {
-        is_measured(MemoryTransport::default(), "self:0").await;
+        is_measured(MemoryTransport::default(), "localhost:0").await;
     }
 
     #[tokio::test]

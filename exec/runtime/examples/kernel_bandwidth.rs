@@ -11,7 +11,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hearth_kernels::{InstructionSet, KernelFormat};
+use hearth_kernels::InstructionSet;
+use hearth_profiles::Format;
 use hearth_profiles::measure::Kernels;
 use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
@@ -66,25 +67,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.description());
     println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for format in KernelFormat::ALL {
-        let weights = if format.format().block_len() == 1 { &plain } else { &random };
-        let row = format.row_bytes(COLUMNS).ok_or("a row is whole blocks")?;
+    for &format in Format::ALL {
+        let weights = if format.block_len() == 1 { &plain } else { &random };
+        let row = format.row_bytes(COLUMNS as u64).ok_or("a row is whole blocks")?.0 as usize;
         let whole = &weights[..weights.len() / row * row];
         let part = &whole[..whole.len() / row / ORACLE_SHARE * row];
         let (mut reading, mut slow, mut simd) = (0.0f64, 0.0f64, 0.0f64);
         // The first pass fills buffers and is not counted.
         for pass in 0..=PASSES {
             let read = speed(whole.len(), || read(whole));
-            let matvec = speed(whole.len(), || fast.multiply(format.format(), COLUMNS, whole, 1, 1));
+            let matvec = speed(whole.len(), || fast.multiply(format, COLUMNS, whole, 1, 1));
             let counts = if pass == 0 { 0.0 } else { 1.0 };
             (reading, simd) = (reading.max(counts * read), simd.max(counts * matvec));
         }
         for _ in 0..2 {
-            slow = slow.max(speed(part.len(), || oracle.multiply(format.format(), COLUMNS, part, 1, 1)));
+            slow = slow.max(speed(part.len(), || oracle.multiply(format, COLUMNS, part, 1, 1)));
         }
         println!(
             "| {format} | {:.2} | {slow:.2} | {:.2} | {simd:.2} | {:.2} | {reading:.2} |",
-            format.format().bits_per_weight(),
+            format.bits_per_weight(),
             slow / reading,
             simd / reading
         );

@@ -6,7 +6,7 @@
 //! One thread multiplies a matrix of `--rows` rows of `--columns` weights by a batch of tokens. For each format it
 //! prints a line with billions of multiplications per second of the thread's CPU time, because the machine may be
 //! shared; the best of several passes counts. `--instructions` selects the instruction set; the default is the
-//! fastest one. Small batches use dot products and large ones use panels, so that a line shows both.
+//! fastest one. Small batches use dot products and large ones panels, so each line shows both speeds.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,7 +26,6 @@ const PASSES: usize = 7;
 /// The value of all bytes of float weights. In f32, f16 and bf16 it gives a normal number.
 const FLOAT_BYTE: u8 = 0x1c;
 
-/// The arguments of the program.
 struct Arguments {
     rows: usize,
     columns: usize,

@@ -8,9 +8,7 @@
 
 use std::ops::Range;
 
-use hearth_profiles::model::ModelShape;
-
-use crate::cache::{CacheFormat, CacheShape};
+use crate::cache::CacheFormat;
 use crate::cost::ComputeCost;
 
 /// The size and format of the KV caches of a stage.
@@ -21,18 +19,6 @@ pub struct CacheOptions {
     pub format: CacheFormat,
     /// Number of sequences, each with its own cache of `context` positions; at least 1.
     pub sequences: u32,
-}
-
-impl CacheOptions {
-    pub(crate) fn shape(self, model: &ModelShape) -> CacheShape {
-        CacheShape {
-            kv_heads: model.kv_heads as usize,
-            context: self.context as usize,
-            key_length: model.key_length as usize,
-            value_length: model.value_length as usize,
-            format: self.format,
-        }
-    }
 }
 
 /// An implementation of the forward pass of decoder layers.

@@ -10,9 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, CacheOptions};
-use crate::cpu::Cpu;
-use crate::weights::Weights;
+use crate::{Backend, CacheOptions, Cpu, Weights};
 
 /// A callback that reports the progress of an upload to the GPU.
 #[derive(Clone, Default)]
@@ -32,14 +30,8 @@ impl UploadProgress {
     }
 }
 
-impl fmt::Debug for UploadProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("UploadProgress")
-    }
-}
-
 /// The layers and options of a device on which a GPU computes some layers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BackendOptions {
     pub weights: Arc<Weights>,
     /// All layers of the device, window by window.
@@ -55,7 +47,7 @@ pub struct BackendOptions {
     pub rounding: Option<fn(&mut [f32])>,
     /// The CPU, which computes the other layers, or all layers if the GPU fails.
     pub cpu: Cpu,
-    /// Whether the CPU computes all layers if the GPU cannot be opened, as in a run that has already started.
+    /// Whether the CPU computes all layers if the GPU cannot be opened. If false, this is an error.
     pub fallback_to_cpu: bool,
     pub progress: UploadProgress,
 }

@@ -11,6 +11,9 @@ use std::ops::Range;
 
 use half::f16;
 use hearth_kernels::attention::CachedRows;
+use hearth_profiles::model::ModelShape;
+
+use crate::backend::CacheOptions;
 
 /// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +28,7 @@ pub enum CacheFormat {
 pub(crate) struct HeadRows {
     store: Store, // [kv_heads, context, length]
     context: usize,
-    length: usize,
+    pub(crate) length: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -41,35 +44,27 @@ pub(crate) struct LayerCache {
     pub(crate) values: HeadRows,
 }
 
-/// Creates the KV caches of `layers` for `sequences` sequences, keyed by sequence and layer.
-pub(crate) fn caches(
-    layers: impl IntoIterator<Item = u32>,
-    sequences: u32,
-    shape: CacheShape,
-) -> BTreeMap<(u32, u32), LayerCache> {
-    let of_layer = |layer| (0..sequences).map(move |sequence| ((sequence, layer), LayerCache::new(shape)));
-    layers.into_iter().flat_map(of_layer).collect()
-}
-
-/// The dimensions and the format of a layer's KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CacheShape {
-    pub(crate) kv_heads: usize,
-    pub(crate) context: usize,
-    pub(crate) key_length: usize,
-    pub(crate) value_length: usize,
-    pub(crate) format: CacheFormat,
-}
-
 impl LayerCache {
-    pub(crate) fn new(shape: CacheShape) -> LayerCache {
-        let rows = |length| HeadRows::new(shape.format, shape.kv_heads, shape.context, length);
-        LayerCache { keys: rows(shape.key_length), values: rows(shape.value_length) }
+    pub(crate) fn bytes(&self) -> u64 {
+        self.keys.bytes() + self.values.bytes()
     }
 }
 
+/// Creates the KV caches of `layers` of a model, keyed by sequence and layer.
+pub(crate) fn caches(
+    layers: impl IntoIterator<Item = u32>,
+    options: CacheOptions,
+    model: &ModelShape,
+) -> BTreeMap<(u32, u32), LayerCache> {
+    let (heads, context) = (model.kv_heads as usize, options.context as usize);
+    let rows = |length| HeadRows::new(options.format, heads, context, length as usize);
+    let cache = || LayerCache { keys: rows(model.key_length), values: rows(model.value_length) };
+    let of_layer = |layer| (0..options.sequences).map(move |sequence| (sequence, layer));
+    layers.into_iter().flat_map(of_layer).map(|key| (key, cache())).collect()
+}
+
 impl HeadRows {
-    fn new(format: CacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
+    pub(crate) fn new(format: CacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
         let count = heads * context * length;
         let store = match format {
             CacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
@@ -91,7 +86,6 @@ impl HeadRows {
         }
     }
 
-    /// Returns the rows of `head` at `positions`.
     pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> CachedRows<'_> {
         let at = (head * self.context + positions.start) * self.length;
         let count = positions.len() * self.length;
@@ -101,7 +95,7 @@ impl HeadRows {
         }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         match &self.store {
             Store::F16(store) => size_of_val(&store[..]) as u64,
             Store::F32(store) => size_of_val(&store[..]) as u64,
@@ -115,16 +109,15 @@ mod tests {
 
     #[test]
     fn a_head_reads_the_rows_it_wrote() {
-        let shape =
-            CacheShape { kv_heads: 2, context: 3, key_length: 2, value_length: 2, format: CacheFormat::F16 };
-        let mut cache = LayerCache::new(shape);
-        cache.keys.set(1, 0, &[1.0, 2.0]);
-        cache.keys.set(1, 1, &[3.0, 0.1]);
-        let CachedRows::F16(rows) = cache.keys.rows(1, 0..2) else { panic!("stored as f16") };
+        let mut keys = HeadRows::new(CacheFormat::F16, 2, 3, 2);
+        keys.set(1, 0, &[1.0, 2.0]);
+        keys.set(1, 1, &[3.0, 0.1]);
+        let CachedRows::F16(rows) = keys.rows(1, 0..2) else { panic!("stored as f16") };
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
-        let CachedRows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
+        let CachedRows::F16(rows) = keys.rows(1, 1..2) else { panic!("stored as f16") };
         assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
-        // Keys and values, each 2 heads * 3 positions * 2 dimensions * 2 bytes.
-        assert_eq!(cache.keys.bytes() + cache.values.bytes(), 48);
+        // 2 heads * 3 positions * 2 dimensions * 2 bytes, for keys and for values.
+        let cache = LayerCache { keys: keys.clone(), values: keys };
+        assert_eq!(cache.bytes(), 48);
     }
 }

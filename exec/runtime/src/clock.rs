@@ -64,7 +64,6 @@ fn run_queue_nanos() -> u64 {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TimeSlice {
     pub wall: u64,
-    /// CPU time.
     pub cpu: u64,
     /// Run-queue delay: the time for which the thread was ready but not running.
     pub queue: u64,

@@ -12,7 +12,6 @@ use crate::clock::TimeSlice;
 /// The cost of a computation along its critical path, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeCost {
-    /// Wall time.
     pub wall_ns: u64,
     /// CPU time on the critical path.
     pub cpu_ns: u64,
@@ -68,11 +67,8 @@ impl std::ops::AddAssign for ComputeCost {
 /// The caller's measurements of a phase, in nanoseconds of the wall clock.
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
-    /// The start of the phase.
     pub(crate) start: u64,
-    /// The caller's own work.
     pub(crate) own_work: TimeSlice,
-    /// The end of the caller's own work.
     pub(crate) own_end: u64,
     /// The time from `own_end` until all workers had left the phase.
     pub(crate) wait: TimeSlice,
@@ -81,7 +77,7 @@ pub(crate) struct Phase {
 }
 
 /// A worker's measurements of the last phase in which it took part.
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WorkerReport {
     pub(crate) epoch: u64,
     /// The end of the worker's part, in nanoseconds of the wall clock.

@@ -13,16 +13,13 @@ use std::sync::Arc;
 
 use hearth_profiles::model::ModelShape;
 
-use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
-use crate::cost::ComputeCost;
 use crate::hyperparameters::GateActivation;
-use crate::pool::Pool;
 use crate::residency::ResidencyBarrier;
 use crate::rope::Pairs;
 use crate::rows::SharedRows;
-use crate::weights::Weights;
-use crate::weights::tensors::{LayerTensors, Tensor};
+use crate::weights::LayerWeights;
+use crate::{Backend, CacheOptions, ComputeCost, Pool, Weights};
 use hearth_kernels::attention::Scoring;
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
@@ -37,7 +34,7 @@ const MIN_PHASE_VALUES: usize = 16 << 10;
 /// because the batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
 const MAX_PART_TOKENS: usize = 96;
 
-/// The compute threads of a process, and the instructions that they use.
+/// The compute threads of a process, with the SIMD instruction set and the residency barrier that they use.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     /// The thread pool, shared by all computations of the process.
@@ -52,6 +49,17 @@ pub(crate) struct Matmul<'a> {
     pub(crate) matrix: Matrix<'a>,
     /// [tokens, rows]
     pub(crate) out: &'a mut [f32],
+}
+
+/// The queries of some tokens, and the cache to which they attend.
+pub(crate) struct Attention<'a> {
+    pub(crate) cache: &'a LayerCache,
+    /// [tokens, heads, `key_length`]
+    pub(crate) query: &'a [f32],
+    pub(crate) heads: usize,
+    /// Number of query heads that share a key and value head.
+    pub(crate) group: usize,
+    pub(crate) scoring: Scoring,
 }
 
 /// The rows of a matmul that are computed in one phase, and their chunks.
@@ -74,7 +82,6 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Returns the weights of the rows.
     fn bytes(&self) -> &'a [u8] {
         let row = self.matrix.row_bytes();
         &self.matrix.bytes[self.rows.start * row..self.rows.end * row]
@@ -82,12 +89,12 @@ impl<'a> Strip<'a> {
 }
 
 impl Cpu {
-    /// Uses the fastest instructions of this processor, without a residency barrier.
+    /// Creates a CPU with the fastest instruction set of this processor, whose threads do not wait for weights.
     pub fn new(pool: Arc<Pool>) -> Cpu {
         Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
     }
 
-    /// Returns the same threads with a residency barrier.
+    /// Returns the same threads, which wait at `barrier` until the weights of a matmul are in memory.
     #[must_use]
     pub fn with_barrier(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
@@ -100,15 +107,25 @@ impl Cpu {
         self.pool.for_each(count, grain, |_, range| range.for_each(&body));
     }
 
+    /// Calls `body` with the index of each token and its row of `rows` [tokens, width].
+    pub(crate) fn for_each_row(
+        &self,
+        rows: &mut [f32],
+        width: usize,
+        body: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let tokens = rows.len() / width;
+        let rows = SharedRows::new(rows, width);
+        // SAFETY: each token is in one chunk.
+        self.for_each_token(tokens, width, |token| body(token, unsafe { rows.row(token) }));
+    }
+
     /// Computes `into = RMSNorm(rows)`, both [tokens, length of `weight`].
     pub(crate) fn rms_norm_rows(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
         let width = weight.len();
         let tokens = rows.len() / width;
         into.resize(tokens, width);
-        let out = SharedRows::new(into.rows_mut(), width);
-        self.for_each_token(tokens, width, |token| {
-            // SAFETY: each token is in one chunk.
-            let out = unsafe { out.row(token) };
+        self.for_each_row(into.rows_mut(), width, |token, out| {
             elementwise::rms_norm(self.instructions, &rows[token * width..][..width], weight, epsilon, out);
         });
     }
@@ -117,7 +134,7 @@ impl Cpu {
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
         for matmul in &*matmuls {
-            input.prepare(matmul.matrix.format.input_kind(), self.instructions);
+            input.prepare(matmul.matrix.format, self.instructions);
         }
         let mut strips: Vec<Strip> = matmuls
             .iter_mut()
@@ -175,13 +192,42 @@ impl Cpu {
         });
     }
 
+    /// Computes the attention of all pairs of token and head. `positions` returns the positions to which a token
+    /// attends; `scores` is scratch space, [threads, positions], and `out` is [tokens, heads, `value_length`].
+    pub(crate) fn attend(
+        &self,
+        Attention { cache, query, heads, group, scoring }: Attention<'_>,
+        positions: impl Fn(usize) -> Range<usize> + Sync,
+        scores: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let (key_length, value_length) = (cache.keys.length, cache.values.length);
+        let tokens = query.len() / (heads * key_length);
+        let out = SharedRows::new(out, value_length);
+        let row = scores.len() / self.pool.threads();
+        let scores = SharedRows::new(scores, row);
+        // The number of cached values that one head of the last token reads.
+        let values = positions(tokens - 1).end * (key_length + value_length);
+        let grain = (MIN_PHASE_VALUES / values).max(1);
+        self.pool.for_each(tokens * heads, grain, |participant, range| {
+            // SAFETY: each participant has its own row.
+            let scores = unsafe { scores.row(participant) };
+            for item in range {
+                let (seen, head) = (positions(item / heads), item % heads / group);
+                let (keys, values) =
+                    (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
+                let query = &query[item * key_length..][..key_length];
+                // SAFETY: each pair of token and head is in one chunk.
+                let out = unsafe { out.row(item) };
+                let scores = &mut scores[..seen.len()];
+                attention::attend(self.instructions, query, scoring, keys, values, scores, out);
+            }
+        });
+    }
+
     /// Computes `gate = activation(gate) * up`, both [tokens, width].
     fn gated(&self, gating: GateActivation, gate: &mut [f32], up: &[f32], width: usize) {
-        let tokens = gate.len() / width;
-        let gate = SharedRows::new(gate, width);
-        self.for_each_token(tokens, width, |token| {
-            // SAFETY: each token is in one chunk.
-            let gate = unsafe { gate.row(token) };
+        self.for_each_row(gate, width, |token, gate| {
             let up = &up[token * width..][..width];
             match gating {
                 GateActivation::Silu => elementwise::swiglu(self.instructions, gate, up),
@@ -190,40 +236,9 @@ impl Cpu {
         });
     }
 
-    /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights and epsilon of `norm` to every
-    /// part of a row that has the length of these weights (a head, or the whole row).
-    fn add_bias_and_norm(
-        &self,
-        rows: &mut [f32],
-        tokens: usize,
-        bias: Option<&[f32]>,
-        norm: Option<(&[f32], f32)>,
-    ) {
-        if bias.is_none() && norm.is_none() {
-            return;
-        }
-        let width = rows.len() / tokens;
-        let rows = SharedRows::new(rows, width);
-        self.for_each_token(tokens, width, |token| {
-            // SAFETY: each token is in one chunk.
-            let row = unsafe { rows.row(token) };
-            if let Some(bias) = bias {
-                elementwise::add(self.instructions, row, bias);
-            }
-            let Some((weight, epsilon)) = norm else { return };
-            for part in row.chunks_exact_mut(weight.len()) {
-                elementwise::rms_norm_in_place(self.instructions, part, weight, epsilon);
-            }
-        });
-    }
-
     /// Computes `hidden += change`, both [tokens, width].
     fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
-        let tokens = hidden.len() / width;
-        let rows = SharedRows::new(hidden, width);
-        self.for_each_token(tokens, width, |token| {
-            // SAFETY: each token is in one chunk.
-            let row = unsafe { rows.row(token) };
+        self.for_each_row(hidden, width, |token, row| {
             elementwise::add(self.instructions, row, &change[token * width..][..width]);
         });
     }
@@ -244,7 +259,7 @@ pub struct CpuLayers {
 struct Buffers {
     input: Activations,    // [tokens, embedding]
     attended: Activations, // [tokens, heads * value_length]
-    inner: Activations,    // [tokens, feed_forward], first the gate
+    gated: Activations,    // [tokens, feed_forward], first only the gate
     query: Vec<f32>,       // [tokens, heads * key_length]
     key: Vec<f32>,         // [tokens, kv_heads * key_length]
     value: Vec<f32>,       // [tokens, kv_heads * value_length]
@@ -262,10 +277,9 @@ impl CpuLayers {
         cache: CacheOptions,
         cpu: Cpu,
     ) -> CpuLayers {
-        let shape = cache.shape(weights.shape());
-        let caches = caches(layers, cache.sequences, shape);
-        let buffers =
-            Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
+        let caches = caches(layers, cache, weights.shape());
+        let scores = vec![0.0; cpu.pool.threads() * (cache.context as usize).max(1)];
+        let buffers = Buffers { scores, ..Buffers::default() };
         CpuLayers { weights, cpu, caches, buffers }
     }
 }
@@ -285,7 +299,7 @@ impl Backend for CpuLayers {
             for layer in layers {
                 let cache =
                     caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
-                let tensors = weights.layer(layer);
+                let tensors = weights.layer_weights(layer);
                 for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
                     let (tokens, before) = (hidden.len() / embedding, index * part);
                     buffers.resize(weights.shape(), tokens);
@@ -300,31 +314,30 @@ impl Backend for CpuLayers {
     }
 
     fn cache_bytes(&self) -> u64 {
-        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+        self.caches.values().map(LayerCache::bytes).sum()
     }
 }
 
 /// Returns the bytes of the buffers of a pass, of its hidden rows and of one row of logits. It is an upper bound for
 /// passes that are computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
-    let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
-    let values = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
+    let values = u64::from(tokens) * (3 * embedding + heads + keys + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocab_size);
     4 * values
 }
 
 impl Buffers {
-    /// Resizes the buffers for a part of `tokens` tokens.
     fn resize(&mut self, shape: &ModelShape, tokens: usize) {
-        let (inner, wide) = (shape.feed_forward as usize, shape.embedding as usize);
+        let feed_forward = shape.feed_forward as usize;
         self.query.resize(tokens * shape.query_width() as usize, 0.0);
         self.key.resize(tokens * shape.key_width() as usize, 0.0);
         self.value.resize(tokens * shape.value_width() as usize, 0.0);
-        self.inner.resize(tokens, inner);
-        self.up.resize(tokens * inner, 0.0);
-        self.change.resize(tokens * wide, 0.0);
+        self.gated.resize(tokens, feed_forward);
+        self.up.resize(tokens * feed_forward, 0.0);
+        self.change.resize(tokens * shape.embedding as usize, 0.0);
     }
 
     /// Computes cosine and sine of the rotary angles of each token of a batch.
@@ -343,7 +356,7 @@ struct LayerPass<'a> {
     weights: &'a Weights,
     cpu: &'a Cpu,
     layer: u32,
-    tensors: &'a LayerTensors,
+    tensors: LayerWeights<'a>,
     tokens: usize,
     /// Number of tokens of the batch before this part.
     before: usize,
@@ -353,55 +366,62 @@ struct LayerPass<'a> {
 
 impl LayerPass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
-        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
-        let epsilon = weights.hyperparameters().epsilon;
+        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, attended, query, key, value, change, .. } = buffers;
-        cpu.rms_norm_rows(hidden, weights.vector(tensors.attention_norm), epsilon, input);
+        cpu.rms_norm_rows(hidden, tensors.attention_norm, parameters.epsilon, input);
+        let [query_matrix, key_matrix, value_matrix, matrix, ..] = tensors.matrices;
+        let [query_bias, key_bias, value_bias, bias, ..] = tensors.biases;
         let mut matmuls = [
-            Matmul { matrix: weights.matrix(tensors.query), out: query },
-            Matmul { matrix: weights.matrix(tensors.key), out: key },
-            Matmul { matrix: weights.matrix(tensors.value), out: value },
+            Matmul { matrix: query_matrix, out: query },
+            Matmul { matrix: key_matrix, out: key },
+            Matmul { matrix: value_matrix, out: value },
         ];
         cpu.multiply(input, &mut matmuls);
-        self.add_bias_and_norm(query, tensors.biases.query, tensors.query_norm);
-        self.add_bias_and_norm(key, tensors.biases.key, tensors.key_norm);
-        self.add_bias_and_norm(value, tensors.biases.value, None);
-        let pairs = weights.hyperparameters().rope.frequencies.len();
+        self.add_bias_and_norm(query, query_bias, tensors.query_norm);
+        self.add_bias_and_norm(key, key_bias, tensors.key_norm);
+        self.add_bias_and_norm(value, value_bias, None);
+        let pairs = parameters.rope.frequencies.len();
         let angles = &buffers.angles[self.before * pairs..][..self.tokens * pairs];
         self.rotate_and_store(cache, query, key, value, angles);
         self.attend(cache, query, &mut buffers.scores, attended);
-        let matrix = weights.matrix(tensors.attention_output);
-        let width = matrix.rows;
         cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
-        self.add_bias_and_norm(change, tensors.biases.attention_output, tensors.post_attention_norm);
-        cpu.add(hidden, change, width);
+        self.add_bias_and_norm(change, bias, tensors.post_attention_norm);
+        cpu.add(hidden, change, matrix.rows);
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
-        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
-        let parameters = weights.hyperparameters();
-        let Buffers { input, inner, up, change, .. } = buffers;
-        cpu.rms_norm_rows(hidden, weights.vector(tensors.feed_forward_norm), parameters.epsilon, input);
-        let mut matmuls = [
-            Matmul { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
-            Matmul { matrix: weights.matrix(tensors.up), out: up },
-        ];
+        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
+        let Buffers { input, gated, up, change, .. } = buffers;
+        cpu.rms_norm_rows(hidden, tensors.feed_forward_norm, parameters.epsilon, input);
+        let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
+        let [.., gate_bias, up_bias, bias] = tensors.biases;
+        let mut matmuls =
+            [Matmul { matrix: gate_matrix, out: gated.rows_mut() }, Matmul { matrix: up_matrix, out: up }];
         cpu.multiply(input, &mut matmuls);
-        self.add_bias_and_norm(inner.rows_mut(), tensors.biases.gate, None);
-        self.add_bias_and_norm(up, tensors.biases.up, None);
-        let matrix = weights.matrix(tensors.down);
-        cpu.gated(parameters.gate_activation, inner.rows_mut(), up, matrix.length);
-        let width = matrix.rows;
-        cpu.multiply(inner, &mut [Matmul { matrix, out: change }]);
-        self.add_bias_and_norm(change, tensors.biases.down, tensors.post_feed_forward_norm);
-        cpu.add(hidden, change, width);
+        self.add_bias_and_norm(gated.rows_mut(), gate_bias, None);
+        self.add_bias_and_norm(up, up_bias, None);
+        cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.length);
+        cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
+        self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
+        cpu.add(hidden, change, matrix.rows);
     }
 
-    fn add_bias_and_norm(&self, rows: &mut [f32], bias: Option<Tensor>, norm: Option<Tensor>) {
-        let (weights, epsilon) = (self.weights, self.weights.hyperparameters().epsilon);
-        let bias = bias.map(|bias| weights.vector(bias));
-        let norm = norm.map(|norm| (weights.vector(norm), epsilon));
-        self.cpu.add_bias_and_norm(rows, self.tokens, bias, norm);
+    /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights `norm` to every part of a row that
+    /// has the length of these weights (a head, or the whole row).
+    fn add_bias_and_norm(&self, rows: &mut [f32], bias: Option<&[f32]>, norm: Option<&[f32]>) {
+        if bias.is_none() && norm.is_none() {
+            return;
+        }
+        let (instructions, epsilon) = (self.cpu.instructions, self.weights.hyperparameters().epsilon);
+        self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
+            if let Some(bias) = bias {
+                elementwise::add(instructions, row, bias);
+            }
+            let Some(weight) = norm else { return };
+            for part in row.chunks_exact_mut(weight.len()) {
+                elementwise::rms_norm_in_place(instructions, part, weight, epsilon);
+            }
+        });
     }
 
     /// Applies the rotary embedding to queries and keys, and writes keys and values to the cache.
@@ -442,34 +462,16 @@ impl LayerPass<'_> {
     }
 
     fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], attended: &mut Activations) {
-        let shape = self.weights.shape();
-        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
-        let heads = shape.heads as usize;
+        let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
+        let (tokens, heads) = (self.tokens, shape.heads as usize);
         let group = heads / shape.kv_heads as usize;
-        let parameters = self.weights.hyperparameters();
-        let scoring = Scoring { scale: parameters.attention_scale, soft_cap: parameters.attention_cap };
-        attended.resize(self.tokens, heads * value_length);
-        let out = SharedRows::new(attended.rows_mut(), value_length);
-        let context = scores.len() / self.cpu.pool.threads();
-        let scores = SharedRows::new(scores, context);
-        // The number of cached values that one head of the last token reads.
-        let values = (self.first + self.tokens) * (key_length + value_length);
-        let grain = (MIN_PHASE_VALUES / values).max(1);
-        self.cpu.pool.for_each(self.tokens * heads, grain, |participant, range| {
-            // SAFETY: each participant has its own row.
-            let scores = unsafe { scores.row(participant) };
-            for item in range {
-                let (token, head) = (item / heads, item % heads);
-                let position = self.first + token;
-                let seen = parameters.first_visible(self.layer, position)..position + 1;
-                let keys = cache.keys.rows(head / group, seen.clone());
-                let values = cache.values.rows(head / group, seen.clone());
-                let query = &query[item * key_length..][..key_length];
-                // SAFETY: each pair of token and head is in one chunk.
-                let out = unsafe { out.row(item) };
-                let scores = &mut scores[..seen.len()];
-                attention::attend(self.cpu.instructions, query, scoring, keys, values, scores, out);
-            }
-        });
+        let scoring = Scoring { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
+        attended.resize(tokens, heads * shape.value_length as usize);
+        let positions = |token: usize| {
+            let position = self.first + token;
+            parameters.first_visible(self.layer, position)..position + 1
+        };
+        let attention = Attention { cache, query, heads, group, scoring };
+        self.cpu.attend(attention, positions, scores, attended.rows_mut());
     }
 }

@@ -9,8 +9,6 @@ use std::path::PathBuf;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::GgufError;
 
-use hearth_kernels::KernelFormat;
-
 /// An error of opening or running a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
@@ -24,11 +22,6 @@ pub enum ExecError {
         path = .path.display()
     )]
     Partial { path: PathBuf },
-    #[error(
-        "tensor `{tensor}` has type {format}, for which there is no kernel: use a file with {known}",
-        known = known_formats()
-    )]
-    Format { tensor: String, format: Format },
     #[error("tensor `{tensor}` has type {format}, but must be f32: convert the model again")]
     NotF32 { tensor: String, format: Format },
     #[error("tensor `{tensor}` is missing: the conversion is incomplete; convert or fetch the model again")]
@@ -43,7 +36,7 @@ pub enum ExecError {
          fetch the model again, or use another quantisation of it"
     )]
     NotFinite {
-        /// The row of the pass, counted from 0.
+        /// The index of the token in the pass, counted from 0.
         row: usize,
         found: f32,
     },
@@ -64,7 +57,7 @@ pub enum ExecError {
          convert or fetch the model again"
     )]
     RopeFactor {
-        /// The pair of dimensions, counted from 0.
+        /// The index of the rotated pair of dimensions, counted from 0.
         pair: usize,
         found: f32,
     },
@@ -94,10 +87,6 @@ pub enum ExecError {
     ChatTemplate { what: String, hint: &'static str },
     #[error("`{name}` is {value}: use {range}")]
     Sampling { name: &'static str, value: f32, range: &'static str },
-}
-
-fn known_formats() -> String {
-    KernelFormat::ALL.map(|format| format.to_string()).join(", ")
 }
 
 /// Returns a text from a file in a form that is safe in an error message: shortened, and without control characters

@@ -50,14 +50,12 @@ fn manifest_of(path: &Path) -> PathBuf {
 
 /// Whether the file at `path` has a manifest in which chunks are missing.
 pub fn is_partial(path: &Path) -> bool {
+    let manifest = manifest_of(path);
+    let is_missing = |entry: &[u8]| *entry == MISSING_HASH || entry.len() < MISSING_HASH.len();
+    let has_missing =
+        |entries: Vec<u8>| entries.is_empty() || entries.chunks(MISSING_HASH.len()).any(is_missing);
     // If the manifest cannot be read, any chunk may be missing.
-    manifest_of(path).exists()
-        && std::fs::read(manifest_of(path)).map_or(true, |entries| {
-            entries.is_empty()
-                || entries
-                    .chunks(MISSING_HASH.len())
-                    .any(|entry| *entry == MISSING_HASH || entry.len() < MISSING_HASH.len())
-        })
+    manifest.exists() && std::fs::read(manifest).map_or(true, has_missing)
 }
 
 impl FetchedFile {
@@ -140,9 +138,10 @@ mod tests {
             &whole[from..whole.len().min(from + CHUNK_BYTES as usize)]
         };
         let length = whole.len() as u64;
-        let all = 0..length;
+        let missing =
+            |file: &mut FetchedFile| file.missing_chunks(std::slice::from_ref(&(0..length))).unwrap();
         let mut file = FetchedFile::open(&path, length).unwrap();
-        assert_eq!(file.missing_chunks(std::slice::from_ref(&all)).unwrap(), [0, 1, 2]);
+        assert_eq!(missing(&mut file), [0, 1, 2]);
         assert_eq!(file.missing_chunks(&[CHUNK_BYTES - 1..CHUNK_BYTES + 1, 5..5]).unwrap(), [0, 1]);
         assert!(!file.write(0, chunk(1), hash(chunk(0))).unwrap(), "the hash is wrong");
         assert!(!file.write(2, chunk(1), hash(chunk(1))).unwrap(), "longer than the last chunk");
@@ -152,11 +151,7 @@ mod tests {
         drop(file);
         assert!(is_partial(&path));
         let mut file = FetchedFile::open(&path, length).unwrap();
-        assert_eq!(
-            file.missing_chunks(std::slice::from_ref(&all)).unwrap(),
-            [1],
-            "the written chunks are kept"
-        );
+        assert_eq!(missing(&mut file), [1], "the written chunks are kept");
         assert!(file.write(1, chunk(1), hash(chunk(1))).unwrap());
         drop(file);
         assert!(!is_partial(&path), "all chunks are present");
@@ -165,11 +160,8 @@ mod tests {
         let mut bytes = whole.clone();
         bytes[5] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        assert_eq!(
-            FetchedFile::open(&path, length).unwrap().missing_chunks(std::slice::from_ref(&all)).unwrap(),
-            [0]
-        );
-        assert_eq!(FetchedFile::open(&path, CHUNK_BYTES).unwrap().missing_chunks(&[all]).unwrap(), [0]);
+        assert_eq!(missing(&mut FetchedFile::open(&path, length).unwrap()), [0]);
+        assert_eq!(missing(&mut FetchedFile::open(&path, CHUNK_BYTES).unwrap()), [0]);
         assert!(is_partial(&path) && !is_partial(&folder.path().join("other")));
     }
 }

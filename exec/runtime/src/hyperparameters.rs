@@ -22,7 +22,7 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
-use crate::rope::{Rope, check_positive};
+use crate::rope::{Rope, check_positive, positive};
 
 /// The activation function of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,23 +44,19 @@ pub struct Hyperparameters {
     /// The factor of the attention scores.
     pub attention_scale: f32,
     /// The soft cap of the attention scores.
-    pub attention_cap: Option<f32>,
+    pub attention_softcap: Option<f32>,
     /// The soft cap of the logits.
-    pub logit_cap: Option<f32>,
+    pub logit_softcap: Option<f32>,
     /// The attention window of even layers, in positions, including the token's own; odd layers attend to all
     /// positions.
     pub window: Option<u32>,
     pub gate_activation: GateActivation,
 }
 
-/// Soft cap of Gemma 2's attention scores if the file does not define it.
-/// source: Gemma 2 technical report, section 2
-const ATTENTION_CAP: f32 = 50.0;
-/// Soft cap of Gemma 2's logits if the file does not define it.
-/// source: Gemma 2 technical report, section 2
-const LOGIT_CAP: f32 = 30.0;
-/// Attention window of Gemma 2, in positions, if the file does not define it.
-/// source: Gemma 2 technical report, section 2
+// Values of Gemma 2 that a file need not define; the window is in positions.
+// source: Gemma 2 technical report, section 2
+const ATTENTION_SOFTCAP: f32 = 50.0;
+const LOGIT_SOFTCAP: f32 = 30.0;
 const WINDOW: u32 = 4096;
 /// Number of layers of Gemma 2 27B, whose attention scale is `1 / sqrt(embedding / heads)` instead of
 /// `1 / sqrt(key_length)`. Model files do not state this.
@@ -81,21 +77,16 @@ impl Hyperparameters {
         check_positive(&epsilon_key, epsilon)?;
         let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
         let second = shape.architecture == Architecture::Gemma2;
-        let cap = |name: &str, default: f32| {
-            if !second {
-                return Ok(None);
-            }
-            let key = key(name);
-            let cap = metadata.get_f32(&key)?.unwrap_or(default);
-            check_positive(&key, cap).map(|()| Some(cap))
+        let cap = |name, default| {
+            if second { positive(metadata, &key(name), default).map(Some) } else { Ok(None) }
         };
         Ok(Hyperparameters {
             epsilon,
             rope: Rope::read(metadata, shape, factors)?,
             embedding_scale: gemma.then(|| (shape.embedding as f32).sqrt()),
             attention_scale: 1.0 / attention_divisor(shape).sqrt(),
-            attention_cap: cap("attn_logit_softcapping", ATTENTION_CAP)?,
-            logit_cap: cap("final_logit_softcapping", LOGIT_CAP)?,
+            attention_softcap: cap("attn_logit_softcapping", ATTENTION_SOFTCAP)?,
+            logit_softcap: cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
             window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
             gate_activation: if gemma { GateActivation::Gelu } else { GateActivation::Silu },
         })
@@ -135,17 +126,17 @@ mod tests {
     use hearth_profiles::units::Layers;
 
     use super::*;
-    use crate::rope::tests::{keys_of, metadata, shape};
+    use crate::rope::tests::{keys_of, shape};
 
     const EPSILON: (&str, Value) = ("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
 
     #[test]
     fn epsilon_is_required() {
-        assert!(Hyperparameters::read(&metadata(&[]), &shape(), None).is_err());
-        let zero = metadata(&[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
+        assert!(Hyperparameters::read(&keys_of("llama", &[]), &shape(), None).is_err());
+        let zero = keys_of("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
-        let plain = Hyperparameters::read(&metadata(&[EPSILON]), &shape(), None).unwrap();
-        assert_eq!((plain.attention_scale, plain.window, plain.logit_cap), (0.5, None, None));
+        let plain = Hyperparameters::read(&keys_of("llama", &[EPSILON]), &shape(), None).unwrap();
+        assert_eq!((plain.attention_scale, plain.window, plain.logit_softcap), (0.5, None, None));
         assert_eq!(plain.first_visible(0, 1000), 0);
     }
 
@@ -156,7 +147,7 @@ mod tests {
         let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
         let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_visible(layer, position));
         assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
-        assert_eq!((numbers.attention_cap, numbers.logit_cap), (Some(50.0), Some(30.0)));
+        assert_eq!((numbers.attention_softcap, numbers.logit_softcap), (Some(50.0), Some(30.0)));
         assert_eq!(numbers.embedding_scale, Some(8f32.sqrt()));
         let large = ModelShape { layers: Layers(46), embedding: 32, ..gemma.clone() };
         assert_eq!(Hyperparameters::read(&keys, &large, None).unwrap().attention_scale, 0.25);

@@ -7,11 +7,8 @@
 
 use std::sync::Arc;
 
-use crate::cost::ComputeCost;
-use crate::cpu::{Cpu, Matmul};
-use crate::error::ExecError;
-use crate::rows::SharedRows;
-use crate::weights::Weights;
+use crate::cpu::Matmul;
+use crate::{ComputeCost, Cpu, ExecError, Weights};
 use hearth_kernels::{Activations, dequantise, elementwise};
 
 /// The input layer (the embedding) and the output layer of a model.
@@ -49,8 +46,7 @@ impl InputOutputLayers {
     /// Returns the logits [tokens, vocabulary] of all rows of `hidden` [tokens, embedding]. Fails if one is not
     /// finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
-        let weights = &self.weights;
-        let matrix = weights.output_matrix();
+        let (norm, matrix, bias) = self.weights.output_weights();
         let tokens = hidden.len() / matrix.length;
         if hidden.len() != tokens * matrix.length {
             let (found, embedding) = (hidden.len(), matrix.length);
@@ -58,19 +54,16 @@ impl InputOutputLayers {
         }
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
-        let parameters = weights.hyperparameters();
+        let parameters = self.weights.hyperparameters();
         let ((), cost) = cpu.pool.measure(|| {
-            cpu.rms_norm_rows(hidden, weights.output_norm(), parameters.epsilon, input);
+            cpu.rms_norm_rows(hidden, norm, parameters.epsilon, input);
             cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
-            let rows = SharedRows::new(&mut logits, matrix.rows);
-            cpu.for_each_token(tokens, matrix.rows, |token| {
-                // SAFETY: each token is in one chunk.
-                let row = unsafe { rows.row(token) };
-                if let Some(bias) = weights.output_bias() {
+            cpu.for_each_row(&mut logits, matrix.rows, |_, row| {
+                if let Some(bias) = bias {
                     elementwise::add(cpu.instructions, row, bias);
                 }
-                if let Some(cap) = parameters.logit_cap {
-                    elementwise::soft_cap(cpu.instructions, row, cap);
+                if let Some(cap) = parameters.logit_softcap {
+                    elementwise::softcap(cpu.instructions, row, cap);
                 }
             });
         });
@@ -82,7 +75,7 @@ impl InputOutputLayers {
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         match logits.iter().position(|logit| !logit.is_finite()) {
             Some(at) => {
-                let row = at / self.weights.output_matrix().rows;
+                let row = at / self.weights.shape().vocab_size as usize;
                 Err(ExecError::NotFinite { row, found: logits[at] })
             }
             None => Ok(logits),
@@ -92,11 +85,8 @@ impl InputOutputLayers {
     /// Returns the logits `[vocabulary]` of the last row of `hidden` `[tokens, embedding]`.
     pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
-        let last = hidden.len().checked_sub(embedding).ok_or(ExecError::Hidden {
-            found: hidden.len(),
-            tokens: 1,
-            embedding,
-        })?;
+        let found = hidden.len();
+        let last = found.checked_sub(embedding).ok_or(ExecError::Hidden { found, tokens: 1, embedding })?;
         self.logits(&hidden[last..])
     }
 

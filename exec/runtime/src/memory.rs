@@ -5,9 +5,8 @@
 //! reclaimable, which is exact without swap. If there is no limit, the `MemAvailable` of the machine is used, which
 //! includes reclaimable page cache.
 //!
-//! The memory pressure of the model is the decrease of `MemAvailable` since the start of the run, divided by
-//! `MemTotal`. With a limit it is the unreclaimable bytes of the group, divided by the limit. On systems other than
-//! Linux these values are unknown.
+//! The memory pressure is the decrease of `MemAvailable` since the start of the run, or with a limit, the unreclaimable
+//! bytes of the group. On systems other than Linux these values are unknown.
 //!
 //! Not here: setting limits (`hearth_lab`), and the memory that a plan assumes (`hearth_profiles::measure::memory`).
 
@@ -51,11 +50,8 @@ impl GroupMemory {
     pub fn unreclaimable_bytes(&self) -> Option<u64> {
         // The page cache is read before the total, so that memory charged in between counts as unreclaimable.
         let text = self.text("memory.stat")?;
-        let cache: u64 = ["inactive_file", "active_file"]
-            .map(|name| self.statistic(&text, name).unwrap_or(0))
-            .iter()
-            .fold(0, |sum, bytes| sum.saturating_add(*bytes));
-        Some(self.usage()?.saturating_sub(cache))
+        let bytes = |name| self.statistic(&text, name).unwrap_or(0);
+        Some(self.usage()?.saturating_sub(bytes("inactive_file").saturating_add(bytes("active_file"))))
     }
 
     /// Returns the bytes of file pages that were reclaimed although in use and then read again, since the group was
@@ -120,19 +116,14 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Starts a watch of this process; the decrease of available memory counts from now.
-    pub fn of_this_process() -> Self {
-        Self::under(Path::new("/"))
-    }
-
-    /// Returns the watch of the whole process, which starts with the first call.
+    /// Returns the watch of this process, which starts with the first call.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<MemoryWatch> = OnceLock::new();
-        SHARED.get_or_init(Self::of_this_process)
+        SHARED.get_or_init(|| Self::under(Path::new("/")))
     }
 
-    /// Starts a watch that reads `/proc` and `/sys` below `root` instead of `/`.
-    pub fn under(root: &Path) -> Self {
+    /// Starts a watch that reads `/proc` and `/sys` below `root`; the decrease of available memory counts from now.
+    fn under(root: &Path) -> Self {
         let groups = folders_under(root, "memory")
             .iter()
             .map(|(version, folder)| GroupMemory::new(*version, folder))
@@ -143,8 +134,8 @@ impl MemoryWatch {
         watch
     }
 
-    /// Returns the bytes of page cache that this process can hold without memory pressure: the minimum of each limit
-    /// less the unreclaimable bytes of its group, and of the machine's `MemAvailable`.
+    /// Returns the bytes of page cache that this process can hold without memory pressure: the machine's
+    /// `MemAvailable` or, if smaller, the limit of a control group less its unreclaimable bytes.
     ///
     /// The result includes the page cache that the process already holds. Without limits it is an upper bound,
     /// because the page cache of other programs counts as available.
@@ -156,17 +147,11 @@ impl MemoryWatch {
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
     }
 
-    /// Measures the memory.
     pub fn reading(&self) -> MemoryReading {
         MemoryReading {
             page_cache_available: self.page_cache_available(),
             refaulted_bytes: self.tightest().and_then(|(group, _)| group.refaulted_bytes()),
         }
-    }
-
-    /// Returns the tightest limit in bytes, if there is one below the memory of the machine.
-    pub fn limit(&self) -> Option<u64> {
-        self.tightest().map(|(_, limit)| limit)
     }
 
     /// Returns the unreclaimable bytes of the group with the tightest limit, or without a limit, the anonymous memory
@@ -190,20 +175,13 @@ impl MemoryWatch {
     /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its group; otherwise
     /// the decrease of the machine's `MemAvailable` since the start of the watch, to which other programs contribute.
     pub fn pressure_bytes(&self) -> u64 {
-        match self.tightest() {
-            Some(_) => self.unreclaimable_bytes(),
-            None => self
-                .machine("MemAvailable:")
-                .map_or(0, |available| self.available_at_start.saturating_sub(available)),
+        if self.tightest().is_some() {
+            return self.unreclaimable_bytes();
         }
+        self.machine("MemAvailable:").map_or(0, |available| self.available_at_start.saturating_sub(available))
     }
 
-    /// Returns [`Self::pressure_bytes`] as a share of the limit, or without a limit, of the machine's memory.
-    pub fn pressure(&self) -> f64 {
-        let whole = self.limit().or_else(|| self.machine("MemTotal:")).unwrap_or(0);
-        self.pressure_bytes() as f64 / whole.max(1) as f64
-    }
-
+    /// Returns the group with the tightest limit and this limit in bytes, if one is below the memory of the machine.
     fn tightest(&self) -> Option<(&GroupMemory, u64)> {
         let total = self.machine("MemTotal:").unwrap_or(u64::MAX);
         self.limited().filter(|&(_, limit)| limit < total).min_by_key(|&(_, limit)| limit)
@@ -224,7 +202,7 @@ impl MemoryWatch {
     }
 }
 
-/// Returns the number after `name` in the line that starts with it.
+/// Returns the number after `name`, in the line of `text` whose first word is `name`.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -236,7 +214,6 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Creates a tree of files with the given texts.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -245,6 +222,10 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         tree
+    }
+
+    fn limit(watch: &MemoryWatch) -> Option<u64> {
+        watch.tightest().map(|(_, limit)| limit)
     }
 
     const MACHINE: (&str, &str) =
@@ -270,11 +251,11 @@ mod tests {
             ("sys/fs/cgroup/memory.stat", "anon 5\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!(watch.limit(), Some(500_000));
+        assert_eq!(limit(&watch), Some(500_000));
         // 400000 used, of which 300000 are page cache: 100000 cannot be reclaimed.
         assert_eq!(watch.unreclaimable_bytes(), 100_000);
         assert_eq!(watch.page_cache_available(), Some(400_000));
-        assert_eq!(watch.pressure(), 0.2);
+        assert_eq!(watch.pressure_bytes(), 100_000);
         assert_eq!(watch.refaulted_bytes(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
         // Another limit, that of the group itself, leaves less memory.
@@ -282,11 +263,11 @@ mod tests {
             fs::write(tree.path().join("sys/fs/cgroup/a/b").join(name), text).unwrap();
         };
         own("memory.max", "300000\n");
-        assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(200_000)));
+        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(300_000), Some(200_000)));
         // The limit of the parent group can leave less memory although it is larger.
         own("memory.current", "0\n");
         fs::write(tree.path().join("sys/fs/cgroup/a/memory.current"), "650000\n").unwrap();
-        assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(150_000)));
+        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(300_000), Some(150_000)));
     }
 
     #[test]
@@ -307,7 +288,7 @@ mod tests {
             ("cg/memory/lab/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!((watch.limit(), watch.unreclaimable_bytes()), (Some(600_000), 150_000));
+        assert_eq!((limit(&watch), watch.unreclaimable_bytes()), (Some(600_000), 150_000));
         assert_eq!(watch.page_cache_available(), Some(450_000));
         assert_eq!(watch.refaulted_bytes(), Some(2 * page_bytes() as u64));
         assert_eq!(watch.groups[0].oom_kills(), Some(1));
@@ -324,22 +305,20 @@ mod tests {
         ]);
         let watch = MemoryWatch::under(tree.path());
         // 2000000 bytes are more than the machine has.
-        assert_eq!((watch.limit(), watch.unreclaimable_bytes()), (None, 30 << 10));
+        assert_eq!((limit(&watch), watch.unreclaimable_bytes()), (None, 30 << 10));
         assert_eq!((watch.page_cache_available(), watch.pressure_bytes()), (Some(800 << 10), 0));
         let meminfo = "MemTotal: 1000 kB\nMemAvailable: 550 kB\n";
         fs::write(tree.path().join(MACHINE.0), meminfo).unwrap();
-        assert_eq!((watch.pressure_bytes(), watch.pressure()), (250 << 10, 0.25));
+        assert_eq!(watch.pressure_bytes(), 250 << 10);
     }
 
     #[test]
     fn missing_and_malformed_files_are_unknown() {
         let empty = tempfile::tempdir().unwrap();
         let watch = MemoryWatch::under(empty.path());
-        assert_eq!(
-            (watch.page_cache_available(), watch.limit(), watch.refaulted_bytes()),
-            (None, None, None)
-        );
-        assert_eq!((watch.unreclaimable_bytes(), watch.pressure_bytes(), watch.pressure()), (0, 0, 0.0));
+        let unknown = (None, None, None);
+        assert_eq!((watch.page_cache_available(), limit(&watch), watch.refaulted_bytes()), unknown);
+        assert_eq!((watch.unreclaimable_bytes(), watch.pressure_bytes()), (0, 0));
         let tree = tree(&[
             ("proc/meminfo", "MemTotal: many kB\nMemAvailable: 18446744073709551615 kB\nMemTotal"),
             ("proc/self/cgroup", "::::\n0::\n4:memory\n0::/../../etc\n"),
@@ -348,16 +327,11 @@ mod tests {
             ("sys/fs/cgroup/memory.stat", "inactive_file\nactive_file 18446744073709551615\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!(
-            (watch.page_cache_available(), watch.limit(), watch.refaulted_bytes()),
-            (None, None, None)
-        );
+        assert_eq!((watch.page_cache_available(), limit(&watch), watch.refaulted_bytes()), unknown);
         assert_eq!(watch.groups[0].unreclaimable_bytes(), Some(0));
         fs::write(tree.path().join("sys/fs/cgroup/memory.max"), "70").unwrap();
-        assert_eq!(
-            (watch.limit(), watch.page_cache_available(), watch.unreclaimable_bytes()),
-            (Some(70), Some(70), 0)
-        );
+        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(70), Some(70)));
+        assert_eq!(watch.unreclaimable_bytes(), 0);
     }
 
     #[test]
@@ -366,8 +340,8 @@ mod tests {
             eprintln!("SKIPPED this_process_has_available_memory: there is no /proc/meminfo");
             return;
         }
-        let watch = MemoryWatch::of_this_process();
+        let watch = MemoryWatch::under(Path::new("/"));
         assert!(watch.page_cache_available().is_some_and(|bytes| bytes > 0));
-        assert!((0.0..=1.0).contains(&watch.pressure()));
+        assert!(Some(watch.pressure_bytes()) <= limit(&watch).or(watch.machine("MemTotal:")));
     }
 }

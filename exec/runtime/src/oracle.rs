@@ -7,14 +7,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
-use crate::cost::ComputeCost;
 use crate::hyperparameters::GateActivation;
-use crate::pool::{Pool, PoolOptions};
 use crate::rope::Pairs;
-use crate::weights::Weights;
-use crate::weights::tensors::Tensor;
+use crate::weights::LayerWeights;
+use crate::{Backend, CacheOptions, ComputeCost, Pool, PoolOptions, Weights};
 use hearth_kernels::attention::Scoring;
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
@@ -38,8 +35,7 @@ impl Oracle {
         layers: impl IntoIterator<Item = u32>,
         cache: CacheOptions,
     ) -> std::io::Result<Oracle> {
-        let shape = cache.shape(weights.shape());
-        let caches = caches(layers, cache.sequences, shape);
+        let caches = caches(layers, cache, weights.shape());
         let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
@@ -67,7 +63,7 @@ impl Backend for Oracle {
     }
 
     fn cache_bytes(&self) -> u64 {
-        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+        self.caches.values().map(LayerCache::bytes).sum()
     }
 }
 
@@ -77,7 +73,7 @@ pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
     activations.rows_mut().copy_from_slice(input);
-    activations.prepare(matrix.format.input_kind(), SCALAR);
+    activations.prepare(matrix.format, SCALAR);
     (0..matrix.rows).map(|row| scalar_dot(matrix.format, matrix.row(row), &activations, 0)).collect()
 }
 
@@ -87,15 +83,17 @@ fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
-fn add_bias(weights: &Weights, row: &mut [f32], bias: Option<Tensor>) {
-    if let Some(bias) = bias {
-        elementwise::add(SCALAR, row, weights.vector(bias));
+/// Returns the matrix-vector product with the matrix of this index, plus its bias if there is one.
+fn linear(tensors: &LayerWeights<'_>, index: usize, input: &[f32]) -> Vec<f32> {
+    let mut out = matvec(tensors.matrices[index], input);
+    if let Some(bias) = tensors.biases[index] {
+        elementwise::add(SCALAR, &mut out, bias);
     }
+    out
 }
 
-fn normalise_each(weights: &Weights, rows: &mut [f32], norm: Option<Tensor>) {
-    if let Some(norm) = norm {
-        let (weight, epsilon) = (weights.vector(norm), weights.hyperparameters().epsilon);
+fn normalise_each(rows: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
+    if let Some(weight) = weight {
         for row in rows.chunks_exact_mut(weight.len()) {
             elementwise::rms_norm_in_place(SCALAR, row, weight, epsilon);
         }
@@ -103,17 +101,13 @@ fn normalise_each(weights: &Weights, rows: &mut [f32], norm: Option<Tensor>) {
 }
 
 fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
-    let (tensors, shape, parameters) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
+    let (shape, parameters) = (weights.shape(), weights.hyperparameters());
+    let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.epsilon);
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
-    let input = normalised(row, weights.vector(tensors.attention_norm), parameters.epsilon);
-    let mut query = matvec(weights.matrix(tensors.query), &input);
-    let mut key = matvec(weights.matrix(tensors.key), &input);
-    let mut value = matvec(weights.matrix(tensors.value), &input);
-    add_bias(weights, &mut query, tensors.biases.query);
-    add_bias(weights, &mut key, tensors.biases.key);
-    add_bias(weights, &mut value, tensors.biases.value);
-    normalise_each(weights, &mut query, tensors.query_norm);
-    normalise_each(weights, &mut key, tensors.key_norm);
+    let input = normalised(row, tensors.attention_norm, epsilon);
+    let [mut query, mut key, value] = [0, 1, 2].map(|index| linear(tensors, index, &input));
+    normalise_each(&mut query, tensors.query_norm, epsilon);
+    normalise_each(&mut key, tensors.key_norm, epsilon);
 
     let mut angles = vec![[0.0; 2]; parameters.rope.frequencies.len()];
     parameters.rope.cosines_and_sines(position, &mut angles);
@@ -132,7 +126,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
 
     let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scoring = Scoring { scale: parameters.attention_scale, soft_cap: parameters.attention_cap };
+    let scoring = Scoring { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
     let mut scores = vec![0.0; seen.len()];
     for (head, (query, out)) in
@@ -142,25 +136,20 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         let values = cache.values.rows(head / group, seen.clone());
         attention::attend(SCALAR, query, scoring, keys, values, &mut scores, out);
     }
-    let mut change = matvec(weights.matrix(tensors.attention_output), &mixed);
-    add_bias(weights, &mut change, tensors.biases.attention_output);
-    normalise_each(weights, &mut change, tensors.post_attention_norm);
+    let mut change = linear(tensors, 3, &mixed);
+    normalise_each(&mut change, tensors.post_attention_norm, epsilon);
     elementwise::add(SCALAR, row, &change);
 }
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
-    let (tensors, parameters) = (weights.layer(layer), weights.hyperparameters());
-    let input = normalised(row, weights.vector(tensors.feed_forward_norm), parameters.epsilon);
-    let mut gate = matvec(weights.matrix(tensors.gate), &input);
-    let mut up = matvec(weights.matrix(tensors.up), &input);
-    add_bias(weights, &mut gate, tensors.biases.gate);
-    add_bias(weights, &mut up, tensors.biases.up);
+    let (tensors, parameters) = (&weights.layer_weights(layer), weights.hyperparameters());
+    let input = normalised(row, tensors.feed_forward_norm, parameters.epsilon);
+    let [mut gate, up] = [4, 5].map(|index| linear(tensors, index, &input));
     match parameters.gate_activation {
         GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
         GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
-    let mut change = matvec(weights.matrix(tensors.down), &gate);
-    add_bias(weights, &mut change, tensors.biases.down);
-    normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
+    let mut change = linear(tensors, 6, &gate);
+    normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.epsilon);
     elementwise::add(SCALAR, row, &change);
 }

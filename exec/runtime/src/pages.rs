@@ -78,7 +78,7 @@ pub fn will_need(region: &[u8]) -> u64 {
 }
 
 /// Starts to read a region with a single call, which the kernel silently shortens to one read-ahead window.
-pub fn will_need_in_one_call(region: &[u8]) {
+pub fn will_need_unsplit(region: &[u8]) {
     advise(region, usize::MAX, Advice::WillNeed);
 }
 
@@ -112,9 +112,9 @@ pub fn processor_count() -> u32 {
 }
 
 /// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim other pages. The
-/// region is unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one call, but it
-/// costs more than twice as much, fails for files of other owners, and causes refaults to be counted when the pages
-/// are read again.
+/// region is unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one system call,
+/// but it costs more than twice as much, fails for files of other owners, and causes refaults to be counted when the
+/// pages are read again.
 pub fn evict(region: &[u8], file: &File, offset: u64) {
     let page = page_bytes() as u64;
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);

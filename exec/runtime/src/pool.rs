@@ -58,10 +58,10 @@ struct Caller {
 
 type Job = dyn Fn(usize) + Sync;
 
+#[derive(Debug)]
 struct Shared {
-    /// The epoch in the high half, then the bit [`OPEN`], and the number of workers inside the phase in the low bits.
+    /// The number of the phase (epoch) in the high half, then the bit [`OPEN`], then the number of workers inside.
     state: AtomicU64,
-    /// The closure of the open phase.
     job: UnsafeCell<Option<*const Job>>,
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -73,6 +73,7 @@ struct Shared {
 }
 
 /// The state of a worker, alone on its cache lines.
+#[derive(Debug)]
 #[repr(align(128))]
 struct WorkerSlot {
     parked: AtomicBool,
@@ -91,12 +92,6 @@ struct Region(AtomicUsize);
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointers refer to closures that may be shared between threads.
 unsafe impl Send for Shared {}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("workers", &self.slots.len()).finish_non_exhaustive()
-    }
-}
 
 /// The bit of the state that is set while workers may enter the phase.
 const OPEN: u64 = 1 << 31;
@@ -282,8 +277,7 @@ fn run_worker(shared: &Shared, index: usize) {
     let mut watch = Stopwatch::start();
     let mut seen = 0;
     loop {
-        let state = wait_for_phase(shared, slot, seen);
-        let Some(state) = state else { return };
+        let Some(state) = wait_for_phase(shared, slot, seen) else { return };
         seen = state >> 32;
         if !enter(shared, state) {
             continue;
@@ -352,7 +346,7 @@ fn enter(shared: &Shared, mut state: u64) -> bool {
 }
 
 /// Pins the calling thread to the processor with this index (modulo their number) among those that it may use.
-pub fn pin_to_processor(index: usize) {
+fn pin_to_processor(index: usize) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the sets are plain bit masks, zero is a valid one, and the calls only read or fill them.
@@ -390,8 +384,8 @@ mod tests {
             for round in 0..500 {
                 let done: Vec<AtomicUsize> = (0..100 + round % 7).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_each(done.len(), 3, |_, range| {
-                    for place in &done[range] {
-                        place.fetch_add(1, Ordering::Relaxed);
+                    for count in &done[range] {
+                        count.fetch_add(1, Ordering::Relaxed);
                     }
                 });
                 assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));

@@ -11,7 +11,7 @@
 //! Which dimensions are a pair depends on how the converter stored the rows of q and k: adjacent ones
 //! ([`Pairs::Interleaved`], "NORM" in llama.cpp), or i and i + d/2 ([`Pairs::Halves`], "NEOX" in llama.cpp).
 //!
-//! Not here: the rotation itself. That is `kernels::elementwise`.
+//! Not here: the rotation itself. That is `hearth_kernels::elementwise`.
 
 use hearth_profiles::gguf::Metadata;
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -43,16 +43,15 @@ const BETA_FAST: f32 = 32.0;
 /// Rotations in the trained context below which YaRN divides the angle of a pair by the factor.
 /// source: Peng et al. 2023, section 3.4
 const BETA_SLOW: f32 = 1.0;
-/// Increase of the magnitude with the natural logarithm of the YaRN factor.
+/// Increase of the factor of cosines and sines for each unit of the natural logarithm of the YaRN factor.
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
-/// The scaling of angles that the file defines.
 enum Scaling {
     Linear {
         factor: f64,
     },
-    /// The ramp begins at pair `low` and ends at pair `high`.
+    /// YaRN: angles up to pair `low` are unchanged, those from pair `high` on are divided by `factor`.
     Yarn {
         factor: f64,
         low: f64,
@@ -69,10 +68,8 @@ impl Rope {
     ) -> Result<Rope, ExecError> {
         let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
         let base_key = key("freq_base");
-        let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
-        check_positive(&base_key, base)?;
+        let base = f64::from(positive(metadata, &base_key, 10_000.0)?);
         let dimensions = rotated_dimensions(metadata, shape)?;
-        let base = f64::from(base);
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
         // libm gives the same bits on every platform; the functions of the system do not.
@@ -85,9 +82,7 @@ impl Rope {
             let hint = "it gives frequencies that are not finite; convert the model again";
             return Err(ExecError::Metadata { key: base_key, found: base.to_string(), hint });
         }
-        let attention_key = key("scaling.attn_factor");
-        let attention = metadata.get_f32(&attention_key)?.unwrap_or(1.0);
-        check_positive(&attention_key, attention)?;
+        let attention = positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
         Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
     }
@@ -101,7 +96,6 @@ impl Rope {
     }
 }
 
-/// Returns the number of rotated dimensions of a head.
 pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
     let key = format!("{}.rope.dimension_count", shape.architecture);
     let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
@@ -122,7 +116,6 @@ fn pairs(architecture: Architecture) -> Pairs {
 }
 
 impl Scaling {
-    /// Returns the factor of a pair's angle.
     fn angle_factor(&self, pair: u32) -> f64 {
         match *self {
             Scaling::Linear { factor } => 1.0 / factor,
@@ -166,12 +159,7 @@ fn scaling(
             check_yarn(metadata, shape, base, used, factor)?;
             let trained = metadata.get_u32(&key("scaling.original_context_length"))?;
             let trained = f64::from(trained.unwrap_or(shape.context_length).max(1));
-            let bound = |name: &str, default: f32| {
-                let key = key(name);
-                let rotations = metadata.get_f32(&key)?.unwrap_or(default);
-                check_positive(&key, rotations)?;
-                Ok::<f64, ExecError>(f64::from(rotations))
-            };
+            let bound = |name, default| positive(metadata, &key(name), default).map(f64::from);
             // The pair that has this number of rotations in the trained context.
             let pair = |rotations: f64| {
                 f64::from(dimensions) * libm::log(trained / (rotations * std::f64::consts::TAU))
@@ -190,7 +178,7 @@ fn scaling(
     }
 }
 
-/// Refuses YaRN with parameters other than those of the paper, or with invalid values.
+/// Refuses YaRN with parameters other than those of Peng et al. 2023, or with invalid values.
 fn check_yarn(
     metadata: &Metadata,
     shape: &ModelShape,
@@ -219,6 +207,12 @@ fn check_yarn(
         }
     }
     Ok(())
+}
+
+/// Reads a number, which must be positive and finite.
+pub(crate) fn positive(metadata: &Metadata, key: &str, default: f32) -> Result<f32, ExecError> {
+    let value = metadata.get_f32(key)?.unwrap_or(default);
+    check_positive(key, value).map(|()| value)
 }
 
 /// Refuses a value that is not positive and finite.
@@ -255,11 +249,6 @@ pub(crate) mod tests {
         }
     }
 
-    /// Returns metadata with keys of the llama architecture.
-    pub(crate) fn metadata(keys: &[(&str, Value)]) -> Metadata {
-        keys_of("llama", keys)
-    }
-
     pub(crate) fn keys_of(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
         let mut metadata = Metadata::default();
         for (key, value) in keys {
@@ -272,14 +261,18 @@ pub(crate) mod tests {
         Value::Str(name.into())
     }
 
+    fn read(keys: &[(&str, Value)], factors: Option<&[f32]>) -> Result<Rope, ExecError> {
+        Rope::read(&keys_of("llama", keys), &shape(), factors)
+    }
+
     #[test]
     fn frequencies_fall_with_the_pair_and_are_scaled() {
-        let keys = metadata(&[
+        let keys = [
             ("rope.freq_base", Value::F32(100.0)),
             ("rope.scaling.type", text("linear")),
             ("rope.scaling.factor", Value::F32(2.0)),
-        ]);
-        let rope = Rope::read(&keys, &shape(), Some(&[1.0, 4.0])).unwrap();
+        ];
+        let rope = read(&keys, Some(&[1.0, 4.0])).unwrap();
         // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
         assert_eq!(rope.frequencies, [0.5, 0.1 / 8.0]);
         let mut angles = [[0.0; 2]; 2];
@@ -291,15 +284,15 @@ pub(crate) mod tests {
 
     #[test]
     fn yarn_keeps_high_frequencies_and_divides_low_ones() {
-        let keys = metadata(&[
+        let keys = [
             ("rope.freq_base", Value::F32(10.0)),
             ("rope.scaling.type", text("yarn")),
             ("rope.scaling.factor", Value::F32(4.0)),
             ("rope.scaling.original_context_length", Value::U32(100)),
             ("rope.scaling.yarn_beta_fast", Value::F32(16.0)),
             ("rope.scaling.yarn_beta_slow", Value::F32(4.0)),
-        ]);
-        let rope = Rope::read(&keys, &shape(), None).unwrap();
+        ];
+        let rope = read(&keys, None).unwrap();
         // 4 ln(100 / (16 tau)) / (2 ln 10) = -0.004, so low is 0; 4 ln(100 / (4 tau)) / (2 ln 10) = 1.2, so high is
         // 2: pair 0 is kept, and pair 1 is half kept and half divided by four: 0.5 + 0.5 / 4 = 0.625.
         assert_eq!(rope.frequencies, [1.0, libm::pow(10.0, -0.5) * 0.625]);
@@ -308,26 +301,25 @@ pub(crate) mod tests {
 
     #[test]
     fn unsupported_scaling_is_refused() {
-        let longrope = metadata(&[("rope.scaling.type", text("longrope"))]);
+        let error = read(&[("rope.scaling.type", text("longrope"))], None).unwrap_err();
         assert_eq!(
-            Rope::read(&longrope, &shape(), None).unwrap_err().to_string(),
+            error.to_string(),
             "key `llama.rope.scaling.type` is `longrope`: \
              only the scaling types none, linear and yarn are supported; use a model with one of them"
         );
-        let odd = metadata(&[("rope.dimension_count", Value::U32(3))]);
-        assert!(Rope::read(&odd, &shape(), None).is_err());
+        assert!(read(&[("rope.dimension_count", Value::U32(3))], None).is_err());
+        let yarn =
+            |name, value| read(&[("rope.scaling.type", text("yarn")), (name, Value::F32(value))], None);
         for (name, value) in [
-            ("rope.freq_base", Value::F32(1.0)),
-            ("rope.scaling.factor", Value::F32(0.5)),
-            ("rope.scaling.yarn_ext_factor", Value::F32(0.0)),
-            ("rope.scaling.yarn_attn_factor", Value::F32(0.5)),
-            ("rope.scaling.yarn_log_multiplier", Value::F32(0.1)),
+            ("rope.freq_base", 1.0),
+            ("rope.scaling.factor", 0.5),
+            ("rope.scaling.yarn_ext_factor", 0.0),
+            ("rope.scaling.yarn_attn_factor", 0.5),
+            ("rope.scaling.yarn_log_multiplier", 0.1),
         ] {
-            let keys = metadata(&[("rope.scaling.type", text("yarn")), (name, value)]);
-            let error = Rope::read(&keys, &shape(), None).unwrap_err().to_string();
+            let error = yarn(name, value).unwrap_err().to_string();
             assert!(error.contains(&format!("key `llama.{name}`")), "{error}");
         }
-        let flat = metadata(&[("rope.scaling.type", text("yarn")), ("rope.scaling.factor", Value::F32(0.0))]);
-        assert!(Rope::read(&flat, &shape(), None).is_err());
+        assert!(yarn("rope.scaling.factor", 0.0).is_err());
     }
 }

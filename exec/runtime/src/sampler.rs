@@ -20,7 +20,6 @@ pub struct SamplerOptions {
     pub top_k: usize,
     /// The threshold of nucleus sampling (top-p); one keeps all.
     pub top_p: f32,
-    /// The seed of the random generator.
     pub seed: u64,
 }
 
@@ -42,13 +41,12 @@ impl Sampler {
     /// Creates a sampler. Fails if an option is out of range.
     pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
         let SamplerOptions { temperature, top_p, .. } = options;
+        let refused = |name, value, range| Err(ExecError::Sampling { name, value, range });
         if !(temperature.is_finite() && temperature >= 0.0) {
-            let (name, range) = ("temperature", "zero (greedy) or more");
-            return Err(ExecError::Sampling { name, value: temperature, range });
+            return refused("temperature", temperature, "zero (greedy) or more");
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            let (name, range) = ("top_p", "more than 0 and at most 1");
-            return Err(ExecError::Sampling { name, value: top_p, range });
+            return refused("top_p", top_p, "more than 0 and at most 1");
         }
         let stream = ChaCha8Rng::seed_from_u64(options.seed);
         Ok(Sampler { options, stream, candidates: Vec::new() })
@@ -87,24 +85,19 @@ impl Sampler {
         let weights: Vec<f64> = self.candidates.iter().map(|&token| weight(token)).collect();
         let wanted = f64::from(self.options.top_p) * weights.iter().sum::<f64>();
         let mut sum = 0.0;
-        let mut kept = weights.len();
-        for (index, weight) in weights.iter().enumerate() {
+        let reached = weights.iter().position(|weight| {
             sum += weight;
-            if sum >= wanted {
-                kept = index + 1;
-                break;
-            }
-        }
+            sum >= wanted
+        });
+        let kept = reached.map_or(weights.len(), |index| index + 1);
         // A uniform number in 0..1 with 53 random bits, the precision of an f64.
         let uniform = (self.stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * sum;
-        for (index, weight) in weights[..kept].iter().enumerate() {
+        let drawn = weights[..kept].iter().position(|weight| {
             left -= weight;
-            if left < 0.0 {
-                return self.candidates[index];
-            }
-        }
-        self.candidates[kept - 1]
+            left < 0.0
+        });
+        self.candidates[drawn.unwrap_or(kept - 1)]
     }
 }
 
@@ -153,20 +146,19 @@ mod tests {
         assert!(likely[0] == 0 && likely[3] == 0 && likely[2] > 400, "{likely:?}");
     }
 
+    /// Draws 100 tokens from a vocabulary of 50.
+    fn draw(mut sampler: Sampler) -> Vec<u32> {
+        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
+        (0..100).map(|_| sampler.sample(&logits)).collect()
+    }
+
     #[test]
     fn equal_seeds_give_equal_tokens() {
-        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
-        let draw = || {
-            let mut sampler = sampler(0.8, 40, 0.95);
-            (0..100).map(|_| sampler.sample(&logits)).collect::<Vec<_>>()
-        };
-        assert_eq!(draw(), draw());
+        assert_eq!(draw(sampler(0.8, 40, 0.95)), draw(sampler(0.8, 40, 0.95)));
     }
 
     #[test]
     fn each_sequence_has_its_own_random_stream() {
-        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
-        let draw = |mut sampler: Sampler| (0..30).map(|_| sampler.sample(&logits)).collect::<Vec<_>>();
         let seed = sampler(0.8, 40, 0.95);
         let [first, second, third] = [0, 1, 2].map(|sequence| draw(seed.for_sequence(sequence)));
         assert_eq!(first, draw(seed.clone()));

@@ -99,7 +99,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
     let resident_bytes_after_prompts = MemoryWatch::shared().resident_bytes();
-    let extents = extents_per_token(&weights);
+    let extents = [weights.layers_extents(0..layers), weights.output_extents()].concat();
     Ok(Speed {
         load_s,
         prefill,
@@ -131,13 +131,6 @@ impl Engine {
         self.stage.forward(0..self.layers, &mut hidden, &positions)?;
         Ok(greedy(&self.input_output.logits_of_last(&hidden)?))
     }
-}
-
-/// Returns the extents of the weights that are read for every token: all layers and the output layer.
-fn extents_per_token(weights: &Weights) -> Vec<Extent> {
-    let mut extents = weights.layers_extents(0..weights.shape().layers.0);
-    extents.extend(weights.output_extents());
-    extents
 }
 
 /// Returns the best rate of several passes in which all threads read these bytes, in bytes per second.

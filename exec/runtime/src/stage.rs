@@ -29,11 +29,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, CacheOptions};
-use crate::cost::ComputeCost;
-use crate::cpu::{Cpu, CpuLayers};
-use crate::error::ExecError;
-use crate::weights::Weights;
+use crate::{Backend, CacheOptions, ComputeCost, Cpu, CpuLayers, ExecError, Weights};
 
 /// The layers of a model that a device computes, with their KV caches.
 pub struct Stage {
@@ -169,7 +165,7 @@ impl Stage {
         self.backend.cache_bytes()
     }
 
-    /// Returns the first position and the end of `positions`, or `None` if there are no positions.
+    /// Checks `positions` and returns the first one and the end, or `None` if there are no positions.
     fn check_positions(
         &self,
         sequence: u32,

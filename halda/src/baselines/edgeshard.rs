@@ -1,31 +1,23 @@
 //! The strategy `edgeshard`: the fastest division into consecutive blocks of layers that fit in memory.
 //!
-//! It is the dynamic program for latency of EdgeShard (Zhang et al., 2024). The layers are divided into consecutive
-//! blocks, one per device of a pipeline. The first block is on the device with the prompt. The program minimises the
-//! time of computing and communication per token. Devices may be dropped.
+//! It is the dynamic program for latency of EdgeShard (Zhang et al., 2024): computing and communication per token.
+//! The first block is on the device with the prompt, and devices may be dropped.
 //!
 //! ```text
 //! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, cap_m) of f_{m-1}(j - w) + t_m(w) ),   result f_M(L)
 //! ```
 //!
-//! `cap_m` is the number of layers that fit on device m. `t_m(w)` is its time by the latency model for a window of w
-//! layers in one round, including its hop, with as many layers as possible on the faster processor.
+//! `f_m(j)`: the minimum time of the first j of L layers on the first m of M devices; `cap_m`: the layers that fit on
+//! device m; `t_m(w)`: its time and hop for w layers in one round, as many as possible on the faster processor.
 //!
-//! Deviation: in the paper the last device and the set of used devices are part of the state. Here the devices are in
+//! Deviation: in EdgeShard the state includes the last device and the set of used devices. Here the devices are in
 //! the instance's order, so the used devices are always among the first m, and the program is exact for that order
-//! except for hops. If a hop depends on the receiver, an estimate is used, and a head with all layers counts one hop
-//! although it has none.
+//! except for hops: if they depend on the receiver, an estimate is used, and a head with all layers counts one.
 //!
-//! Deviation: a block fits if the device holds it without reading from disk (`crate::capacity`), because weights are
-//! memory-mapped here. If all devices together cannot hold the model, or the head cannot hold a layer, there is no
-//! plan.
-//!
-//! Not here: several rounds, and plans that read from disk ([`crate::solvers::exact`]).
+//! Deviation: a block fits if nothing is read from disk (`crate::capacity`), because weights are memory-mapped here.
 
-use crate::capacity::{LayerCapacity, capacities};
-use crate::latency::LatencyModel;
-use crate::problem::assignment::{Assignment, Share};
-use crate::strategy::{Proposal, Strategy, StrategyError};
+use crate::capacity::{LayerCapacity, capacities, one_round};
+use crate::{LatencyModel, Proposal, Share, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeShard;
@@ -37,13 +29,7 @@ impl Strategy for EdgeShard {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let capacities = capacities(model, self.name())?;
-        let window_layers = fastest_blocks(model, &capacities);
-        let gpu_layers = capacities
-            .iter()
-            .zip(&window_layers)
-            .map(|(capacity, window)| capacity.gpu_layers(*window))
-            .collect();
-        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(one_round(fastest_blocks(model, &capacities), &capacities))
     }
 }
 
@@ -74,11 +60,10 @@ fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32
         chosen.push(blocks);
     }
     let mut placed = layers;
-    let mut windows: Vec<u32> = Vec::with_capacity(capacities.len());
-    for blocks in chosen.iter().rev() {
-        windows.push(blocks[placed]);
+    let mut windows = vec![0; capacities.len()];
+    for (window, blocks) in windows.iter_mut().zip(&chosen).rev() {
+        *window = blocks[placed];
         placed -= blocks[placed] as usize;
     }
-    windows.reverse();
     windows
 }

@@ -1,19 +1,19 @@
 //! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
-//! It enumerates all (w, n), filters them by the constraints and evaluates them with the latency model, independently
-//! of the dynamic program of [`crate::solvers::exact`]. With `w_m` = `n_m` + `c_m`, a plan consists of 2M integers
-//! whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on the next device, each plan is combined
-//! with every choice of relays among the devices without layers. If the order is free, it is also combined with every
-//! order of the devices after the head. If there are too many plans, the strategy returns an error.
+//! It enumerates all windows w and GPU layers n, filters them by the constraints and evaluates them with the latency
+//! model, independently of the dynamic program of [`crate::solvers::exact`]. With `c_m` = `w_m` - `n_m` CPU layers, a
+//! plan consists of 2M integers whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on the next
+//! device, each plan is combined with every choice of relays among the devices without layers. If the order is free,
+//! it is also combined with every order of the devices after the head. Too many plans are an error.
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::{Rules, ring_violations, violations};
-use crate::problem::assignment::Assignment;
+use crate::latency::constraints::ring_violations;
 use crate::solvers::overlap::best_residencies;
-use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{InfeasibleReason, Objective, Proposal, SearchStep, Strategy, StrategyError};
+use crate::solvers::search_space::{ring_sizes, search_options};
+use crate::{
+    Assignment, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, Proposal, Rules,
+    SearchStep, Strategy, StrategyError, violations,
+};
 
-/// The maximum number of plans to evaluate.
 const MAX_PLANS: f64 = 2e7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,7 +22,6 @@ pub struct Exhaustive {
     /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
-    /// The objective to minimise.
     pub objective: Objective,
 }
 
@@ -48,33 +47,26 @@ impl Strategy for Exhaustive {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let orders = orders(model.device_count(), self.order);
+        let devices = model.device_count();
         let with_relays = self.rules.may_drop && model.hops.is_by_pair();
-        let plans = plan_count(model.model_layers(), model.device_count(), self.order, with_relays);
+        let plans = plan_count(model.model_layers(), devices, self.order, with_relays);
         if plans > MAX_PLANS {
             return Err(StrategyError::TooManyPlans { plans, limit: MAX_PLANS });
         }
+        let orders = orders(devices, self.order);
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        let mut search_steps = Vec::new();
-        let mut best: Option<(f64, Proposal)> = None;
+        let (mut search_steps, mut plans) = (Vec::new(), Vec::new());
         for ring_layers in rings {
             let rounds = model.model_layers().div_ceil(ring_layers);
-            let devices = model.device_count();
             let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
             let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
             for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.try_rings(plan));
-            let outcome = match search.best {
-                None => Err(InfeasibleReason::NothingAllowed { ring_layers }),
-                Some((seconds, plan)) => {
-                    if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-                        best = Some((seconds, plan));
-                    }
-                    Ok(seconds)
-                }
-            };
+            let seconds = search.best.as_ref().map(|(seconds, _)| *seconds);
+            let outcome = seconds.ok_or(InfeasibleReason::NothingAllowed { ring_layers });
+            plans.extend(search.best);
             search_steps.push(SearchStep { head: 0, rounds, ring_layers, outcome });
         }
-        match best {
+        match plans.into_iter().min_by(|one, other| one.0.total_cmp(&other.0)) {
             Some((_, proposal)) => Ok(Proposal { search_steps, ..proposal }),
             None => Err(StrategyError::Infeasible(search_steps)),
         }
@@ -94,25 +86,21 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
     windows * relays * orders
 }
 
-/// The maximum number of devices whose orders are enumerated; more would exceed [`MAX_PLANS`] anyway.
-const MAX_ORDERED_DEVICES: usize = 10;
-
 /// Returns every order of the devices with device 0 first, or only the order of the instance.
 fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
-    if choice == OrderChoice::Given || devices > MAX_ORDERED_DEVICES {
+    if choice == OrderChoice::Given {
         return vec![(0..devices).collect()];
     }
     let mut orders = vec![vec![0]];
     for device in 1..devices {
-        let grown = |order: &Vec<usize>| {
-            let order = order.clone();
+        let grown = |order: Vec<usize>| {
             (1..=order.len()).map(move |position| {
                 let mut order = order.clone();
                 order.insert(position, device);
                 order
             })
         };
-        orders = orders.iter().flat_map(grown).collect();
+        orders = orders.into_iter().flat_map(grown).collect();
     }
     orders
 }
@@ -147,25 +135,23 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    /// Evaluates every ring of the devices with layers, with any other devices as relays.
+    /// Evaluates every ring that contains the devices with layers, and any of the others as relays, in every order.
     fn try_rings(&mut self, plan: &mut Assignment) {
         let devices = plan.window_layers.len();
         let idle: Vec<usize> = (0..devices).filter(|device| plan.window_layers[*device] == 0).collect();
         let choices = if self.with_relays { 1_usize << idle.len() } else { 1 };
         for order in self.orders {
             for choice in 0..choices {
-                let is_left_out = |device: &usize| {
+                let is_in_ring = |device: &usize| {
                     let bit = idle.iter().position(|idle| idle == device);
-                    bit.is_some_and(|bit| choice >> bit & 1 == 0)
+                    bit.is_none_or(|bit| choice >> bit & 1 == 1)
                 };
-                let ring = order.iter().copied().filter(|device| !is_left_out(device)).collect();
-                plan.order = Some(ring);
+                plan.order = Some(order.iter().copied().filter(is_in_ring).collect());
                 self.evaluate_plan(plan);
             }
         }
     }
 
-    /// Evaluates a plan, and stores it if it is allowed and the fastest so far.
     fn evaluate_plan(&mut self, plan: &Assignment) {
         let Exhaustive { rules, objective, .. } = self.exhaustive;
         let mut proposal = Proposal::new(plan.clone());

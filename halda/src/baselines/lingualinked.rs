@@ -1,8 +1,7 @@
 //! The strategy `lingualinked`: a linear program that balances the times of the devices.
 //!
 //! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones with a linear program over computing,
-//! communication and memory. The form used here is for equal layers. Each device has a number of layers `c_m` on the
-//! CPU and `g_m` on the GPU:
+//! communication and memory. Here all layers are equal, and a device has `c_m` of them on the CPU and `g_m` on the GPU:
 //!
 //! ```text
 //! minimise z                                    over c, g, z >= 0
@@ -11,37 +10,29 @@
 //!   c_m <= CPU capacity,  g_m <= GPU capacity           nothing is read from disk (crate::capacity)
 //! ```
 //!
-//! where kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu` is the work of the head besides layers. Deviation: this is a variant
-//! of the published program. Its objective is balance, the longest time of a device; with the sum of the times it
-//! would be the continuous form of [`crate::baselines::edgeshard`]. Window and hop costs count for every device with
-//! capacity, because a linear program cannot make them depend on whether the device has a layer.
+//! where kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu` is the head's work besides layers (symbols:
+//! [`crate::latency::coefficients`]). Deviation: this is a variant of the published program. Its objective is the
+//! longest time of a device; the sum of the times would give the continuous form of [`crate::baselines::edgeshard`].
+//! Window and hop costs count even for devices without layers, because the program is linear.
 //!
 //! If the fixed costs of one device alone determine z, many solutions are optimal. So a second program fixes z and
-//! minimises the sum of the times.
-//!
-//! **Contiguity.** Devices are in the instance's order, so consecutive shares are consecutive layers. They are
-//! rounded by cumulative rounding (`crate::baselines::proportional_shares`), which keeps integer limits.
-//!
-//! Not here: integer variables, several rounds, and reading from disk.
+//! minimises the sum of the times. The shares are rounded by cumulative rounding
+//! (`crate::baselines::proportional_shares`), which keeps integer limits.
 
 use crate::baselines::proportional_shares::cumulative_rounding;
-use crate::capacity::{LayerCapacity, capacities};
-use crate::latency::LatencyModel;
+use crate::capacity::{LayerCapacity, capacities, one_round};
 use crate::latency::coefficients::DeviceCosts;
-use crate::problem::assignment::Assignment;
 use crate::solvers::linear_program::{self, LinearProgram};
-use crate::strategy::{Proposal, Strategy, StrategyError};
+use crate::{LatencyModel, Proposal, Strategy, StrategyError};
 
 /// The maximum time, relative to a layer on the fastest device. HiGHS rejects or ignores coefficients of very
-/// different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed; a device slower by
-/// this factor is useless
+/// different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed
 const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// The relative excess over z that the second program allows. source: assumed, above the solver's tolerance of 1e-7
+/// The relative excess of z over its minimum in the second program. source: assumed, above the tolerance of 1e-7
 const SLACK: f64 = 1e-6;
 
-/// The number of parts into which a layer is divided before rounding. source: assumed, finer than the solver's
-/// tolerance
+/// The parts into which a layer is divided before rounding. source: assumed, finer than the solver's tolerance
 const PARTS_PER_LAYER: u64 = 1 << 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,39 +52,30 @@ impl Strategy for LinguaLinked {
         let unsolved = |reason| StrategyError::Unsolved { strategy: self.name(), reason };
         let shares = balanced(&loads(model, &capacities), layers).map_err(unsolved)?;
         let parts = whole_parts(&shares, &capacities, layers);
-        let window_layers = cumulative_rounding(&parts, layers).unwrap_or_default();
-        let gpu_layers = capacities
-            .iter()
-            .zip(&window_layers)
-            .map(|(capacity, window)| capacity.gpu_layers(*window))
-            .collect();
-        Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
+        Ok(one_round(cumulative_rounding(&parts, layers).unwrap_or_default(), &capacities))
     }
 }
 
-/// The costs and limits of one device in the program; times are relative to the fastest layer.
+/// The costs and limits of one device in the linear program, in units of the time of the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     capacity: LayerCapacity,
-    /// alpha: the time of a layer on the CPU.
     cpu_layer: f64,
-    /// alpha + beta: the time of a layer on the GPU.
     gpu_layer: f64,
-    /// xi: the fixed time of the device; on the head it includes kappa.
+    /// The time that does not depend on the number of layers: xi, on the head plus kappa.
     fixed: f64,
 }
 
 fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
-    let fastest = |(costs, capacity): (&DeviceCosts, &LayerCapacity)| match (capacity.cpu, capacity.gpu) {
-        (0, 0) => f64::INFINITY,
-        (_, 0) => costs.cpu_layer(),
-        (0, _) => costs.gpu_layer(),
-        _ => costs.cpu_layer().min(costs.gpu_layer()),
+    let fastest = |(costs, capacity): (&DeviceCosts, &LayerCapacity)| {
+        let cpu = if capacity.cpu > 0 { costs.cpu_layer() } else { f64::INFINITY };
+        let gpu = if capacity.gpu > 0 { costs.gpu_layer() } else { f64::INFINITY };
+        cpu.min(gpu)
     };
     let unit = model.devices.iter().zip(capacities).map(fastest).fold(f64::INFINITY, f64::min);
     let scaled = |seconds: f64| (seconds / unit).min(MAX_RELATIVE_TIME);
     let load = |(device, (costs, capacity)): (usize, (&DeviceCosts, &LayerCapacity))| {
-        let head = if device == 0 { costs.output_compute + costs.head_memory } else { 0.0 };
+        let head = if device == 0 { costs.output_compute + costs.head_memory_seconds } else { 0.0 };
         Load {
             capacity: *capacity,
             cpu_layer: scaled(costs.cpu_layer()),
@@ -104,21 +86,14 @@ fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
     model.devices.iter().zip(capacities).enumerate().map(load).collect()
 }
 
-/// Solves both programs; returns the number of layers of each device, as fractions.
+/// Solves both linear programs; returns the fractional number of layers of each device.
 fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
-    let longest = solve(loads, layers, None)?.longest;
-    Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.shares)
+    let (_, longest) = solve(loads, layers, None)?;
+    Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.0)
 }
 
-struct Optimum {
-    /// `c_m + g_m`: the number of layers of each device, as a fraction.
-    shares: Vec<f64>,
-    /// z: the longest time of a device.
-    longest: f64,
-}
-
-/// Minimises z; if `longest` is given, minimises the sum of all times with z at most `longest`.
-fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, String> {
+/// Minimises the longest time z, or the sum of times with z at most `longest`. Returns each device's layers and z.
+fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>, f64), String> {
     let mut problem = LinearProgram::default();
     let z =
         problem.add_column(f64::from(u8::from(longest.is_none())), 0.0..=longest.unwrap_or(f64::INFINITY));
@@ -138,23 +113,19 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, S
     problem.add_row(1.0..=f64::INFINITY, columns[0].map(|column| (column, 1.0)));
     let found = problem.minimise()?;
     let shares = columns.iter().map(|[cpu, gpu]| found[*cpu] + found[*gpu]).collect();
-    Ok(Optimum { shares, longest: found[z] })
+    Ok((shares, found[z]))
 }
 
 /// Converts shares to integers, in units of 1 / [`PARTS_PER_LAYER`] layers. The result satisfies the limits and sums
-/// exactly to L, although the solver is exact only within its tolerance.
+/// to exactly `layers`, although the solver is exact only within its tolerance.
 fn whole_parts(shares: &[f64], capacities: &[LayerCapacity], layers: u32) -> Vec<u64> {
     let most: Vec<u64> =
         capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS_PER_LAYER).collect();
     let least = |device: usize| if device == 0 { PARTS_PER_LAYER } else { 0 };
-    let mut parts: Vec<u64> = shares
-        .iter()
-        .zip(&most)
-        .enumerate()
-        .map(|(device, (share, most))| {
-            ((share * PARTS_PER_LAYER as f64).round() as u64).clamp(least(device), *most)
-        })
-        .collect();
+    let part = |(device, share): (usize, &f64)| {
+        ((share * PARTS_PER_LAYER as f64).round() as u64).clamp(least(device), most[device])
+    };
+    let mut parts: Vec<u64> = shares.iter().enumerate().map(part).collect();
     let whole = u64::from(layers) * PARTS_PER_LAYER;
     let mut missing = whole.saturating_sub(parts.iter().sum());
     let mut excess = parts.iter().sum::<u64>().saturating_sub(whole);
@@ -180,8 +151,7 @@ mod tests {
 
     #[test]
     fn parts_sum_to_the_model_within_the_limits() {
-        // The solver is inexact: within the limits its shares sum to 7.4 layers of 8, and the head has less than one
-        // layer.
+        // The solver is inexact: within the limits its shares sum to 7.4 layers of 8, and the head has less than one.
         let capacities = [capacity(3), capacity(2), capacity(5)];
         let parts = whole_parts(&[0.9, 2.5, 4.5], &capacities, 8);
         let half = PARTS_PER_LAYER / 2;
@@ -190,8 +160,6 @@ mod tests {
         assert_eq!(parts, [PARTS_PER_LAYER, 2 * PARTS_PER_LAYER, 5 * PARTS_PER_LAYER]);
     }
 
-    /// Returns the number of layers that a device computes within a time, on the faster processor first, limited by
-    /// its memory.
     fn layers_within(load: &Load, longest: f64) -> f64 {
         let mut processors = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
         processors.sort_by(|left, right| left.0.total_cmp(&right.0));
@@ -201,8 +169,7 @@ mod tests {
         (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
     }
 
-    /// Returns z by bisection: the minimum time in which all devices together compute L layers, and the head at least
-    /// one.
+    /// Returns the minimum of z, the longest time of a device, by bisection. The head has at least one of all layers.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;

@@ -1,23 +1,19 @@
 //! The strategy `manual`: explicit windows, GPU layers, rounds and head.
 //!
-//! The plan is checked and explained like any other plan. Devices may have no layers, and the last round may be
-//! partial. A plan that violates a constraint is an error; it is not corrected.
+//! Devices may have no layers, and the last round may be partial. A plan that violates a constraint is an error.
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
-use crate::problem::assignment::Assignment;
-use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
+use crate::{Assignment, LatencyModel, Objective, Proposal, Rules, Strategy, StrategyError};
 
 /// An explicit plan. The vectors are in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Manual {
     pub head: usize,
-    /// k, including a partial last round; if `None`, the number of rounds that the windows need.
+    /// The number of rounds (k), including a partial last one; if `None`, as many as the windows need.
     pub rounds: Option<u32>,
     pub window_layers: Vec<u32>,
-    /// `n_m`; if empty, there are no GPU layers.
+    /// The GPU layers in each device's window (n); if empty, there are none.
     pub gpu_layers: Vec<u32>,
     /// The residency of each device. If empty, each device gets the first residency that it allows.
     pub residencies: Vec<ResidencyOptions>,

@@ -5,27 +5,19 @@
 //! on the GPU. The others are on its CPU, which may have to read them from disk. `mem` uses the available memory, as
 //! the paper does without Halda; `mem-total` uses the total memory, as exo does.
 //!
-//! If the window of the head rounds to zero, it gets one layer of the largest window.
-//!
-//! Not here: speed. If the share of a device with a slow disk does not fit, the plan is an error, because the
-//! heuristic does not know the constraint on slow disks.
+//! If the window of the head rounds to zero, it gets one layer of the largest window. If the share of a device with a
+//! slow disk does not fit, the plan is an error.
 
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
-use crate::latency::LatencyModel;
-use crate::latency::gpu_split::RoundCounts;
-use crate::problem::assignment::Assignment;
-use crate::problem::instance::{Device, Gpu};
-use crate::strategy::{Proposal, Strategy, StrategyError};
+use crate::{Assignment, Device, Gpu, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError};
 
-/// The memory to which windows are proportional.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum MemorySizes {
-    /// The available memory, as in the paper's variant without Halda: the working set with Metal; otherwise RAM, with
-    /// CUDA plus GPU memory (the paper's "RAM/VRAM ratios"). Swap is excluded.
+    /// The available memory without swap, as in prima.cpp without Halda ("RAM/VRAM ratios" in the paper): the working
+    /// set with Metal, RAM plus GPU memory with CUDA, otherwise RAM.
     #[default]
     Available,
-    /// The total memory of each device in any unit, as in exo. An instance does not contain it, so the caller passes
-    /// the result of [`crate::problem::total_memory`].
+    /// The total memory of each device in any unit, as in exo; see [`crate::problem::total_memory`].
     Total(Vec<u64>),
 }
 
@@ -44,10 +36,8 @@ impl Strategy for MemoryProportional {
     }
 
     fn options(&self) -> Vec<String> {
-        match self.sizes {
-            MemorySizes::Available => vec!["memory=available".to_owned()],
-            MemorySizes::Total(_) => vec!["memory=total".to_owned()],
-        }
+        let sizes = if self.sizes == MemorySizes::Available { "available" } else { "total" };
+        vec![format!("memory={sizes}")]
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
@@ -62,16 +52,15 @@ impl Strategy for MemoryProportional {
         let mut window_layers =
             cumulative_rounding(&sizes, model.model_layers()).ok_or(StrategyError::NoMemory)?;
         ensure_head_layer(&mut window_layers);
-        let gpu_layers = window_layers
-            .iter()
-            .enumerate()
-            .map(|(device, window)| model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1)))
-            .collect();
+        let most = |(device, window): (usize, &u32)| {
+            let (head, ring_layers) = (device == 0, model.model_layers());
+            model.max_gpu_layers(RoundWindow { device, head, ring_layers, layers_before: 0, layers: *window })
+        };
+        let gpu_layers = window_layers.iter().enumerate().map(most).collect();
         Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 
-/// Returns the available memory of a device in bytes.
 fn available(device: &Device) -> u64 {
     match device.gpu {
         Gpu::Metal => device.metal_available,

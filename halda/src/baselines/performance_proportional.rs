@@ -1,7 +1,6 @@
 //! The strategy `perf`: layers in proportion to speed, limited by memory.
 //!
-//! prima.cpp paper, appendix A.10 (`PerfSched`): the rule of Galaxy (Ye et al., 2024) with a fallback. The plan has
-//! one round, computed in three steps:
+//! prima.cpp paper, appendix A.10 (`PerfSched`): the rule of Galaxy (Ye et al., 2024) with a fallback, in one round:
 //!
 //! 1. Layers are distributed in proportion to compute power, which is the layers per second by the latency model
 //!    without disk and hops: 1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU
@@ -10,27 +9,23 @@
 //! 3. The remaining layers are moved to the CPUs of all devices in proportion to CPU speed: first to their RAM, and
 //!    when it is full, to their disks, from which they are read for every token.
 //!
-//! The paper describes these steps in two sentences. Here the "other devices" of step 2 are interpreted as GPUs,
-//! because the rule is for "GPU clusters" and the fallback adds CPUs. In another interpretation, a device without a
-//! GPU fills its RAM in step 2, before the CPU of a device with a GPU gets any layer. On devices estimated from the
-//! paper's Fig. 10 with the 70B model, that interpretation takes 3.1 times the optimum, and this one 1.3 times. In
-//! the paper, the strategy takes 1.6 times the time of Halda.
+//! The "other devices" of step 2 are interpreted as GPUs, because the rule is for "GPU clusters" and the fallback adds
+//! CPUs. In another interpretation, a device without a GPU fills its RAM in step 2. On devices estimated from the
+//! paper's Fig. 10 with the 70B model, that takes 3.1 times the optimum, and this interpretation 1.3 times. In the
+//! paper, the strategy takes 1.6 times the time of Halda.
 //!
 //! A GPU that cannot hold a layer, or is slower than the CPU of its device, is ignored in steps 1 and 2
-//! (`crate::capacity`). Step 3 uses no slow disks; if all disks are slow, there is no plan. As many layers of a
-//! window as fit are on the GPU. If the window of the head rounds to zero, it gets one layer of the largest window.
+//! (`crate::capacity`). Step 3 uses no slow disks. As many layers of a window as fit are on the GPU. If the window of
+//! the head rounds to zero, it gets one layer of the largest window.
 //!
 //! Not here: the cost of hops and disks. A device that slows down the ring still gets its share.
 
 use crate::baselines::proportional_shares::{
-    cumulative_rounding, distribute_within_capacity, ensure_head_layer, speed_weights,
+    distribute_remaining, ensure_head_layer, proportional_within_capacity, speed_weights,
 };
 use crate::capacity::LayerCapacity;
-use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
-use crate::latency::gpu_split::RoundCounts;
-use crate::problem::assignment::Assignment;
-use crate::strategy::{InfeasibleReason, Proposal, SearchStep, Strategy, StrategyError};
+use crate::{Assignment, InfeasibleReason, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerformanceProportional;
@@ -41,8 +36,7 @@ impl Strategy for PerformanceProportional {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let capacities: Vec<LayerCapacity> =
-            (0..model.device_count()).map(|device| LayerCapacity::new(model, device, device == 0)).collect();
+        let capacities = LayerCapacity::of_all_devices(model);
         let mut window_layers = windows(model, &capacities)?;
         ensure_head_layer(&mut window_layers);
         let gpu_layers = window_layers
@@ -51,7 +45,14 @@ impl Strategy for PerformanceProportional {
             .enumerate()
             .map(|(device, (window, capacity))| {
                 if capacity.gpu_first {
-                    model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1))
+                    let (head, ring_layers) = (device == 0, model.model_layers());
+                    model.max_gpu_layers(RoundWindow {
+                        device,
+                        head,
+                        ring_layers,
+                        layers_before: 0,
+                        layers: *window,
+                    })
                 } else {
                     capacity.gpu_layers(*window)
                 }
@@ -61,7 +62,6 @@ impl Strategy for PerformanceProportional {
     }
 }
 
-/// Computes the window of each device in the three steps of the module documentation.
 fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
     let costs = &model.devices;
@@ -77,41 +77,25 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
         .iter()
         .map(|capacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu })
         .collect();
-    let proportional = cumulative_rounding(&power, layers).unwrap_or_default();
-    let mut windows: Vec<u32> =
-        proportional.iter().zip(&first).map(|(window, capacity)| *window.min(capacity)).collect();
+    let mut windows = proportional_within_capacity(&power, &first, layers);
 
-    let on_gpus: Vec<u32> = capacities
-        .iter()
-        .zip(&windows)
-        .map(|(capacity, window)| if capacity.gpu_first { capacity.gpu - window } else { 0 })
-        .collect();
-    add_remaining(&mut windows, &power, &on_gpus, layers);
+    let free_on_gpu = |(capacity, window): (&LayerCapacity, &u32)| {
+        if capacity.gpu_first { capacity.gpu - window } else { 0 }
+    };
+    let on_gpus: Vec<u32> = capacities.iter().zip(&windows).map(free_on_gpu).collect();
+    distribute_remaining(&mut windows, &power, &on_gpus, layers);
 
     let on_cpus: Vec<u32> =
         capacities.iter().zip(&windows).map(|(capacity, window)| capacity.layers() - window).collect();
-    add_remaining(&mut windows, &cpu_power, &on_cpus, layers);
+    distribute_remaining(&mut windows, &cpu_power, &on_cpus, layers);
 
     let on_disks: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
-    add_remaining(&mut windows, &cpu_power, &on_disks, layers);
+    distribute_remaining(&mut windows, &cpu_power, &on_disks, layers);
 
     let held: u32 = windows.iter().sum();
     if held < layers {
-        let outcome = Err(InfeasibleReason::TooLittleMemory { ring_layers: layers, held });
-        return Err(StrategyError::Infeasible(vec![SearchStep {
-            head: 0,
-            rounds: 1,
-            ring_layers: layers,
-            outcome,
-        }]));
+        let reason = InfeasibleReason::TooLittleMemory { ring_layers: layers, held };
+        return Err(StrategyError::no_plan(1, layers, reason));
     }
     Ok(windows)
-}
-
-/// Distributes the layers that are in no window yet in proportion to power, at most `capacity` to each device.
-fn add_remaining(windows: &mut [u32], power: &[u64], capacity: &[u32], layers: u32) {
-    let left = layers - windows.iter().sum::<u32>();
-    for (window, more) in windows.iter_mut().zip(distribute_within_capacity(power, capacity, left)) {
-        *window += more;
-    }
 }

@@ -1,24 +1,18 @@
 //! Proportional distribution of layers with cumulative rounding.
 //!
-//! Windows are contiguous, so each window is the difference of two cumulative shares, which are rounded to the
-//! nearest layer (half up):
+//! Each window is the difference of two cumulative shares, which are rounded to the nearest layer (half up):
 //!
 //! ```text
 //! w_m = round(L (d_1 + ... + d_m)/D) - round(L (d_1 + ... + d_{m-1})/D),     D = sum d
 //! ```
 //!
-//! For example, memory sizes of 8, 8 and 11 and 32 layers give the cumulative shares 9.48, 18.96 and 32, rounded 9,
-//! 19 and
-//! 32. The windows are 9, 10 and 13, as in exo's plan for Llama-3-8B in the prima.cpp paper (section 4.1). A window
-//!     differs
-//! from its share by less than one layer, so it never exceeds an integer limit that its share satisfies. The windows
-//! sum to L.
+//! For example, memory sizes of 8, 8 and 11 and 32 layers give the cumulative shares 9.48, 18.96 and 32. The windows
+//! are 9, 10 and 13, as in exo's plan for Llama-3-8B in the prima.cpp paper (section 4.1). A window differs from its
+//! share by less than one layer, so it never exceeds an integer limit that its share satisfies.
 //!
 //! If devices have limited capacity, the layers above it are distributed to devices with free capacity, again in
 //! proportion, until all layers are assigned or all devices are full. Apart from rounding, the windows are then
 //! min(capacity, lambda d) with the same lambda for all devices.
-//!
-//! Not here: the weights d, which the strategies choose.
 
 /// The weight of the fastest device if weights are speeds. source: assumed; fine enough to distinguish two devices
 /// whose shares of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers differ
@@ -27,33 +21,39 @@ const MAX_SPEED_WEIGHT: f64 = (1_u64 << 40) as f64;
 /// Returns windows in proportion to `sizes` that sum to `layers`; `None` if all sizes are zero.
 pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>> {
     let total: u128 = sizes.iter().map(|size| u128::from(*size)).sum();
-    let mut before = 0;
-    let mut sum = 0;
-    sizes
-        .iter()
-        .map(|size| {
-            sum += u128::from(*size);
-            let after = (2 * u128::from(layers) * sum + total).checked_div(2 * total)? as u32;
-            let window = after - before;
-            before = after;
-            Some(window)
-        })
-        .collect()
+    let (mut sum, mut before) = (0, 0);
+    let window = |size: &u64| {
+        sum += u128::from(*size);
+        let after = (2 * u128::from(layers) * sum + total).checked_div(2 * total)? as u32;
+        Some(after - std::mem::replace(&mut before, after))
+    };
+    sizes.iter().map(window).collect()
 }
 
-/// Distributes `layers` in proportion to the weights, at most `capacity` to each device. Layers above the total
-/// capacity are not assigned.
-pub(crate) fn distribute_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
+/// Returns shares in proportion to the weights, cut to the capacity of each device.
+pub(crate) fn proportional_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
+    let shares = cumulative_rounding(weights, layers).unwrap_or_else(|| vec![0; weights.len()]);
+    shares.iter().zip(capacity).map(|(share, capacity)| *share.min(capacity)).collect()
+}
+
+/// Distributes the layers that are in no window yet in proportion to the weights, at most `capacity` to each device.
+pub(crate) fn distribute_remaining(windows: &mut [u32], weights: &[u64], capacity: &[u32], layers: u32) {
+    let left = layers - windows.iter().sum::<u32>();
+    for (window, more) in windows.iter_mut().zip(distribute_within_capacity(weights, capacity, left)) {
+        *window += more;
+    }
+}
+
+/// As [`distribute_remaining`], for `layers` layers. Layers above the total capacity are not assigned.
+fn distribute_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
     let mut placed = vec![0; capacity.len()];
     let mut left = layers;
     while left > 0 {
         // The minimum weight is one, so that every device with free capacity eventually gets layers.
-        let open = |device: usize| placed[device] < capacity[device];
-        let sizes: Vec<u64> = weights
-            .iter()
-            .enumerate()
-            .map(|(device, weight)| if open(device) { (*weight).max(1) } else { 0 })
-            .collect();
+        let open_weight = |device: usize| {
+            if placed[device] < capacity[device] { weights[device].max(1) } else { 0 }
+        };
+        let sizes: Vec<u64> = (0..weights.len()).map(open_weight).collect();
         let Some(shares) = cumulative_rounding(&sizes, left) else { break };
         for (device, share) in shares.into_iter().enumerate() {
             let taken = share.min(capacity[device] - placed[device]);
@@ -70,8 +70,7 @@ pub(crate) fn speed_weights(layer_seconds: &[f64]) -> Vec<u64> {
     layer_seconds.iter().map(|seconds| (fastest / seconds * MAX_SPEED_WEIGHT).round() as u64).collect()
 }
 
-/// Moves one layer of the largest window to the head, which is device 0, if the head has none. Ties go to the lower
-/// index.
+/// Moves one layer of the largest window to the head, device 0, if it has none. Ties go to the lower index.
 pub(crate) fn ensure_head_layer(windows: &mut [u32]) {
     if windows[0] == 0 {
         let largest = (0..windows.len()).rev().max_by_key(|device| windows[*device]).unwrap_or(0);
@@ -85,38 +84,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paper_example_of_exo() {
-        assert_eq!(cumulative_rounding(&[8, 8, 11], 32), Some(vec![9, 10, 13]));
-    }
-
-    #[test]
     fn windows_sum_to_the_layers() {
         for sizes in [&[1, 1, 1][..], &[u64::MAX, 1], &[0, 5, 0], &[3, 7, 11, 13]] {
             let windows = cumulative_rounding(sizes, 80).unwrap();
             assert_eq!(windows.iter().sum::<u32>(), 80, "{sizes:?}");
         }
+        assert_eq!(cumulative_rounding(&[8, 8, 11], 32), Some(vec![9, 10, 13]), "exo in the paper");
         assert_eq!(cumulative_rounding(&[0, 0], 80), None);
     }
 
     #[test]
     fn excess_goes_to_devices_with_free_capacity() {
-        // 14 layers in the ratio 4:2:1 are 8, 4, 2. The first device holds 5; its other 3 go to the others in the
-        // ratio 2:1.
-        assert_eq!(distribute_within_capacity(&[4, 2, 1], &[5, 14, 14], 14), [5, 6, 3]);
-        // Here the second device is full too, and the third gets the rest.
-        assert_eq!(distribute_within_capacity(&[4, 2, 1], &[5, 5, 14], 14), [5, 5, 4]);
-        assert_eq!(
-            distribute_within_capacity(&[4, 2, 1], &[5, 5, 1], 14),
-            [5, 5, 1],
-            "three layers are not assigned"
-        );
-        assert_eq!(
-            distribute_within_capacity(&[4, 0], &[5, 14], 14),
-            [5, 9],
-            "a weight of zero excludes no device"
-        );
-        assert_eq!(distribute_within_capacity(&[1, 1], &[0, 0], 14), [0, 0]);
-        assert_eq!(distribute_within_capacity(&[1, 1], &[9, 9], 0), [0, 0]);
+        // 14 layers in the ratio 4:2:1 are 8, 4, 2. Of the 8, 5 fit; the other 3 go to the others in the ratio 2:1.
+        for (case, weights, capacity, layers, expected) in [
+            ("first is full", &[4, 2, 1][..], &[5, 14, 14][..], 14, &[5, 6, 3][..]),
+            ("third gets the rest", &[4, 2, 1], &[5, 5, 14], 14, &[5, 5, 4]),
+            ("three layers are not assigned", &[4, 2, 1], &[5, 5, 1], 14, &[5, 5, 1]),
+            ("a weight of zero excludes no device", &[4, 0], &[5, 14], 14, &[5, 9]),
+            ("no capacity", &[1, 1], &[0, 0], 14, &[0, 0]),
+            ("no layers", &[1, 1], &[9, 9], 0, &[0, 0]),
+        ] {
+            assert_eq!(distribute_within_capacity(weights, capacity, layers), expected, "{case}");
+        }
     }
 
     #[test]

@@ -3,14 +3,11 @@
 //! All L layers are in one window. As many as fit are on the GPU, the others on the CPU (memory-mapped weights,
 //! maximum `--n-gpu-layers`). By default the device is the one that is fastest alone.
 //!
-//! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU. llama.cpp does not check
-//! that either; `exact` does.
+//! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU.
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::violations;
-use crate::latency::gpu_split::RoundCounts;
-use crate::problem::assignment::Assignment;
-use crate::strategy::{Proposal, Strategy, StrategyError};
+use crate::{
+    Assignment, HeadChoice, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError, violations,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Single {
@@ -28,39 +25,28 @@ impl Strategy for Single {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let devices = model.device_count();
-        let candidates = match self.device {
-            Some(device) if device >= devices => return Err(StrategyError::NoSuchDevice { device, devices }),
-            Some(device) => device..device + 1,
-            None => 0..devices,
-        };
-        let mut best: Option<(f64, Assignment)> = None;
-        let mut violated = Vec::new();
-        for device in candidates {
-            let plan = alone(model, device);
+        let candidates = self.device.map_or(HeadChoice::Best, HeadChoice::Fixed);
+        let candidates = candidates.candidates(model.device_count())?;
+        let (mut allowed, mut violated) = (Vec::new(), Vec::new());
+        for plan in candidates.map(|device| alone(model, device)) {
             let violations = violations(model, &plan, self.rules());
-            if !violations.is_empty() {
-                violated.extend(violations);
-                continue;
+            if violations.is_empty() {
+                allowed.push((model.seconds(&plan), plan));
             }
-            let seconds = model.seconds(&plan);
-            if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-                best = Some((seconds, plan));
-            }
+            violated.extend(violations);
         }
-        match best {
-            Some((_, assignment)) => Ok(Proposal::new(assignment)),
-            None => Err(StrategyError::ConstraintsViolated { strategy: self.name(), violations: violated }),
-        }
+        let fastest = allowed.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
+        let refusal = || StrategyError::ConstraintsViolated { strategy: self.name(), violations: violated };
+        fastest.map(|(_, plan)| Proposal::new(plan)).ok_or_else(refusal)
     }
 }
 
-/// Returns the plan with all layers on one device.
 fn alone(model: &LatencyModel, device: usize) -> Assignment {
     let layers = model.model_layers();
     let mut window_layers = vec![0; model.device_count()];
     let mut gpu_layers = window_layers.clone();
     window_layers[device] = layers;
-    gpu_layers[device] = model.max_gpu_layers(device, true, layers, RoundCounts::whole(1));
+    let all = RoundWindow { device, head: true, ring_layers: layers, layers_before: 0, layers };
+    gpu_layers[device] = model.max_gpu_layers(all);
     Assignment::new(device, 1, window_layers, gpu_layers)
 }

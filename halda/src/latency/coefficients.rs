@@ -9,19 +9,17 @@
 //! x     = floor((cap - need(0 layers)) / b')  the layers that fit in memory
 //! ```
 //!
-//! with `Fc = sum f_q/s_cpu,q` and `Fg = sum f_q/s_gpu,q`. The compute and memory parts are separate, because a plan
-//! reports them separately. Limits are counted in layers of the model, so that they hold for any k:
-//! `floor(floor(B/b')/k) = floor(B/(k b'))`.
-//!
-//! Not here: how the time of a token is computed from the coefficients ([`crate::latency`]).
+//! with `Fc = sum f_q/s_cpu,q` and `Fg = sum f_q/s_gpu,q`. Limits are counted in layers of the model, so that they hold
+//! for any k: `floor(floor(B/b')/k) = floor(B/(k b'))`.
+
+use std::ops::AddAssign;
 
 use crate::latency::hop_times::HopTimes;
-use crate::problem::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
-use crate::problem::validation::InstanceError;
-use crate::runtime_model::ReadRates;
+use crate::problem::instance::PerFormat;
+use crate::{Device, Gpu, Instance, InstanceError, OperatingSystem, ReadRates};
 
-/// What a device reads again from disk for every token: the paper's sets M1 to M4.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+/// What a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum MemoryCase {
     /// M1: macOS without Metal; the share exceeds memory, and the excess is read again.
     ReloadsExcessMacos,
@@ -30,26 +28,21 @@ pub enum MemoryCase {
     /// M3: Linux or Android; the CPU share exceeds memory, and the excess is read again.
     ReloadsExcess,
     /// M4: the share fits in memory, or it must fit because the disk is too slow.
+    #[default]
     NoReload,
 }
 
 impl MemoryCase {
-    /// Returns the number of the set in the paper, 1 to 4.
+    /// Returns the number of the set of the prima.cpp paper, 1 to 4.
     pub fn number(self) -> u8 {
-        match self {
-            MemoryCase::ReloadsExcessMacos => 1,
-            MemoryCase::ReloadsEverything => 2,
-            MemoryCase::ReloadsExcess => 3,
-            MemoryCase::NoReload => 4,
-        }
+        self as u8 + 1
     }
 }
 
-/// The number of layers and the byte sizes of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelSizes {
     pub layers: u32,
-    /// b, the weights of a layer.
+    /// b, the bytes of weights of a layer in the prima.cpp paper's model, in which all layers are equal.
     pub layer_weight_bytes: f64,
     /// b', the weights and key-value cache of a layer, at most 2^50.
     pub layer_resident_bytes: i64,
@@ -59,19 +52,16 @@ pub(crate) struct ModelSizes {
     pub row_bytes_ceil: i64,
     /// `b_o`, the output norm and head.
     pub output_head_bytes: i64,
-    /// Prefix sums of the layers' weight bytes: entry i is the sum of the first i layers.
+    /// Entry i is the sum of the weight bytes of the first i layers.
     pub layer_bytes_prefix_sums: Vec<i64>,
     /// Whether all layers have the same size and, on each device, the same time.
     pub uniform_layers: bool,
-    /// The maximum over all runs of consecutive layers of their bytes minus their number times b. A planner that
-    /// counts layers reserves it in GPU memory once per window.
+    /// The maximum sum of (weight bytes - b) over consecutive layers, reserved in GPU memory for each window.
     pub max_run_surplus: i64,
-    /// The sum over the layers larger than b of their bytes beyond b: an upper bound of the surplus of any set of
-    /// layers.
+    /// The sum of max(weight bytes - b, 0) over all layers: an upper bound of the surplus of any set of layers.
     pub total_surplus: i64,
 }
 
-/// The coefficients of a device.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceCosts {
     /// Fc: the seconds of CPU arithmetic per layer.
@@ -81,19 +71,17 @@ pub(crate) struct DeviceCosts {
     /// Fo: the seconds of CPU arithmetic for the output head.
     pub output_compute: f64,
     /// `t_kv_cpu` + b'/`T_cpu`: the seconds of memory traffic per layer on the CPU.
-    pub cpu_memory: f64,
-    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; equal to `cpu_memory`
-    /// without a GPU.
-    pub gpu_memory: f64,
+    pub cpu_memory_seconds: f64,
+    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without one as on the CPU.
+    pub gpu_memory_seconds: f64,
     /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds of copies per window.
     pub window_copy: f64,
     /// `t_comm`: the seconds of the hop after a window; an estimate if it depends on the next device.
     pub hop: f64,
     /// (`b_i/V` + `b_o`)/`T_cpu`: the additional seconds of memory traffic per token if the device is the head.
-    pub head_memory: f64,
+    pub head_memory_seconds: f64,
     /// `s_disk`: the disk throughput in bytes per second.
     pub disk_read_rate: f64,
-    /// The disk read rates by access pattern; all equal to `s_disk` if the instance has none.
     pub read_rates: ReadRates,
     /// Whether `s_disk` is below the threshold, so that the share must fit in memory.
     pub slow_disk: bool,
@@ -105,34 +93,33 @@ pub(crate) struct DeviceCosts {
     pub capacity: i64,
     /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
     pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
-    /// The fixed seconds of a window on CPU and GPU together, including the output head.
+    /// The fixed seconds of a window on the CPU and the GPU, plus the seconds of the output head on the CPU.
     pub window_overheads: f64,
-    /// Whether no layer takes longer on the GPU than on the CPU.
     pub gpu_never_slower: bool,
-    /// The bytes of main memory that a run can use, including what other programs can swap out. Unlike cap it does
-    /// not depend on the operating system.
+    /// The bytes of RAM that a run can use, including what other programs can swap out on any operating system.
     pub steady_state_capacity: i64,
     /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
-    /// The memory case of a share that does not fit.
     pub case_if_exceeded: MemoryCase,
 }
 
 impl ModelSizes {
     pub(crate) fn new(instance: &Instance) -> Self {
         let model = &instance.model;
-        let layer_bytes =
-            |layer: u32| model.layer_bytes.get(layer as usize).copied().unwrap_or(model.layer_weight_bytes);
-        let mut layer_bytes_prefix_sums = vec![0];
-        for layer in 0..model.model_layers {
-            layer_bytes_prefix_sums.push(layer_bytes_prefix_sums[layer as usize] + layer_bytes(layer) as i64);
-        }
+        let mean = model.layer_weight_bytes;
+        let layer_bytes: Vec<i64> = (0..model.model_layers as usize)
+            .map(|layer| model.layer_bytes.get(layer).copied().unwrap_or(mean) as i64)
+            .collect();
+        let surpluses = layer_bytes.iter().map(|bytes| bytes - mean as i64);
+        // The surplus of the heaviest run that ends at a layer, and the maximum so far.
+        let (_, max_run_surplus) = surpluses.clone().fold((0, 0), |(run, most), surplus| {
+            let run = (run + surplus).max(0);
+            (run, most.max(run))
+        });
         Self {
-            max_run_surplus: heaviest_surplus(&layer_bytes_prefix_sums, model.layer_weight_bytes as i64),
-            total_surplus: (0..model.model_layers)
-                .map(|layer| (layer_bytes(layer) as i64 - model.layer_weight_bytes as i64).max(0))
-                .sum(),
-            layer_bytes_prefix_sums,
+            max_run_surplus,
+            total_surplus: surpluses.map(|surplus| surplus.max(0)).sum(),
+            layer_bytes_prefix_sums: prefix_sums(&layer_bytes),
             uniform_layers: all_equal(&model.layer_bytes)
                 && instance
                     .devices
@@ -163,29 +150,15 @@ fn all_equal<T: PartialEq>(all: &[T]) -> bool {
     all.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// Returns the prefix sums, starting with 0.
-fn prefix_sums(seconds: &[f64]) -> Vec<f64> {
-    let sums = seconds.iter().scan(0.0, |sum, seconds| {
-        *sum += seconds;
+fn prefix_sums<T: Copy + Default + AddAssign>(values: &[T]) -> Vec<T> {
+    let sums = values.iter().scan(T::default(), |sum, value| {
+        *sum += *value;
         Some(*sum)
     });
-    std::iter::once(0.0).chain(sums).collect()
-}
-
-/// Returns the maximum of bytes(i..j) - (j - i) b over all i <= j.
-fn heaviest_surplus(layer_bytes_prefix_sums: &[i64], layer_weight_bytes: i64) -> i64 {
-    let beyond =
-        (0..).zip(layer_bytes_prefix_sums).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
-    let (mut least, mut surplus) = (0, 0);
-    for beyond in beyond {
-        least = least.min(beyond);
-        surplus = surplus.max(beyond - least);
-    }
-    surplus
+    std::iter::once(T::default()).chain(sums).collect()
 }
 
 impl DeviceCosts {
-    /// Computes the coefficients of device `index` of a validated instance.
     pub(crate) fn new(
         instance: &Instance,
         index: usize,
@@ -195,9 +168,9 @@ impl DeviceCosts {
         let device = &instance.devices[index];
         let resident = model.layer_resident_bytes as f64;
         let cpu_compute = seconds(&instance.model.layer_flops, &device.cpu_speed);
-        let cpu_memory = device.cpu_cache_write + resident / device.cpu_memory_rate;
-        let (gpu_compute, gpu_memory) = if device.gpu == Gpu::None {
-            (cpu_compute, cpu_memory)
+        let cpu_memory_seconds = device.cpu_cache_write + resident / device.cpu_memory_rate;
+        let (gpu_compute, gpu_memory_seconds) = if device.gpu == Gpu::None {
+            (cpu_compute, cpu_memory_seconds)
         } else {
             let compute = seconds(&instance.model.layer_flops, &device.gpu_speed);
             (compute, device.gpu_cache_write + resident / device.gpu_memory_rate)
@@ -205,17 +178,19 @@ impl DeviceCosts {
         let metal = device.gpu == Gpu::Metal;
         let (capacity, case_if_exceeded) = capacity_and_case(device);
         let work = device.runtime.work_times.as_ref();
+        let rate = device.disk_read_rate;
+        let same_rates = ReadRates { fault: rate, read_ahead: rate, stream: rate };
         let costs = Self {
             cpu_compute,
             gpu_compute,
             output_compute: seconds(&instance.model.output_flops, &device.cpu_speed),
-            cpu_memory,
-            gpu_memory,
+            cpu_memory_seconds,
+            gpu_memory_seconds,
             window_copy: if device.unified_memory { 0.0 } else { device.gpu_upload + device.gpu_download },
             hop: hops.sender_hops[index],
-            head_memory: model.head_bytes(true) / device.cpu_memory_rate,
+            head_memory_seconds: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read_rate: device.disk_read_rate,
-            read_rates: device.runtime.read_rates.unwrap_or(ReadRates::all(device.disk_read_rate)),
+            read_rates: device.runtime.read_rates.unwrap_or(same_rates),
             slow_disk: device.disk_read_rate < instance.slow_disk_threshold,
             metal,
             buffer_bytes: device.cpu_buffer_bytes as i64
@@ -227,7 +202,7 @@ impl DeviceCosts {
                 .map_or(0.0, |work| work.cpu_output + work.cpu_window_overhead + work.gpu_window_overhead),
             gpu_never_slower: match work {
                 Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
-                None => gpu_compute + gpu_memory <= cpu_compute + cpu_memory,
+                None => gpu_compute + gpu_memory_seconds <= cpu_compute + cpu_memory_seconds,
             },
             steady_state_capacity: (device.ram_available + device.swappable_bytes.min(device.swap_available))
                 as i64,
@@ -246,28 +221,28 @@ impl DeviceCosts {
 
     /// Returns an upper bound of the seconds per token that any plan spends on this device.
     fn max_token_seconds(&self, model: &ModelSizes, longest_hop: f64) -> f64 {
-        let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
+        let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory_seconds + self.gpu_memory_seconds;
         let work: f64 = self.layer_seconds_prefix_sums.iter().flatten().filter_map(|sums| sums.last()).sum();
         let work = work + f64::from(model.layers) * self.window_overheads;
         let heavier = model.layer_bytes_prefix_sums.last().map_or(0.0, |bytes| *bytes as f64);
         let bytes = (f64::from(model.layers) * model.layer_resident_bytes as f64).max(heavier)
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
+        let ReadRates { fault, read_ahead, stream } = self.read_rates;
         work + f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
-            + self.head_memory
+            + self.head_memory_seconds
             // If windows evict each other, all bytes are read twice.
-            + 2.0 * bytes / self.disk_read_rate.min(self.read_rates.slowest())
+            + 2.0 * bytes / self.disk_read_rate.min(fault.min(read_ahead).min(stream))
     }
 
-    /// Returns alpha, the seconds of a layer on the CPU without reading from disk.
     pub(crate) fn cpu_layer(&self) -> f64 {
-        self.cpu_compute + self.cpu_memory
+        self.cpu_compute + self.cpu_memory_seconds
     }
 
-    /// Returns alpha + beta, the seconds of a layer on the GPU; equal to alpha without a GPU.
+    /// Returns the seconds of a layer on the GPU (alpha + beta); equal to those on the CPU (alpha) without a GPU.
     pub(crate) fn gpu_layer(&self) -> f64 {
-        self.gpu_compute + self.gpu_memory
+        self.gpu_compute + self.gpu_memory_seconds
     }
 
     /// Returns x, the number of layers that fit in memory; negative if not even the buffers fit.
@@ -283,13 +258,13 @@ impl DeviceCosts {
     }
 }
 
-/// Returns the compute seconds: the sum over q of `f_q` / `s_q`. Formats without work need no speed.
+/// Returns the compute seconds: the sum of FLOPs / speed over all formats. Formats without work need no speed.
 fn seconds(work: &PerFormat, speeds: &PerFormat) -> f64 {
     let used = work.iter().filter(|(_, flops)| **flops > 0.0);
     used.map(|(format, flops)| flops / speeds.get(format).copied().unwrap_or(f64::NAN)).sum()
 }
 
-/// Returns cap in bytes, and the memory case of a share that exceeds it.
+/// Returns the memory of a device for its share (cap) in bytes, and the memory case of a share that exceeds it.
 fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     let ram = device.ram_available as i64;
     match (device.os, device.gpu) {

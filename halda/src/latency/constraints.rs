@@ -1,8 +1,7 @@
 //! The named constraints of an assignment, and the check for violations.
 //!
-//! These are Eq. 22-36 of the prima.cpp paper. Each violation is formatted as a sentence. Eq. 27-29 (a device in
-//! M1-M3 *must* exceed its memory) are not checked: here the memory case follows from the assignment, so that they
-//! always hold.
+//! These are Eq. 22-36 of the prima.cpp paper, with its symbols (see GLOSSARY.md). Eq. 27-29 (a device in M1-M3
+//! *must* exceed its memory) are not checked: here the memory case follows from the assignment.
 //!
 //! | constraint | paper |
 //! | --- | --- |
@@ -12,19 +11,15 @@
 //! | weights are not read from a slow disk for every token | Case 4, 30-32 |
 //! | each device has a link to the next one; there are no relays if the last round is partial | 3.3 |
 //! | GPU layers fit in GPU memory (CUDA) or in the working set (Metal); none without a GPU | 34-36 |
-//!
-//! Not here: the time of an allowed assignment ([`crate::latency`]).
 
-use crate::latency::LatencyModel;
-use crate::problem::assignment::{Assignment, Share};
-use crate::problem::instance::Gpu;
+use crate::{Assignment, Gpu, LatencyModel, Share};
 
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Whether devices other than the head may have no layers, that is, may be dropped.
     pub may_drop: bool,
-    /// Whether the last round of the ring may be partial: k W < L.
+    /// Whether the last round of the ring may be partial, that is, have fewer layers than the other rounds.
     pub may_leave_remainder: bool,
 }
 
@@ -36,7 +31,6 @@ impl Rules {
     }
 }
 
-/// A constraint that an assignment violates.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
     #[error("the plan has {windows} windows and {gpu_entries} values for GPU layers for {devices} devices")]
@@ -115,12 +109,15 @@ impl Violation {
     }
 }
 
-/// Returns all constraints that an assignment violates by the paper's objective.
+/// Returns all constraints that an assignment violates by the prima.cpp paper's objective.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
-        found.extend(gpu_violations(model, assignment));
-        found.extend(slow_disk_violations(model, assignment));
+        for check in [gpu_violation, slow_disk_violation] {
+            let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+            let check = |(device, share)| check(model, device, device == assignment.head, share);
+            found.extend(shares.filter_map(check));
+        }
     }
     found
 }
@@ -132,57 +129,29 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
         // The other checks need a valid shape.
         return found;
     }
-    let model_layers = model.model_layers();
-    let ring_layers = assignment.ring_layers();
+    let (model_layers, ring_layers) = (model.model_layers(), assignment.ring_layers());
     let remainder = (u64::from(model_layers) % ring_layers) as u32;
     if remainder > 0 && !rules.may_leave_remainder {
         let rounds = assignment.rounds;
         found.push(Violation::PartialLastRound { remainder, rounds, ring_layers, model_layers });
     }
-    let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
     if remainder > 0 {
-        let violation = |device: usize| Violation::RelayInPartialRound {
-            device: model.instance().devices[device].name.clone(),
+        let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
+        found.extend(relays.map(|device| Violation::RelayInPartialRound {
+            device: model.device_name(device),
             rounds: assignment.rounds,
-        };
-        found.extend(relays.map(violation));
+        }));
     }
-    let name = |device: usize| model.instance().devices[device].name.clone();
     if !rules.may_drop {
         let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
-        found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: name(device) }));
+        found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: model.device_name(device) }));
     }
     found
 }
 
-/// Checks the GPU memory of all devices, Eq. 34-36.
-fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
-    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
-    let over =
-        shares.filter_map(|(device, share)| gpu_violation(model, device, device == assignment.head, share));
-    over.collect()
-}
-
-/// Checks that no slow disk is read for every token, Case 4 of the paper.
-fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
-    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
-    let over = shares.filter_map(|(device, share)| {
-        let terms = model.terms(device, device == assignment.head, share);
-        (terms.exceeds_memory && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
-            device: model.instance().devices[device].name.clone(),
-            need: terms.need,
-            capacity: terms.capacity,
-            disk_read_rate: model.devices[device].disk_read_rate,
-            threshold: model.instance().slow_disk_threshold,
-        })
-    });
-    over.collect()
-}
-
 /// Checks the shape and the links. An assignment that violates these has no time.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
-    let Assignment { window_layers, gpu_layers, .. } = assignment;
-    let (head, rounds) = (assignment.head, assignment.rounds);
+    let &Assignment { head, rounds, ref window_layers, ref gpu_layers, .. } = assignment;
     let devices = model.device_count();
     if window_layers.len() != devices || gpu_layers.len() != devices {
         let (windows, gpu_entries) = (window_layers.len(), gpu_layers.len());
@@ -191,13 +160,11 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     if head >= devices {
         return vec![Violation::NoSuchHead { head, devices }];
     }
-    let name = |device: usize| model.instance().devices[device].name.clone();
     let mut found = Vec::new();
     if window_layers[head] == 0 {
-        found.push(Violation::HeadWithoutLayers { device: name(head) });
+        found.push(Violation::HeadWithoutLayers { device: model.device_name(head) });
     }
-    let model_layers = model.model_layers();
-    let ring_layers = assignment.ring_layers();
+    let (model_layers, ring_layers) = (model.model_layers(), assignment.ring_layers());
     if ring_layers > u64::from(model_layers) {
         found.push(Violation::RingExceedsModel { ring_layers, model_layers });
     } else if ring_layers > 0 {
@@ -209,7 +176,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     for device in 0..devices {
         let (window_layers, gpu_layers) = (window_layers[device], gpu_layers[device]);
         if gpu_layers > window_layers {
-            let device = name(device);
+            let device = model.device_name(device);
             found.push(Violation::GpuLayersExceedWindow { device, gpu_layers, window_layers });
         }
     }
@@ -220,30 +187,28 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     found
 }
 
-/// Checks that `order`, if set, starts with the head, contains every device with layers, and contains no device
-/// twice.
+/// Checks that `order` starts with the head, contains every device with layers, and contains no device twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let order = assignment.order.as_ref()?;
+    let violation = |what| Some(Violation::Order { what });
     let name = |device: usize| &model.instance().devices[device].name;
-    let mut in_ring = vec![false; model.device_count()];
-    for &device in order {
-        let Some(seen) = in_ring.get_mut(device) else {
-            let devices = model.device_count();
-            let what = format!("it names device {device}, but there are {devices} devices, counted from 0");
-            return Some(Violation::Order { what });
-        };
-        if *seen {
-            return Some(Violation::Order { what: format!("it names `{}` twice", name(device)) });
+    let devices = model.device_count();
+    for (position, &device) in order.iter().enumerate() {
+        if device >= devices {
+            return violation(format!(
+                "it names device {device}, but there are {devices} devices, counted from 0"
+            ));
         }
-        *seen = true;
+        if order[..position].contains(&device) {
+            return violation(format!("it names `{}` twice", name(device)));
+        }
     }
     if order.first() != Some(&assignment.head) {
-        let what = format!("it does not begin with the head `{}`", name(assignment.head));
-        return Some(Violation::Order { what });
+        return violation(format!("it does not begin with the head `{}`", name(assignment.head)));
     }
-    let left_out =
-        (0..in_ring.len()).find(|&device| assignment.window_layers[device] > 0 && !in_ring[device])?;
-    Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
+    let is_missing = |device: &usize| assignment.window_layers[*device] > 0 && !order.contains(device);
+    let missing = (0..devices).find(is_missing)?;
+    violation(format!("it lacks `{}`, which has layers", name(missing)))
 }
 
 /// Returns the first missing link of the ring, in whole rounds or in the partial last round.
@@ -256,22 +221,32 @@ fn link_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viola
     let next = ring[(position + 1) % ring.len()];
     // If the link to the next device exists, the link back to the head is missing, in the partial last round.
     let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
-    let name = |device: usize| model.instance().devices[device].name.clone();
-    Some(Violation::Unreachable { from: name(from), to: name(to) })
+    Some(Violation::Unreachable { from: model.device_name(from), to: model.device_name(to) })
 }
 
-/// Checks the GPU memory of one device, Eq. 34-36.
+/// Checks the GPU memory of a device, Eq. 34-36 of the prima.cpp paper.
 fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
     let layers = share.gpu_layers;
     let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);
     if i64::from(layers) <= fit {
         return None;
     }
-    let described = &model.instance().devices[device];
-    let name = described.name.clone();
-    Some(match described.gpu {
-        Gpu::None => Violation::NoGpu { device: name, gpu_layers: layers },
-        Gpu::Cuda => Violation::GpuMemory { device: name, layers, fit },
-        Gpu::Metal => Violation::MetalWorkingSet { device: name, layers, fit },
+    let (gpu, device) = (model.instance().devices[device].gpu, model.device_name(device));
+    Some(match gpu {
+        Gpu::None => Violation::NoGpu { device, gpu_layers: layers },
+        Gpu::Cuda => Violation::GpuMemory { device, layers, fit },
+        Gpu::Metal => Violation::MetalWorkingSet { device, layers, fit },
+    })
+}
+
+/// Checks that a slow disk is not read for every token, Case 4 of the prima.cpp paper.
+fn slow_disk_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
+    let (terms, costs) = (model.terms(device, head, share), &model.devices[device]);
+    (terms.exceeds_memory && costs.slow_disk).then(|| Violation::SlowDiskOverloaded {
+        device: model.device_name(device),
+        need: terms.need,
+        capacity: terms.capacity,
+        disk_read_rate: costs.disk_read_rate,
+        threshold: model.instance().slow_disk_threshold,
     })
 }

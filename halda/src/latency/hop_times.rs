@@ -4,21 +4,17 @@
 //! also depends on the next device. Devices that are not in the ring, or have no layers in a partial last round, are
 //! skipped, and the last device sends to the head. A ring of one device then has no hop.
 //!
-//! A pair without an entry has no link. If every device sends equally fast to all others, the order of the ring does
-//! not matter, and the planners ignore it (`depends_on_receiver`).
-//!
-//! Not here: which device is next ([`crate::problem::assignment`]).
+//! A pair without an entry has no link.
 
 use crate::problem::instance::Instance;
 
-/// The hop times of a validated instance.
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// The hop of each sender to any device in seconds; the instance's `hop` if the time depends on the next device.
+    /// The seconds of a hop from each sender to any device; the instance's `hop` if they depend on the next device.
     pub sender_hops: Vec<f64>,
-    /// The hops by pair in seconds, at index from * M + to; infinite without a link. Empty if the instance has none.
+    /// The seconds of each pair's hop, at from * devices + to; infinite without a link. Empty without hops by pair.
     between: Vec<f64>,
-    /// Whether a hop depends on the next device.
+    /// Whether a hop depends on the next device. If not, the order of the ring does not matter.
     pub depends_on_receiver: bool,
 }
 
@@ -31,10 +27,11 @@ impl HopTimes {
         let between: Vec<f64> =
             rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
         let devices = rows.len();
-        let first = |from: usize| (0..devices).find(|to| *to != from).map(|to| between[from * devices + to]);
+        let hop = |from: usize, to: usize| between[from * devices + to];
+        let hops = |from: usize| (0..devices).filter(move |to| *to != from).map(move |to| hop(from, to));
+        let first = |from: usize| hops(from).next();
         let all_equal = |from: usize| {
-            let others = (0..devices).filter(|to| *to != from).map(|to| between[from * devices + to]);
-            first(from).is_none_or(|first| first.is_finite() && others.into_iter().all(|hop| hop == first))
+            first(from).is_none_or(|first| first.is_finite() && hops(from).all(|hop| hop == first))
         };
         let depends_on_receiver = !(0..devices).all(all_equal);
         let sender_hops = if depends_on_receiver {
@@ -56,18 +53,15 @@ impl HopTimes {
         }
     }
 
-    /// Returns whether the instance has hops by pair. A ring of one device then has no hop.
     pub(crate) fn is_by_pair(&self) -> bool {
         !self.between.is_empty()
     }
 
-    /// Returns the hop of a sender in seconds if it does not depend on the next device. Otherwise returns 0, because
-    /// hops are then counted separately.
+    /// Returns the hop of a sender in seconds; 0 if it depends on the next device, because it is then added separately.
     pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
         if self.depends_on_receiver { 0.0 } else { self.sender_hops[from] }
     }
 
-    /// Returns the longest hop of a sender over existing links, in seconds.
     pub(crate) fn longest_hop(&self, from: usize) -> f64 {
         let others = (0..self.sender_hops.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)

@@ -1,4 +1,4 @@
-//! The paper's latency model: the time per token of an assignment, and its terms.
+//! The latency model of the prima.cpp paper: the time per token of an assignment, and its terms.
 //!
 //! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
 //!
@@ -16,28 +16,27 @@
 //! ```
 //!
 //! Resolved ambiguities: need = cap fits in memory. The minimum `b_i/V` of the disk term applies to the head only
-//! (the paper's Eq. 20 counts it once, its Eq. 12-19 for every device). A device without layers has no costs, not
-//! even those of its buffers.
+//! (the paper's Eq. 20 counts it once, its Eq. 12-19 for every device). A device without layers has no costs.
 //!
-//! All planners of this crate use this model or the [steady state](steady_state). A reported T always comes from
-//! [`LatencyModel::evaluate`] or [`LatencyModel::steady_state`] for the reported assignment, and not from a sum
-//! inside a planner.
+//! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::steady_state`] for the reported
+//! assignment, and not from a sum inside a planner.
 //!
 //! Not here: the overlap of reading with computing, which makes the number of rounds matter ([`steady_state`]).
 
 pub mod coefficients;
 pub mod constraints;
-mod evaluation;
 pub mod gpu_split;
 pub(crate) mod hop_times;
 pub mod steady_state;
 
+use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
 
 use crate::problem::assignment::{Assignment, Share};
 use crate::problem::instance::Instance;
 use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelSizes};
+use constraints::{Violation, shape_violations};
 use hop_times::HopTimes;
 
 /// A validated instance with the coefficients of its devices; the input of every planner.
@@ -63,7 +62,7 @@ pub struct Breakdown {
 }
 
 /// The terms of one device in the time per token, in seconds, and its memory in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceTerms {
     pub share: Share,
     /// `T_comp`: the arithmetic.
@@ -81,7 +80,6 @@ pub struct DeviceTerms {
     /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
     #[serde(rename = "over")]
     pub exceeds_memory: bool,
-    /// The memory case of the device.
     pub case: MemoryCase,
 }
 
@@ -120,21 +118,48 @@ impl<'i> LatencyModel<'i> {
         self.devices.len()
     }
 
-    /// Returns `T_comm` of each device in seconds: its hops in whole rounds and in a partial last round. The partial
-    /// round skips devices without layers in it, but not relays. Infinite if a link is missing.
+    pub(crate) fn device_name(&self, device: usize) -> String {
+        self.instance.devices[device].name.clone()
+    }
+
+    /// Evaluates the time per token by the prima.cpp paper's objective, even if a memory constraint is violated.
+    ///
+    /// # Errors
+    /// If the shape of the assignment is invalid, or a link is missing.
+    pub fn evaluate(&self, assignment: &Assignment) -> Result<Breakdown, Violation> {
+        shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
+        let shares = assignment.shares(self.model.layers);
+        let hops = self.communication(assignment, &shares);
+        let terms = |(device, (share, communication))| DeviceTerms {
+            communication,
+            ..self.terms(device, device == assignment.head, share)
+        };
+        let devices: Vec<DeviceTerms> = shares.into_iter().zip(hops).enumerate().map(terms).collect();
+        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, disk_wait: None })
+    }
+
+    /// Returns the seconds per token (T) by the prima.cpp paper's objective; infinite if [`Self::evaluate`] fails.
+    pub fn seconds(&self, assignment: &Assignment) -> f64 {
+        self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
+    }
+
+    /// Returns the seconds per token (T) in the steady state; infinite if [`Self::steady_state`] fails.
+    pub fn steady_state_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
+        self.steady_state(assignment, residencies).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
+    }
+
+    /// Returns the seconds of communication of each device (`T_comm`): its hops in whole rounds and in a partial last
+    /// one, which skips devices without layers in it, but not relays. Infinite if a link is missing.
     pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
         let ring_layers = assignment.ring_layers().max(1);
         let whole_rounds = (u64::from(self.model.layers) / ring_layers) as u32;
         let partial = !u64::from(self.model.layers).is_multiple_of(ring_layers);
-        let visited: Vec<usize> = if partial {
-            let visited =
-                |device: &usize| shares[*device].windows > whole_rounds || assignment.is_relay(*device);
-            ring.iter().copied().filter(visited).collect()
-        } else {
-            Vec::new()
+        let is_visited = |device: &usize| {
+            partial && (shares[*device].windows > whole_rounds || assignment.is_relay(*device))
         };
+        let visited: Vec<usize> = ring.iter().copied().filter(is_visited).collect();
         let next = |ring: &[usize], position: usize| ring[(position + 1) % ring.len()];
         let mut partial_position = 0;
         for (position, &device) in ring.iter().enumerate() {
@@ -164,28 +189,18 @@ impl<'i> LatencyModel<'i> {
         let model = &self.model;
         let capacity = costs.capacity as u64;
         if share.layers == 0 {
-            return DeviceTerms {
-                share,
-                compute: 0.0,
-                memory: 0.0,
-                disk: 0.0,
-                communication: 0.0,
-                need: 0.0,
-                capacity,
-                exceeds_memory: false,
-                case: MemoryCase::NoReload,
-            };
+            return DeviceTerms { share, capacity, ..DeviceTerms::default() };
         }
         let gpu = f64::from(share.gpu_layers);
         let cpu = f64::from(share.layers - share.gpu_layers);
         let windows = f64::from(share.windows);
         let (output_compute, head_memory) =
-            if head { (costs.output_compute, costs.head_memory) } else { (0.0, 0.0) };
+            if head { (costs.output_compute, costs.head_memory_seconds) } else { (0.0, 0.0) };
 
-        let held = i64::from(if costs.metal { share.layers } else { share.layers - share.gpu_layers });
-        let over = held > costs.layers_that_fit(head, model);
-        let head_integer = if head { model.output_head_bytes } else { 0 };
-        let whole = held * model.layer_resident_bytes + head_integer + costs.buffer_bytes;
+        let layers = i64::from(if costs.metal { share.layers } else { share.layers - share.gpu_layers });
+        let over = layers > costs.layers_that_fit(head, model);
+        let output_bytes = if head { model.output_head_bytes } else { 0 };
+        let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;
         let row = model.head_row(head);
         let read = match (costs.metal, over) {
             (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
@@ -195,8 +210,8 @@ impl<'i> LatencyModel<'i> {
         DeviceTerms {
             share,
             compute: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
-            memory: cpu * costs.cpu_memory
-                + gpu * costs.gpu_memory
+            memory: cpu * costs.cpu_memory_seconds
+                + gpu * costs.gpu_memory_seconds
                 + windows * costs.window_copy
                 + head_memory,
             disk: read / costs.disk_read_rate,
@@ -208,10 +223,9 @@ impl<'i> LatencyModel<'i> {
         }
     }
 
-    /// Returns the seconds that a share on a device adds to a token; `None` if it would read from a slow disk. Uses
-    /// the same arithmetic as [`LatencyModel::evaluate`], and does not allocate.
+    /// Returns the seconds that a share on a device adds to a token; `None` if it would read from a slow disk.
     pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
         let terms = self.terms_with_hop(device, head, share, hop);
-        if terms.exceeds_memory && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
+        (!terms.exceeds_memory || !self.devices[device].slow_disk).then(|| terms.seconds())
     }
 }

@@ -1,9 +1,9 @@
 //! The steady-state model: the time per token if every device reads weights ahead while other devices compute.
 //!
-//! The paper's objective adds the times of computing and of reading from disk. But a device can read while the others
-//! compute. How much of the reading this hides depends on the rounds, on the memory of the device and on its
-//! residency policy. Consider a device with `stage = T_comp + T_mem`, `k` windows, `share` bytes of CPU weights, and
-//! a `budget` for page cache, which is its memory without what cannot be reclaimed. Its disk reads `f` bytes per
+//! The prima.cpp paper's objective adds the times of computing and of reading from disk. But a device can read while
+//! the others compute. How much of the reading this hides depends on the rounds, on the memory of the device and on
+//! its residency policy. Consider a device with `stage = T_comp + T_mem`, `k` windows, `share` bytes of CPU weights,
+//! and a `budget` for page cache, which is its memory without what cannot be reclaimed. Its disk reads `f` bytes per
 //! second by page faults, `a` by reading ahead and `s` by streaming ([`ReadRates`]; all equal to the paper's `s_disk`
 //! if unknown). Then:
 //!
@@ -28,8 +28,7 @@
 //! that its disk needs for one token, and no token can be faster than the slowest disk.
 //!
 //! `read` is `share` if the system evicts the least recently used pages. The paper's page cache keeps everything but
-//! the excess: it reads `share - budget`, and weights that are read ahead replace as many kept weights, which then
-//! have to be read again too.
+//! the excess: it reads `share - budget`, and weights that are read ahead replace as many kept weights.
 //!
 //! A window has `w = share / k` bytes, of which `ahead` are read ahead: w, or the prefetch budget. The fraction of
 //! the window that does not fit beside the window before it is `conflict = (w + ahead - budget) / w`, limited to
@@ -40,63 +39,49 @@
 //! q bytes. The buffer is filled before each window, and streaming continues while the window is computed. The head
 //! computes its first window directly after its output, and that window is announced only when the output begins. So
 //! before the output the buffer contains only the output's part of the streamed weights.
-//!
-//! Not here: the search ([`crate::solvers::overlap`]).
 
 use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_core::residency::{fits, kept_bytes, stream_bytes};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::latency::constraints::{Violation, shape_violations};
-use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::problem::assignment::{Assignment, Share, ring_order};
-use crate::problem::instance::Gpu;
-use crate::runtime_model::{ReadRates, Rereads, RuntimeModel};
+use crate::latency::constraints::shape_violations;
+use crate::problem::assignment::ring_order;
+use crate::{
+    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, ReadRates, Rereads, RoundWindow, RuntimeModel,
+    Share, Violation,
+};
 
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceTiming {
-    /// The terms without hops. `disk` is the time of reading that is not hidden.
+    /// The terms without hops. `disk` is the time of reading from disk that no computation hides.
     pub terms: DeviceTerms,
-    /// The seconds for which a token occupies the disk, or in a conflict the disk and the processor: a lower bound of
-    /// the time per token.
+    /// The seconds for which a token occupies the disk, a lower bound of the time per token (`busy` in [`self`]).
     pub busy_seconds: f64,
 }
 
-/// The work of a device for a token. The weight bytes are those of its actual layers, because layers differ in size
-/// by a few percent.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The work of a device for a token, with the weight bytes of its actual layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceWork {
+    pub device: usize,
+    pub head: bool,
     pub share: Share,
-    /// The weight bytes of the layers on the CPU.
     pub cpu_bytes: i64,
-    /// The weight bytes of the layers on the GPU.
     pub gpu_bytes: i64,
     /// The compute seconds of all layers; `None` if the times of single layers are unknown.
     pub layer_seconds: Option<f64>,
 }
 
-/// The position of a window in a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoundOffset {
-    /// W: the layers of a whole round.
-    pub ring_layers: u32,
-    /// The layers of a round before the window.
-    pub layers_before: u32,
-}
-
-/// The timing of a device with all its weights in memory.
-#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ResidentTiming {
+    device: usize,
     terms: DeviceTerms,
     memory: Memory,
-    /// Whether the share fits in Metal's working set.
     within_metal: bool,
 }
 
 /// The weights of a device and the memory for them, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Default)]
 struct Memory {
     /// The weights that the CPU reads per token.
     share: i64,
@@ -126,23 +111,16 @@ impl LatencyModel<'_> {
         assignment: &Assignment,
         residencies: &[ResidencyOptions],
     ) -> Result<Breakdown, Violation> {
-        if let Some(violation) = shape_violations(self, assignment).into_iter().next() {
-            return Err(violation);
-        }
+        shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
+        let hops = self.communication(assignment, &assignment.shares(self.model.layers));
         let mut devices = Vec::with_capacity(self.device_count());
         let mut slowest = (0.0, 0);
-        let works = self.work_by_device(assignment);
-        let shares: Vec<Share> = works.iter().map(|device_work| device_work.share).collect();
-        let hops = self.communication(assignment, &shares);
-        for (device, (device_work, communication)) in works.into_iter().zip(hops).enumerate() {
-            let (head, residency) = (device == assignment.head, residencies.get(device).copied());
-            let timing = self
-                .timing(device, head, &device_work, &residency.unwrap_or_default())
-                .ok_or_else(|| self.memory_violation(device, head, &device_work))?;
-            if timing.busy_seconds > slowest.0 {
-                slowest = (timing.busy_seconds, device);
+        for (timing, communication) in self.timings(assignment, residencies).zip(hops) {
+            let DeviceTiming { terms, busy_seconds } = timing?;
+            if busy_seconds > slowest.0 {
+                slowest = (busy_seconds, devices.len());
             }
-            devices.push(DeviceTerms { communication, ..timing.terms });
+            devices.push(DeviceTerms { communication, ..terms });
         }
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         let disk_wait = (slowest.1, (slowest.0 - own).max(0.0));
@@ -160,69 +138,55 @@ impl LatencyModel<'_> {
         assignment: &Assignment,
         residencies: &[ResidencyOptions],
     ) -> Vec<Violation> {
-        let works = self.work_by_device(assignment).into_iter().enumerate();
-        let violations = works.filter_map(|(device, device_work)| {
-            let head = device == assignment.head;
-            let residency = residencies.get(device).copied().unwrap_or_default();
-            let timing = self.timing(device, head, &device_work, &residency);
-            timing.is_none().then(|| self.memory_violation(device, head, &device_work))
-        });
-        violations.collect()
+        self.timings(assignment, residencies).filter_map(Result::err).collect()
+    }
+
+    fn timings(
+        &self,
+        assignment: &Assignment,
+        residencies: &[ResidencyOptions],
+    ) -> impl Iterator<Item = Result<DeviceTiming, Violation>> {
+        self.work_by_device(assignment).into_iter().map(move |work| {
+            let residency = residencies.get(work.device).copied().unwrap_or_default();
+            self.timing(&work, &residency).ok_or_else(|| self.memory_violation(&work))
+        })
     }
 
     /// Returns the timing of a device. Returns `None` if the layers do not fit in GPU memory, if main memory is too
     /// small for what cannot be reclaimed, or if a slow disk would be read.
-    pub fn timing(
-        &self,
-        device: usize,
-        head: bool,
-        device_work: &DeviceWork,
-        residency: &ResidencyOptions,
-    ) -> Option<DeviceTiming> {
-        self.resident_timing(device, head, device_work)
-            .and_then(|resident_timing| self.add_rereading(device, &resident_timing, residency))
+    pub fn timing(&self, work: &DeviceWork, residency: &ResidencyOptions) -> Option<DeviceTiming> {
+        self.add_rereading(&self.resident_timing(work)?, residency)
     }
 
-    /// Returns the timing of a device with all weights in memory. Returns `None` if the layers do not fit in GPU
-    /// memory, or if main memory is too small for what cannot be reclaimed.
-    pub(crate) fn resident_timing(
-        &self,
-        device: usize,
-        head: bool,
-        device_work: &DeviceWork,
-    ) -> Option<ResidentTiming> {
-        let share = device_work.share;
-        let mut terms = self.terms(device, head, share);
+    /// Returns the timing with all weights in memory; `None` if GPU layers or unreclaimable memory do not fit.
+    pub(crate) fn resident_timing(&self, work: &DeviceWork) -> Option<ResidentTiming> {
+        let DeviceWork { device, share, .. } = *work;
+        let mut terms = self.terms(device, work.head, share);
         (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
-            return Some(ResidentTiming {
-                terms,
-                memory: Memory { share: 0, output: 0, budget: 0, wired: 0 },
-                within_metal: true,
-            });
+            return Some(ResidentTiming { device, terms, memory: Memory::default(), within_metal: true });
         }
         let costs = &self.devices[device];
         // The paper's page cache keeps all but the excess, independent of what Metal keeps wired.
         let keeps = self.instance().devices[device].runtime.rereads == Rereads::Excess;
         let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
-        self.apply_known_times(device, head, device_work, &mut terms);
-        let memory = self.memory(device, head, device_work);
+        self.apply_known_times(work, &mut terms);
+        let memory = self.memory(work);
         terms.need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
         terms.capacity = costs.steady_state_capacity as u64;
         let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
-        let fits = !too_small && self.fits_gpu(device, head, device_work);
-        fits.then_some(ResidentTiming { terms, memory, within_metal })
+        let fits = !too_small && self.fits_gpu(work);
+        fits.then_some(ResidentTiming { device, terms, memory, within_metal })
     }
 
     /// Adds the time of reading weights that did not stay in memory. Returns `None` if a slow disk would be read.
     pub(crate) fn add_rereading(
         &self,
-        device: usize,
         resident_timing: &ResidentTiming,
         residency: &ResidencyOptions,
     ) -> Option<DeviceTiming> {
-        let (costs, runtime) = (&self.devices[device], &self.instance().devices[device].runtime);
-        let ResidentTiming { terms, memory, within_metal } = resident_timing;
+        let ResidentTiming { device, terms, memory, within_metal } = resident_timing;
+        let (costs, runtime) = (&self.devices[*device], &self.instance().devices[*device].runtime);
         let mut terms = terms.clone();
         if terms.share.layers == 0 {
             return Some(DeviceTiming { terms, busy_seconds: 0.0 });
@@ -247,9 +211,7 @@ impl LatencyModel<'_> {
         terms.exceeds_memory |= !within_metal;
         let stage = terms.compute + terms.memory;
         let busy = if *within_metal {
-            let windows = f64::from(terms.share.windows);
-            let reading = Rereading { memory: *memory, stage, windows, reads: costs.read_rates };
-            let (wait, busy) = reading.wait_and_busy(runtime, residency);
+            let (wait, busy) = wait_and_busy(&terms, memory, costs.read_rates, runtime, residency);
             terms.disk = wait;
             busy
         } else {
@@ -259,22 +221,16 @@ impl LatencyModel<'_> {
         Some(DeviceTiming { terms, busy_seconds: busy })
     }
 
-    /// Replaces the paper's compute terms with the known times of layers, windows and output, and adds the token
-    /// overhead.
-    fn apply_known_times(
-        &self,
-        device: usize,
-        head: bool,
-        device_work: &DeviceWork,
-        terms: &mut DeviceTerms,
-    ) {
-        let (runtime, share) = (&self.instance().devices[device].runtime, device_work.share);
+    /// Replaces the paper's compute terms with known times, if there are any, and adds the token overhead.
+    fn apply_known_times(&self, device_work: &DeviceWork, terms: &mut DeviceTerms) {
+        let DeviceWork { device, head, share, .. } = *device_work;
+        let runtime = &self.instance().devices[device].runtime;
         if let (Some(work), Some(seconds)) = (&runtime.work_times, device_work.layer_seconds) {
             let windows = f64::from(share.windows);
             terms.compute = seconds;
             terms.memory = 0.0;
             if head {
-                terms.compute += self.output_on_gpu(device, device_work).unwrap_or(work.cpu_output);
+                terms.compute += self.output_on_gpu(device_work).unwrap_or(work.cpu_output);
             }
             if share.gpu_layers < share.layers {
                 terms.compute += windows * work.cpu_window_overhead;
@@ -289,66 +245,57 @@ impl LatencyModel<'_> {
         }
     }
 
-    /// Returns the weights of a device and the memory that remains for them beside buffers and cache.
-    fn memory(&self, device: usize, head: bool, device_work: &DeviceWork) -> Memory {
-        let (costs, model) = (&self.devices[device], &self.model);
-        let kv = model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
-        let (gpu, cpu) = (
-            i64::from(device_work.share.gpu_layers),
-            i64::from(device_work.share.layers) - i64::from(device_work.share.gpu_layers),
-        );
-        let on_gpu = head && self.output_on_gpu(device, device_work).is_some();
+    fn memory(&self, work: &DeviceWork) -> Memory {
+        let (costs, model) = (&self.devices[work.device], &self.model);
+        let kv = self.layer_cache_bytes();
+        let gpu = i64::from(work.share.gpu_layers);
+        let cpu = i64::from(work.share.layers) - gpu;
+        let on_gpu = work.head && self.output_on_gpu(work).is_some();
         let output = if on_gpu { 0 } else { model.output_head_bytes };
-        let head_bytes = if head { output + model.row_bytes_ceil } else { 0 };
+        let head_bytes = if work.head { output + model.row_bytes_ceil } else { 0 };
         // With Metal the weights of GPU layers are in main memory too, where they stay wired.
-        let wired = device_work.gpu_bytes + if on_gpu { model.output_head_bytes } else { 0 };
+        let wired = work.gpu_bytes + if on_gpu { model.output_head_bytes } else { 0 };
         let (wired, gpu_kv) = if costs.metal { (wired, gpu * kv) } else { (0, 0) };
-        let held = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
-        let output = if head { output } else { 0 };
-        let share = device_work.cpu_bytes + head_bytes;
-        Memory { share, output, budget: costs.steady_state_capacity - held, wired }
+        let unreclaimable = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
+        Memory {
+            share: work.cpu_bytes + head_bytes,
+            output: if work.head { output } else { 0 },
+            budget: costs.steady_state_capacity - unreclaimable,
+            wired,
+        }
     }
 
-    /// Returns whether the GPU layers fit in GPU memory, by their actual bytes.
-    pub(crate) fn fits_gpu(&self, device: usize, head: bool, device_work: &DeviceWork) -> bool {
-        let available = self.devices[device].gpu_bytes[usize::from(head)];
-        device_work.share.gpu_layers == 0 || self.gpu_need(device_work) <= available
+    pub(crate) fn fits_gpu(&self, work: &DeviceWork) -> bool {
+        let available = self.devices[work.device].gpu_bytes[usize::from(work.head)];
+        work.share.gpu_layers == 0 || self.gpu_need(work) <= available
     }
 
-    /// Returns the seconds of the output head on the GPU of the head; `None` if it is computed on the CPU. As in
-    /// [`crate::plan_document`], it is on the GPU if all layers are on the GPU and it fits beside them.
-    fn output_on_gpu(&self, device: usize, device_work: &DeviceWork) -> Option<f64> {
-        let work = self.instance().devices[device].runtime.work_times.as_ref()?;
+    /// Returns the seconds of the output head on the GPU; `None` if it is on the CPU. It is on the GPU if all layers
+    /// are on the GPU and it fits beside them, as in [`crate::plan_document`].
+    fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
+        let times = self.instance().devices[work.device].runtime.work_times.as_ref()?;
         // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
-        let available = self.devices[device].gpu_bytes[0];
-        let fits = device_work.share.gpu_layers == device_work.share.layers
-            && self.gpu_need(device_work) + self.model.output_head_bytes <= available;
-        work.gpu_output.filter(|_| fits)
+        let available = self.devices[work.device].gpu_bytes[0];
+        let fits = work.share.gpu_layers == work.share.layers
+            && self.gpu_need(work) + self.model.output_head_bytes <= available;
+        times.gpu_output.filter(|_| fits)
     }
 
-    /// Returns the bytes of the GPU layers and their cache.
-    fn gpu_need(&self, device_work: &DeviceWork) -> i64 {
-        let kv = self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
-        device_work.gpu_bytes + i64::from(device_work.share.gpu_layers) * kv
+    fn gpu_need(&self, work: &DeviceWork) -> i64 {
+        work.gpu_bytes + i64::from(work.share.gpu_layers) * self.layer_cache_bytes()
     }
 
-    /// Returns the work of a device with `window` layers per round, `gpu_layers` of them on the GPU, at an offset in
-    /// the round.
-    pub fn device_work(
-        &self,
-        device: usize,
-        offset: RoundOffset,
-        window: u32,
-        gpu_layers: u32,
-    ) -> DeviceWork {
-        let RoundOffset { ring_layers, layers_before } = offset;
-        let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
-        let rest = remainder.saturating_sub(layers_before);
-        let share = Share::new(window, gpu_layers, rounds, rest);
-        let bytes = |start: u32, end: u32| {
-            self.model.layer_bytes_prefix_sums[end as usize]
-                - self.model.layer_bytes_prefix_sums[start as usize]
-        };
+    fn layer_cache_bytes(&self) -> i64 {
+        self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64
+    }
+
+    /// Returns the work of a device for its windows in all rounds, each with `gpu_layers` layers on the GPU.
+    pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
+        let (rounds, rest) = window.rounds_and_rest(self.model.layers);
+        let share = window.share(self.model.layers, gpu_layers);
+        let RoundWindow { device, head, ring_layers, layers_before, layers: window } = window;
+        let sums = &self.model.layer_bytes_prefix_sums;
+        let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
         let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
         // Without a GPU there are no times of GPU layers, and the sum is 0.
         let layers_time = |which: usize, start: u32, end: u32| {
@@ -369,115 +316,97 @@ impl LatencyModel<'_> {
         if rest > 0 {
             add(rounds * ring_layers + layers_before, window.min(rest));
         }
-        DeviceWork { share, cpu_bytes, gpu_bytes, layer_seconds: seconds.map(|_| work) }
+        DeviceWork { device, head, share, cpu_bytes, gpu_bytes, layer_seconds: seconds.map(|_| work) }
     }
 
-    /// Returns the offset of a device's window in the round. For a device without layers it is where its window would
-    /// be.
-    pub(crate) fn round_offset(&self, assignment: &Assignment, device: usize) -> RoundOffset {
-        let order = match &assignment.order {
-            Some(order) => order.clone(),
-            None => ring_order(assignment.head, self.device_count()).collect(),
-        };
+    /// Returns the window of a device; without layers, an empty one at its position in the full ring.
+    pub(crate) fn round_window(&self, assignment: &Assignment, device: usize) -> RoundWindow {
+        let full_ring = || ring_order(assignment.head, self.device_count()).collect();
+        let order: Vec<usize> = assignment.order.clone().unwrap_or_else(full_ring);
         let before = order.into_iter().take_while(|other| *other != device);
         let layers_before = before.map(|other| assignment.window_layers[other]).sum();
-        RoundOffset { ring_layers: assignment.ring_layers() as u32, layers_before }
+        let (head, ring_layers) = (device == assignment.head, assignment.ring_layers() as u32);
+        RoundWindow { device, head, ring_layers, layers_before, layers: assignment.window_layers[device] }
     }
 
-    /// Returns the work of each device, in the instance's order.
     pub(crate) fn work_by_device(&self, assignment: &Assignment) -> Vec<DeviceWork> {
-        let devices = self.device_count();
-        let ring_layers = assignment.ring_layers() as u32;
-        let nothing = DeviceWork { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0, layer_seconds: None };
-        let (mut works, mut layers_before) = (vec![nothing; devices], 0);
+        let without_layers =
+            |device| DeviceWork { device, head: device == assignment.head, ..DeviceWork::default() };
+        let mut works: Vec<DeviceWork> = (0..self.device_count()).map(without_layers).collect();
+        let (ring_layers, mut layers_before) = (assignment.ring_layers() as u32, 0);
         for device in assignment.ring() {
-            let (window, gpu) = (assignment.window_layers[device], assignment.gpu_layers[device]);
-            works[device] = self.device_work(device, RoundOffset { ring_layers, layers_before }, window, gpu);
-            layers_before += window;
+            let (head, layers) = (device == assignment.head, assignment.window_layers[device]);
+            let window = RoundWindow { device, head, ring_layers, layers_before, layers };
+            works[device] = self.device_work(window, assignment.gpu_layers[device]);
+            layers_before += layers;
         }
         works
     }
 
     /// Returns the violated constraint of a device that has no timing.
-    fn memory_violation(&self, device_index: usize, head: bool, device_work: &DeviceWork) -> Violation {
-        let (costs, described) = (&self.devices[device_index], &self.instance().devices[device_index]);
-        let memory = self.memory(device_index, head, device_work);
-        let (need, capacity) = (
-            (costs.steady_state_capacity - memory.budget + memory.share) as f64,
-            costs.steady_state_capacity as u64,
-        );
+    fn memory_violation(&self, work: &DeviceWork) -> Violation {
+        let (costs, described) = (&self.devices[work.device], &self.instance().devices[work.device]);
+        let memory = self.memory(work);
+        let need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
+        let capacity = costs.steady_state_capacity as u64;
         let device = described.name.clone();
-        let gpu_layers = device_work.share.gpu_layers;
+        let gpu_layers = work.share.gpu_layers;
         if described.gpu == Gpu::None && gpu_layers > 0 {
             return Violation::NoGpu { device, gpu_layers };
         }
-        if !self.fits_gpu(device_index, head, device_work) {
-            let (needed, available) = (self.gpu_need(device_work), costs.gpu_bytes[usize::from(head)]);
+        if !self.fits_gpu(work) {
+            let (needed, available) = (self.gpu_need(work), costs.gpu_bytes[usize::from(work.head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
         if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
-            let threshold = self.instance().slow_disk_threshold;
-            return Violation::SlowDiskOverloaded {
-                device,
-                need,
-                capacity,
-                disk_read_rate: costs.disk_read_rate,
-                threshold,
-            };
+            let (disk_read_rate, threshold) = (costs.disk_read_rate, self.instance().slow_disk_threshold);
+            return Violation::SlowDiskOverloaded { device, need, capacity, disk_read_rate, threshold };
         }
         Violation::OutOfMemory { device, held: need - memory.share as f64, capacity }
     }
 }
 
-/// A share that is read again for each token, completely or in part.
-struct Rereading {
-    memory: Memory,
-    stage: f64,
-    windows: f64,
+/// Returns the seconds of rereading weights that no computation hides, and those for which a token occupies the disk.
+fn wait_and_busy(
+    terms: &DeviceTerms,
+    memory: &Memory,
     reads: ReadRates,
-}
-
-impl Rereading {
-    /// Returns the output's fraction of the weights that the head uses from the output of a token to the end of its
-    /// first window of the next token.
-    fn output_fraction_of_first_visit(&self) -> f64 {
-        let (output, share) = (self.memory.output as f64, self.memory.share as f64);
-        output / (output + (share - output) / self.windows)
+    runtime: &RuntimeModel,
+    residency: &ResidencyOptions,
+) -> (f64, f64) {
+    let (stage, windows) = (terms.compute + terms.memory, f64::from(terms.share.windows));
+    let (share, budget) = (memory.share as u64, memory.budget as u64);
+    if residency.policy == Residency::Managed {
+        let read = (share - kept_bytes(budget, share, runtime.processors, residency)) as f64;
+        let buffer = stream_bytes(budget, share, runtime.processors, residency) as f64;
+        let visit = |filled: f64| ((read / windows - filled) / reads.stream).max(stage / windows);
+        // Between its output and the end of the first window, the head uses the output and one window.
+        let (output, all) = (memory.output as f64, share as f64);
+        let output_fraction = output / (output + (all - output) / windows);
+        let first = visit(buffer.min(read / windows * output_fraction));
+        let others = (windows - 1.0) * visit(buffer);
+        let own = if memory.output > 0 { first + others } else { others + visit(buffer) };
+        return ((own - stage).max(0.0), read / reads.stream);
     }
-
-    /// Returns the seconds of reading that are not hidden, and those for which a token occupies the disk.
-    fn wait_and_busy(&self, runtime: &RuntimeModel, residency: &ResidencyOptions) -> (f64, f64) {
-        let Rereading { stage, windows, reads, .. } = *self;
-        let (share, budget) = (self.memory.share as u64, self.memory.budget as u64);
-        if residency.policy == Residency::Managed {
-            let read = (share - kept_bytes(budget, share, runtime.processors, residency)) as f64;
-            let buffer = stream_bytes(budget, share, runtime.processors, residency) as f64;
-            let visit = |filled: f64| ((read / windows - filled) / reads.stream).max(stage / windows);
-            let first = visit(buffer.min(read / windows * self.output_fraction_of_first_visit()));
-            let others = (windows - 1.0) * visit(buffer);
-            let own = if self.memory.output > 0 { first + others } else { others + visit(buffer) };
-            return ((own - stage).max(0.0), read / reads.stream);
-        }
-        let (share, budget) = (share as f64, budget as f64);
-        let excess = runtime.rereads == Rereads::Excess && !residency.releases();
-        let read = (share - if excess { budget } else { 0.0 }).max(0.0);
-        let window = share / windows;
-        let ahead = max_read_ahead(residency).min(window);
-        if ahead <= 0.0 {
-            return (read / reads.fault, 0.0);
-        }
-        let held = if residency.releases() { 0.0 } else { window };
-        let conflict = ((held + ahead - budget) / window).clamp(0.0, 1.0);
-        // Weights that are not read ahead, or are evicted in a conflict, are read by page faults.
-        let uncovered = 1.0 - ahead / window;
-        if excess {
-            let read = read + (windows * ahead).min(read).min(budget);
-            let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-            return (faults, stage + read / reads.read_ahead);
-        }
+    let (share, budget) = (share as f64, budget as f64);
+    let excess = runtime.rereads == Rereads::Excess && !residency.releases();
+    let read = (share - if excess { budget } else { 0.0 }).max(0.0);
+    let window = share / windows;
+    let ahead = max_read_ahead(residency).min(window);
+    if ahead <= 0.0 {
+        return (read / reads.fault, 0.0);
+    }
+    let previous = if residency.releases() { 0.0 } else { window };
+    let conflict = ((previous + ahead - budget) / window).clamp(0.0, 1.0);
+    // Weights that are not read ahead, or are evicted in a conflict, are read by page faults.
+    let uncovered = 1.0 - ahead / window;
+    if excess {
+        let read = read + (windows * ahead).min(read).min(budget);
         let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-        (faults, stage + read / reads.read_ahead + conflict * read / reads.fault)
+        return (faults, stage + read / reads.read_ahead);
     }
+    let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
+    (faults, stage + read / reads.read_ahead + conflict * read / reads.fault)
 }
 
 /// Returns whether the residency policy releases weights of a share that fits in memory.
@@ -489,7 +418,6 @@ fn releases_fitting_weights(residency: &ResidencyOptions, share: i64) -> bool {
     }
 }
 
-/// Returns the maximum number of bytes of a window that are read ahead.
 fn max_read_ahead(residency: &ResidencyOptions) -> f64 {
     if residency.one_call {
         return 0.0;

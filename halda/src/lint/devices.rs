@@ -9,23 +9,20 @@ use hearth_schema::residency::Residency;
 
 use super::{Finding, Severity};
 
-/// A device in a plan, with its profile and its memory budget.
 pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
     /// The index of the device in the plan.
-    pub place: usize,
+    pub index: usize,
     pub planned: &'p PlannedDevice,
     pub member: &'p Member,
     pub budget: MemoryBudget,
 }
 
 impl DeviceCheck<'_> {
-    /// Returns the path of a key of this device in the plan.
     fn at(&self, key: &str) -> String {
-        format!("plan devices[{}] `{}`{key}", self.place, self.planned.name)
+        format!("plan devices[{}] `{}`{key}", self.index, self.planned.name)
     }
 
-    /// Returns the findings about this device.
     pub fn findings(&self, slow_disk: BytesPerSecond) -> Vec<Finding> {
         let mut found = Vec::new();
         self.gpu(&mut found);
@@ -38,7 +35,6 @@ impl DeviceCheck<'_> {
         found
     }
 
-    /// Checks the GPU and its memory.
     fn gpu(&self, found: &mut Vec<Finding>) {
         let (name, layers) = (&self.planned.name, self.planned.gpu_layers);
         if layers == 0 {
@@ -55,135 +51,102 @@ impl DeviceCheck<'_> {
         if self.budget.gpu_mapped > Bytes::ZERO {
             self.working_set(needed, available, found);
         } else if needed > available {
-            found.push(Finding::error(
-                "gpu-memory",
-                self.at(".gpu_layers"),
-                format!(
-                    "weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {available}"
-                ),
-                "lower `gpu_layers` or `context`",
-            ));
+            let what = format!(
+                "weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {available}"
+            );
+            let fix = "lower `gpu_layers` or `context`";
+            found.push(Finding::error("gpu-memory", self.at(".gpu_layers"), what, fix));
         }
     }
 
-    /// Checks whether the weights fit in Metal's working set.
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
         let Some(wired) = self.budget.max_wired.filter(|&wired| self.budget.weights > wired) else { return };
         let (name, share) = (&self.planned.name, self.budget.weights);
-        found.push(Finding::warning(
-            "working-set-exceeded",
-            self.at(".gpu_layers"),
-            format!(
-                "Metal's working set on `{name}` is {available}, of which the GPU layers take {needed}: only {wired} of \
-                 the {share} of weights can stay wired, so all of them are read again for every token"
-            ),
-            "give the device fewer layers (on GPU and CPU), or lower `context`",
-        ));
+        let what = format!(
+            "Metal's working set on `{name}` is {available}, of which the GPU layers take {needed}: only {wired} of the \
+             {share} of weights can stay wired, so all of them are read again for every token"
+        );
+        let fix = "give the device fewer layers (on GPU and CPU), or lower `context`";
+        found.push(Finding::warning("working-set-exceeded", self.at(".gpu_layers"), what, fix));
     }
 
-    /// Checks whether cache, buffers and the output head fit in memory.
     fn memory(&self, found: &mut Vec<Finding>) {
         let MemoryBudget { available, kv_cache, buffers, weight_cache: left, head_weights, .. } = self.budget;
         let name = &self.planned.name;
         if !self.budget.fits {
-            found.push(Finding::error(
-                "memory-exceeded",
-                self.at(""),
-                format!(
-                    "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum \
-                     memory for weights this exceeds the {available} of `{name}`",
-                    self.plan.context
-                ),
-                "lower `context`, or give the device fewer layers",
-            ));
+            let what = format!(
+                "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum memory \
+                 for weights this exceeds the {available} of `{name}`",
+                self.plan.context
+            );
+            let fix = "lower `context`, or give the device fewer layers";
+            found.push(Finding::error("memory-exceeded", self.at(""), what, fix));
         } else if head_weights > left {
-            found.push(Finding::warning(
-                "head-over-memory",
-                self.at(""),
-                format!(
-                    "the output head takes {head_weights}, but only {left} remain beside cache and buffers, so it is \
-                     read again for every token"
-                ),
-                "use a device with more memory as the head",
-            ));
+            let what = format!(
+                "the output head takes {head_weights}, but only {left} remain beside cache and buffers, so it is read \
+                 again for every token"
+            );
+            let fix = "use a device with more memory as the head";
+            found.push(Finding::warning("head-over-memory", self.at(""), what, fix));
         }
     }
 
-    /// Checks the settings of a device that reads weights from disk for every token.
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
         let MemoryBudget { weights: share, largest_window: window, .. } = self.budget;
-        let room = self.budget.max_resident();
+        let resident = self.budget.max_resident();
         let (name, options) = (&self.planned.name, self.planned.residency);
         let managed = options.policy == Residency::Managed;
-        let excess = share.saturating_sub(room);
-        found.push(Finding::note(
-            "share-exceeds-memory",
-            self.at(""),
-            format!(
-                "`{name}` uses {share} of weights for each token, {excess} more than its memory for weights"
-            ),
-            if managed {
-                "give it fewer layers if this is too slow"
-            } else {
-                "give it fewer layers, or use `managed` residency, which reads only the weights that do not fit"
-            },
-        ));
+        let excess = share.saturating_sub(resident);
+        let what = format!(
+            "`{name}` uses {share} of weights for each token, {excess} more than its memory for weights"
+        );
+        let fix = if managed {
+            "give it fewer layers if this is too slow"
+        } else {
+            "give it fewer layers, or use `managed` residency, which reads only the weights that do not fit"
+        };
+        found.push(Finding::note("share-exceeds-memory", self.at(""), what, fix));
         let disk = self.member.device.disk_read_rate();
         if disk < slow_disk {
-            found.push(Finding::warning(
-                "slow-disk-overloaded",
-                self.at(".window"),
-                format!(
-                    "`{name}` reads weights for every token from a disk of {disk}, below the threshold of {slow_disk}"
-                ),
-                "give it fewer layers, or lower `planner.slow_disk` if this is intended",
-            ));
+            let what = format!(
+                "`{name}` reads weights for every token from a disk of {disk}, below the threshold of {slow_disk}"
+            );
+            let fix = "give it fewer layers, or lower `planner.slow_disk` if this is intended";
+            found.push(Finding::warning("slow-disk-overloaded", self.at(".window"), what, fix));
         }
         if managed {
-            self.buffer(found);
+            let (available, buffer) = (self.budget.weight_cache, options.stream_buffer_bytes());
+            let half = Bytes(available.0 / 2);
+            if buffer > half {
+                let what = format!(
+                    "the stream buffer is {buffer} of the {available} for weights: it is limited to {half}"
+                );
+                let fix = "use a smaller `stream_buffer`, which leaves more memory for kept weights";
+                let location = self.at(".residency.stream_buffer");
+                found.push(Finding::warning("stream-buffer-too-large", location, what, fix));
+            }
         } else if !options.prefetches() {
-            found.push(Finding::warning(
-                "reads-without-prefetch",
-                self.at(".residency"),
-                format!("`{name}` reads weights from disk only when it needs them, while all devices wait"),
-                "enable prefetching, or use `managed` residency",
-            ));
+            let what =
+                format!("`{name}` reads weights from disk only when it needs them, while all devices wait");
+            let fix = "enable prefetching, or use `managed` residency";
+            found.push(Finding::warning("reads-without-prefetch", self.at(".residency"), what, fix));
         } else if self.plan.rounds > 1 {
             let ahead = options.prefetch_budget.map_or(window, |budget| budget.min(window));
-            if window > room {
-                found.push(Finding::warning(
-                    "window-exceeds-memory",
-                    self.at(".window"),
-                    format!(
-                        "a window of `{name}` takes {window}, but only {room} fit in memory, so none of it stays there"
-                    ),
-                    "give it smaller windows in more rounds, or `managed` residency",
-                ));
-            } else if window + ahead > room {
-                found.push(Finding::warning(
-                    "windows-evict-each-other",
-                    self.at(".window"),
-                    format!(
-                        "a window of {window} and {ahead} of the next one, which are read ahead, exceed the {room} of \
-                         memory for weights: reading ahead evicts weights in use"
-                    ),
-                    "give it smaller windows in more rounds, a `prefetch_budget`, or `managed` residency",
-                ));
+            if window > resident {
+                let what = format!(
+                    "a window of `{name}` takes {window}, but only {resident} fit in memory, so none of it stays there"
+                );
+                let fix = "give it smaller windows in more rounds, or `managed` residency";
+                found.push(Finding::warning("window-exceeds-memory", self.at(".window"), what, fix));
+            } else if window + ahead > resident {
+                let what = format!(
+                    "a window of {window} and {ahead} of the next one, which are read ahead, exceed the {resident} of \
+                     memory for weights: reading ahead evicts weights in use"
+                );
+                let fix =
+                    "give it smaller windows in more rounds, a `prefetch_budget`, or `managed` residency";
+                found.push(Finding::warning("windows-evict-each-other", self.at(".window"), what, fix));
             }
-        }
-    }
-
-    /// Checks the size of the stream buffer.
-    fn buffer(&self, found: &mut Vec<Finding>) {
-        let (room, buffer) = (self.budget.weight_cache, self.planned.residency.stream_buffer_bytes());
-        let half = Bytes(room.0 / 2);
-        if buffer > half {
-            found.push(Finding::warning(
-                "stream-buffer-too-large",
-                self.at(".residency.stream_buffer"),
-                format!("the stream buffer is {buffer} of the {room} for weights: it is limited to {half}"),
-                "use a smaller `stream_buffer`, which leaves more memory for kept weights",
-            ));
         }
     }
 }

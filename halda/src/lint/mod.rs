@@ -1,10 +1,8 @@
 //! Lint: findings about a scenario, or about a plan for it.
 //!
-//! Each finding has a stable code (listed in `docs/reference/lint.md`), a description, a place and a fix. Memory is
-//! counted layer by layer as in a run ([`hearth_core::memory`]), so a memory error means that a run would fail before
-//! it starts. Advice about speed is a rule of thumb; the simulator computes the effect.
-//!
-//! Not here: errors that are found when documents are read.
+//! The codes of findings are stable and listed in `docs/reference/lint.md`. Memory is counted layer by layer as in a
+//! run ([`hearth_core::memory`]), so a memory error means that a run would fail before it starts. Advice about speed is
+//! a rule of thumb; the simulator computes the effect.
 
 mod devices;
 mod pinned;
@@ -44,32 +42,29 @@ impl std::fmt::Display for Severity {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// The stable identifier of the rule.
     pub code: &'static str,
-    /// The description of the problem.
     pub what: String,
-    /// The document, and the path of the key in it.
+    /// The document and the key that the finding is about, such as `scenario events[0].at`.
     #[serde(rename = "where")]
-    pub place: String,
-    /// How to fix the problem.
+    pub location: String,
     pub fix: String,
 }
 
 impl Finding {
-    pub fn error(code: &'static str, place: impl Into<String>, what: String, fix: impl Into<String>) -> Self {
-        Self { severity: Severity::Error, code, what, place: place.into(), fix: fix.into() }
-    }
-
-    pub fn warning(
+    pub fn error(
         code: &'static str,
-        place: impl Into<String>,
+        location: impl Into<String>,
         what: String,
         fix: impl Into<String>,
     ) -> Self {
-        Self { severity: Severity::Warning, ..Self::error(code, place, what, fix) }
+        Self { severity: Severity::Error, code, what, location: location.into(), fix: fix.into() }
     }
 
-    pub fn note(code: &'static str, place: impl Into<String>, what: String, fix: impl Into<String>) -> Self {
-        Self { severity: Severity::Note, ..Self::error(code, place, what, fix) }
+    pub fn warning(code: &'static str, location: impl Into<String>, what: String, fix: &str) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(code, location, what, fix) }
+    }
+
+    pub fn note(code: &'static str, location: impl Into<String>, what: String, fix: &str) -> Self {
+        Self { severity: Severity::Note, ..Self::error(code, location, what, fix) }
     }
 }

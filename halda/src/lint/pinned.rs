@@ -1,7 +1,6 @@
 //! Findings about plans of other systems, which pin weights in memory.
 //!
-//! Memory is counted as in a simulated run ([`hearth_core::memory`]). Plans with memory-mapped weights are checked in
-//! `devices`.
+//! Plans with memory-mapped weights are checked in `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::PinnedMemory;
@@ -10,7 +9,6 @@ use hearth_schema::Plan;
 
 use super::Finding;
 
-/// Returns the findings about all devices, and a note that the plan can only be simulated.
 pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(tensor) = plan.kind.tensor()
@@ -19,20 +17,16 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
         let fix = "correct the slices, or plan again from this scenario";
         return vec![Finding::error("plan-invalid", "plan kind.tensor.slices", error.what(), fix)];
     }
-    for (place, planned) in plan.devices.iter().enumerate() {
+    for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let Some(held) = PinnedMemory::new(plan, place, &cluster.model, &member.device, false) else {
+        let Some(held) = PinnedMemory::new(plan, index, &cluster.model, &member.device, false) else {
             continue;
         };
-        let (name, at) = (&planned.name, format!("plan devices[{place}] `{}`", planned.name));
+        let (name, at) = (&planned.name, format!("plan devices[{index}] `{}`", planned.name));
         if planned.gpu_layers > 0 && member.device.gpu.as_ref().is_none_or(|gpu| gpu.matvec.is_empty()) {
             let what = format!("`{name}` has GPU layers, but no GPU with a known speed");
-            found.push(Finding::error(
-                "no-gpu",
-                at,
-                what,
-                "set `gpu_layers: 0`, or complete the device's profile",
-            ));
+            let fix = "set `gpu_layers: 0`, or complete the device's profile";
+            found.push(Finding::error("no-gpu", at, what, fix));
             continue;
         }
         found.extend(memory(&held, name, &at));
@@ -44,7 +38,6 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
-/// Checks main memory and GPU memory of a device.
 fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     let (needed, can) = (held.main_memory(), held.available + held.free_swap);
@@ -60,10 +53,8 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
         let fix = "use a smaller model or more devices";
         found.push(Finding::error("memory-exceeded", at, what, fix));
     } else if held.excess() > Bytes::ZERO {
-        let what = format!(
-            "{} of the memory of `{name}` are swapped, and read again for every token",
-            held.excess()
-        );
+        let excess = held.excess();
+        let what = format!("{excess} of the memory of `{name}` are swapped, and read again for every token");
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
     if held.gpu_used > held.gpu_available {

@@ -11,17 +11,16 @@ use hearth_schema::scenario::DeviceEntry;
 
 use super::Finding;
 
-/// The maximum relative distance of the quartiles from the median. source: assumed, the accepted error of predicted
-/// times per token
+/// The spread (half the interquartile range over the median) above which a measurement is noisy. source: assumed, the
+/// accepted prediction error
 const MAX_SPREAD: f64 = 0.1;
 /// The minimum fraction of a layer's bytes for which the rate of a format matters. source: assumed
 const MIN_FORMAT_SHARE: f64 = 0.05;
 /// The minimum size of models for which predictions were validated; below it fixed costs exceed those of reading
-/// weights. source: a tenth of the lab's usual model, a 1B Llama of 638 MB; of smaller models only the trained one of
-/// 7M parameters was compared, in one lab
+/// weights. source: a tenth of the default model of `hearth lab`, a 1B Llama of 638 MB; the only smaller model that
+/// was compared has 7M parameters
 const MIN_MODEL_SIZE: Bytes = Bytes(64_000_000);
 
-/// Checks the profiles and the model.
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let formats = formats(&cluster.model);
     for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
@@ -41,7 +40,6 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
     }
 }
 
-/// Returns the weight formats of the layers with at least [`MIN_FORMAT_SHARE`] of the bytes.
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let layer = model.mean_layer();
     let least = layer.bytes().as_f64() * MIN_FORMAT_SHARE;
@@ -76,7 +74,6 @@ pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<
         .collect()
 }
 
-/// Reports measurements with a wide spread.
 fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
     let wide = uncertain_rates(device, |format| formats.contains(&format));
     if !wide.is_empty() {
@@ -108,20 +105,15 @@ fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut 
     }
 }
 
-/// Reports a limit of threads above the number of cores.
 fn threads(entry: &DeviceEntry, device: &Device, found: &mut Vec<Finding>) {
     let cores = device.cpu.cores;
     let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads).filter(|&all| all > cores)
     else {
         return;
     };
-    let name = &entry.name;
-    found.push(Finding::warning(
-        "threads-above-cores",
-        format!("device `{name}` limits.threads"),
-        format!(
-            "`{name}` computes with {threads} threads on only {cores} cores, so threads wait for each other"
-        ),
-        "set at most as many threads as cores",
-    ));
+    let (name, fix) = (&entry.name, "set at most as many threads as cores");
+    let what = format!(
+        "`{name}` computes with {threads} threads on only {cores} cores, so threads wait for each other"
+    );
+    found.push(Finding::warning("threads-above-cores", format!("device `{name}` limits.threads"), what, fix));
 }

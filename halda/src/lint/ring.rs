@@ -5,24 +5,18 @@ use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Role, ScenarioRecord};
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::plan::{PlannedDevice, Role, ScenarioRecord};
 
 use super::devices::DeviceCheck;
 use super::{Finding, pinned};
-use crate::baselines::manual::Manual;
-use crate::explanation::DropReason;
-use crate::latency::LatencyModel;
 use crate::problem::SLOW_DISK_THRESHOLD;
-use crate::problem::assignment::ring_order;
-use crate::problem::instance::Instance;
-use crate::solve::solve;
+use crate::{DropReason, Instance, LatencyModel, Manual, solve};
 
 /// The maximum fraction of the time per token that hops should take. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
 
-/// Checks a plan for a scenario. `cluster` must include the scenario's limits. Disks slower than `slow_disk` (by
-/// default [`SLOW_DISK_THRESHOLD`]) should not be read for every token.
+/// Checks a plan for a scenario. `cluster` must have the scenario's memory limits applied. Disks slower than
+/// `slow_disk` (by default [`SLOW_DISK_THRESHOLD`]) should not be read for every token.
 pub fn check_plan(
     plan: &Plan,
     scenario: &ScenarioRecord,
@@ -48,16 +42,13 @@ pub fn check_plan(
             return found;
         }
     };
-    let checks: Vec<DeviceCheck> = plan
-        .devices
-        .iter()
-        .enumerate()
-        .filter_map(|(place, planned)| {
-            let member = cluster.member(&planned.name)?;
-            let budget = MemoryBudget::new(plan, place, &cluster.model, &member.device);
-            Some(DeviceCheck { plan, place, planned, member, budget })
-        })
-        .collect();
+    let check = |index: usize| {
+        let planned = &plan.devices[index];
+        let member = cluster.member(&planned.name)?;
+        let budget = MemoryBudget::new(plan, index, &cluster.model, &member.device);
+        Some(DeviceCheck { plan, index, planned, member, budget })
+    };
+    let checks: Vec<DeviceCheck> = (0..plan.devices.len()).filter_map(check).collect();
     for check in &checks {
         found.extend(check.findings(slow_disk.unwrap_or(SLOW_DISK_THRESHOLD)));
     }
@@ -67,7 +58,7 @@ pub fn check_plan(
     found
 }
 
-/// Returns the cluster without the memory of the draft model.
+/// Returns the cluster with the memory that the draft model leaves on the head; a finding if it does not fit there.
 fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
     left.draft = None;
@@ -84,7 +75,6 @@ fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Findi
     Ok(left)
 }
 
-/// Checks that the plan was made for this scenario.
 fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Finding> {
     let again = "plan again from this scenario";
     let mut found = Vec::new();
@@ -97,11 +87,11 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
             format!("the plan is for `{}`, but the scenario's model is `{}`", planned.name, model.name);
         found.push(Finding::error("other-model", "plan model", what, again));
     }
-    for (place, device) in plan.devices.iter().enumerate() {
+    for (index, device) in plan.devices.iter().enumerate() {
         if cluster.member(&device.name).is_none() {
             let what = format!("the scenario has no device `{}`", device.name);
-            let place = format!("plan devices[{place}] `{}`", device.name);
-            found.push(Finding::error("unknown-device", place, what, again));
+            let location = format!("plan devices[{index}] `{}`", device.name);
+            found.push(Finding::error("unknown-device", location, what, again));
         }
     }
     if let Err(error) = draft::check_plan(plan, cluster) {
@@ -124,7 +114,6 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
     found
 }
 
-/// Checks the number of rounds.
 fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
     if checks.iter().any(|check| !check.budget.fits) {
         // The plan cannot run, so advice about speed is useless.
@@ -161,7 +150,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     if !layers.is_multiple_of(ring) {
         let last = plan.rounds - 1;
         let idle =
-            |check: &&DeviceCheck| check.planned.window > 0 && plan.window(check.place, last).is_empty();
+            |check: &&DeviceCheck| check.planned.window > 0 && plan.window(check.index, last).is_empty();
         let idle = names(&mut checks.iter().filter(idle));
         let idle = if idle.is_empty() { "none".to_owned() } else { idle };
         let what = format!(
@@ -180,32 +169,30 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     }
 }
 
-/// Returns the total time of the hops of a whole round.
 fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
     let activation = plan.activations.token_bytes(&cluster.model.shape);
     let devices = &plan.devices;
-    let hop = |(position, device): (usize, &hearth_schema::plan::PlannedDevice)| {
+    let hop = |(position, device): (usize, &PlannedDevice)| {
         let next = &devices[(position + 1) % devices.len()];
-        cluster
-            .links
-            .link_between(&device.name, &next.name)
-            .map_or(Seconds(0.0), |link| link.time(activation))
+        let link = cluster.links.link_between(&device.name, &next.name);
+        link.map_or(Seconds(0.0), |link| link.time(activation))
     };
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }
 
-/// Reports workers without an address, if other devices have one.
 fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     if plan.devices.iter().all(|device| device.address.is_none()) {
         return;
     }
-    for (place, device) in plan.devices.iter().enumerate() {
+    for (index, device) in plan.devices.iter().enumerate() {
         if device.role != Role::Head && device.address.is_none() {
+            let (name, fix) = (&device.name, "set its `address` to where its worker listens");
+            let what = format!("`{name}` has no address, so `hearth execute` cannot reach it");
             found.push(Finding::note(
                 "no-address",
-                format!("plan devices[{place}] `{}`.address", device.name),
-                format!("`{}` has no address, so `hearth execute` cannot reach it", device.name),
-                "set its `address` to where its worker listens",
+                format!("plan devices[{index}] `{name}`.address"),
+                what,
+                fix,
             ));
         }
     }
@@ -221,33 +208,24 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
     if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
         return;
     }
-    let each = |of: fn(&hearth_schema::plan::PlannedDevice) -> u32| {
-        instance.devices.iter().map(|device| planned(&device.name).map_or(0, of)).collect()
-    };
+    let devices = || instance.devices.iter().map(|device| planned(&device.name));
     let strategy = Manual {
         head: 0,
         rounds: Some(plan.rounds),
-        window_layers: each(|device| device.window),
-        gpu_layers: each(|device| device.gpu_layers),
-        residencies: instance
-            .devices
-            .iter()
-            .map(|device| planned(&device.name).map_or_else(ResidencyOptions::default, |it| it.residency))
+        window_layers: devices().map(|device| device.map_or(0, |device| device.window)).collect(),
+        gpu_layers: devices().map(|device| device.map_or(0, |device| device.gpu_layers)).collect(),
+        residencies: devices()
+            .map(|device| device.map(|device| device.residency).unwrap_or_default())
             .collect(),
     };
     let Ok(solution) = solve(&strategy, &model) else { return };
-    for index in ring_order(0, instance.devices.len()) {
-        let device = &solution.explanation.devices[index];
-        let Some(DropReason::Slower(seconds)) =
-            device.drop_reason.filter(|_| planned(&device.name).is_none())
-        else {
-            continue;
-        };
-        if seconds < -1e-9 {
+    for device in solution.explanation.devices.iter().filter(|device| planned(&device.name).is_none()) {
+        if let Some(DropReason::Slower(seconds)) = device.drop_reason
+            && seconds < -1e-9
+        {
+            let (name, saved) = (&device.name, Seconds(-seconds));
             let what = format!(
-                "`{}` has no layers; in the steady state the best plan with it saves {} per token",
-                device.name,
-                Seconds(-seconds)
+                "`{name}` has no layers; in the steady state the best plan with it saves {saved} per token"
             );
             let fix = "compare the plans in the simulator with `hearth plan --compare`";
             found.push(Finding::note("dropped-device-would-help", "plan dropped", what, fix));

@@ -1,6 +1,4 @@
 //! Findings about a scenario that do not depend on a plan, and about its run events.
-//!
-//! Not here: errors that are found when the scenario is read.
 
 use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
@@ -10,11 +8,10 @@ use hearth_schema::{Plan, Scenario};
 
 use super::{Finding, profiles, rates};
 
-/// The maximum time of a hop in a home network. source: assumed, seven times the maximum of the 3-7 ms of Wi-Fi in
-/// the prima.cpp paper, section 4
+/// The maximum hop time in a home network. source: assumed, seven times the 7 ms of Wi-Fi in prima.cpp, section 4
 const MAX_HOP: Seconds = Seconds(0.05);
 
-/// Checks a scenario. `cluster` must not include the scenario's memory limits.
+/// Checks a scenario. `cluster` must have the full memory of the devices, without the scenario's memory limits.
 pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
@@ -25,37 +22,33 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     profiles::findings(scenario, cluster, &mut found);
     let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
     if devices > layers as usize {
-        let what =
-            format!("{devices} devices share {layers} layers: {} stay idle", devices - layers as usize);
-        let (place, fix) = ("scenario devices", "remove devices, or use a model with more layers");
+        let (idle, location) = (devices - layers as usize, "scenario devices");
+        let what = format!("{devices} devices share {layers} layers: {idle} stay idle");
         found.push(if scenario.planner.keep_all {
             let fix = "remove devices, or `planner.keep_all`";
-            Finding::error("more-devices-than-layers", place, what, fix)
+            Finding::error("more-devices-than-layers", location, what, fix)
         } else {
-            Finding::warning("more-devices-than-layers", place, what, fix)
+            let fix = "remove devices, or use a model with more layers";
+            Finding::warning("more-devices-than-layers", location, what, fix)
         });
     }
     found
 }
 
-/// Reports devices with the same address.
 fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
     for (index, device) in scenario.devices.iter().enumerate() {
         let earlier = &scenario.devices[..index];
         let same = earlier.iter().find(|other| device.address.is_some() && other.address == device.address);
         if let (Some(same), Some(address)) = (same, &device.address) {
-            found.push(Finding::error(
-                "same-address",
-                format!("scenario devices[{index}] `{}`.address", device.name),
-                format!("`{}` and `{}` have the same address {address}", same.name, device.name),
-                "give each device its own address or port",
-            ));
+            let (name, fix) = (&device.name, "give each device its own address or port");
+            let what = format!("`{}` and `{name}` have the same address {address}", same.name);
+            let location = format!("scenario devices[{index}] `{name}`.address");
+            found.push(Finding::error("same-address", location, what, fix));
         }
     }
 }
 
-/// Reports run events after the estimated end of a run: the planner's time per token, for each prompt and generated
-/// token.
+/// Reports run events after the estimated end of a run: the predicted time per token, times all tokens.
 pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.predicted else { return Vec::new() };
     let workload = &scenario.workload;
@@ -64,70 +57,56 @@ pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let events = scenario.events.iter().enumerate();
     let late = events.filter_map(|(index, event)| Some((index, event.at.filter(|at| *at > end)?)));
     late.map(|(index, at)| {
-        Finding::warning(
-            "event-after-end",
-            format!("scenario events[{index}].at"),
-            format!("the run is expected to end before {end}, but the event is at {at}"),
-            "move the event, or generate more tokens",
-        )
+        let what = format!("the run is expected to end before {end}, but the event is at {at}");
+        Finding::warning("event-after-end", format!("scenario events[{index}].at"), what, MOVE_EVENT)
     })
     .collect()
 }
 
-/// Reports run events at a token that is never generated.
+const MOVE_EVENT: &str = "move the event, or generate more tokens";
+
 fn token_events_after_end(scenario: &Scenario, found: &mut Vec<Finding>) {
     let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
     for (index, event) in scenario.events.iter().enumerate() {
         if let Some(token) = event.token.filter(|token| u64::from(*token) >= last) {
-            found.push(Finding::warning(
-                "event-after-end",
-                format!("scenario events[{index}].token"),
-                format!("the run ends after {last} tokens, but the event waits for token {token}"),
-                "move the event, or generate more tokens",
-            ));
+            let what = format!("the run ends after {last} tokens, but the event waits for token {token}");
+            let location = format!("scenario events[{index}].token");
+            found.push(Finding::warning("event-after-end", location, what, MOVE_EVENT));
         }
     }
 }
 
-/// Checks the memory limits of the devices.
 fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let has_windows = scenario.planner.windows.is_some();
     for (index, (entry, member)) in scenario.devices.iter().zip(&cluster.members).enumerate() {
         let Some(limits) = &entry.limits else { continue };
-        let place = |key: &str| format!("scenario devices[{index}] `{}`.limits.{key}", entry.name);
+        let name = &entry.name;
+        let location = |key: &str| format!("scenario devices[{index}] `{name}`.limits.{key}");
         let total = member.device.memory.total.value;
         if let Some(limit) = limits.memory.filter(|limit| *limit > total) {
-            found.push(Finding::warning(
-                "limit-above-memory",
-                place("memory"),
-                format!("the memory limit of `{}` is {limit}, but the device has {total}", entry.name),
-                "lower the limit, because it is used as the memory of the device",
-            ));
+            let what = format!("the memory limit of `{name}` is {limit}, but the device has {total}");
+            let fix = "lower the limit, because it is used as the memory of the device";
+            found.push(Finding::warning("limit-above-memory", location("memory"), what, fix));
         }
         if limits.memory_share.is_some() && !has_windows {
-            found.push(Finding::note(
-                "memory-share-while-planning",
-                place("memory_share"),
-                format!(
-                    "`memory_share` of `{}` depends on the plan, so planners assume its whole memory of {total}",
-                    entry.name
-                ),
-                "set `limits.memory`, or set the windows with `planner.windows`",
-            ));
+            let what = format!(
+                "`memory_share` of `{name}` depends on the plan, so planners assume its whole memory of {total}"
+            );
+            let fix = "set `limits.memory`, or set the windows with `planner.windows`";
+            found.push(Finding::note("memory-share-while-planning", location("memory_share"), what, fix));
         }
     }
 }
 
-/// Checks the links: their hop times, and pairs that are given twice.
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.between;
     let activation = cluster.activations.token_bytes(&cluster.model.shape);
-    let mut slow = |place: String, time: Seconds| {
+    let mut slow = |location: String, time: Seconds| {
         // NaN counts as slow.
         if time.0.is_nan() || time > MAX_HOP {
             let what = format!("a hop over this link takes {time} in every round of every token");
             let fix = "use a faster link, or remove the device";
-            found.push(Finding::warning("slow-link", place, what, fix));
+            found.push(Finding::warning("slow-link", location, what, fix));
         }
     };
     let devices = scenario.devices.len();
@@ -145,31 +124,27 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         }
     }
     for (index, named) in between.iter().enumerate() {
-        let place = format!("scenario links.between[{index}]");
+        let location = format!("scenario links.between[{index}]");
         let [one, other] = &named.devices;
-        let same =
-            |pair: &[String; 2]| (&pair[0], &pair[1]) == (one, other) || (&pair[0], &pair[1]) == (other, one);
-        if between[..index].iter().any(|earlier| same(&earlier.devices)) {
+        let is_same = |[from, to]: &[String; 2]| (from, to) == (one, other) || (from, to) == (other, one);
+        if between[..index].iter().any(|earlier| is_same(&earlier.devices)) {
             let what = format!("`{one}` and `{other}` already have a link, which is used instead");
-            found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
+            found.push(Finding::warning("link-twice", location, what, "remove one of the two"));
         }
     }
 }
 
-/// Reports the slowest hop of each Wi-Fi channel.
 fn wifi(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
     for (index, channel) in scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate()) {
-        let hop = |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)
-        {
-            Some(Connection::Wireless(way)) if *station != other.name => {
-                Some(way.expected_link().time(activation))
-            }
-            _ => None,
-        };
-        let hops = channel
-            .stations
-            .iter()
-            .flat_map(|station| scenario.devices.iter().filter_map(move |other| hop(station, other)));
+        let hop =
+            |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)? {
+                Connection::Wireless(path) if *station != other.name => {
+                    Some(path.expected_link().time(activation))
+                }
+                _ => None,
+            };
+        let others = |station| scenario.devices.iter().filter_map(move |other| hop(station, other));
+        let hops = channel.stations.iter().flat_map(others);
         if let Some(slowest) = hops.max_by(|one, other| one.0.total_cmp(&other.0)) {
             slow(format!("scenario links.wifi.channels[{index}]"), slowest);
         }

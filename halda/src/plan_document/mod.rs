@@ -1,8 +1,6 @@
 //! Conversion of a solution to a plan document.
 //!
-//! A plan lists the devices in ring order from the head, the dropped devices with reasons, the predicted terms of
-//! each device, and the explanation as sentences. It is self-contained: a run needs no other document of the planner.
-//! A relay is in the ring with a window of 0 ([`crate::solvers::relays`]).
+//! The devices are in ring order from the head. A relay has a window of 0 ([`crate::solvers::relays`]).
 
 mod reasons;
 
@@ -15,26 +13,25 @@ use hearth_schema::plan::{
     Processor, Role, ScenarioRecord,
 };
 
-use crate::explanation::{DeviceExplanation, DropReason, Explanation};
-use crate::latency::constraints::Violation;
-use crate::latency::{DeviceTerms, LatencyModel};
-use crate::problem::assignment::Assignment;
-use crate::problem::instance::Device;
-use crate::solve::Solution;
 use crate::solvers::overlap::best_residencies;
+use crate::{
+    Assignment, Device, DeviceExplanation, DeviceTerms, DropReason, Explanation, LatencyModel, Solution,
+    Violation,
+};
 use reasons::{dropped_reason, sentences};
 
-/// Why a solution cannot be converted to a plan document.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why a solution or an assignment cannot be converted to a plan document.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
     #[error("the solution is for {solved} devices, but the cluster has no device `{name}`")]
     OtherCluster { name: String, solved: usize },
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),
+    #[error(transparent)]
+    Violation(#[from] Violation),
 }
 
-/// Converts a solution to a plan document. The instance must be that of [`crate::Instance::from_cluster`] for
-/// `cluster`.
+/// Converts a solution to a plan document. Its instance must be [`crate::Instance::from_cluster`] of `cluster`.
 ///
 /// # Errors
 /// If the cluster lacks a device of the solution, or the plan is not valid.
@@ -43,36 +40,36 @@ pub fn plan_from_solution(
     cluster: &Cluster,
     scenario: &ScenarioRecord,
 ) -> Result<Plan, PlanError> {
+    let Solution { assignment, breakdown, residencies, .. } = solution;
     let explained = &solution.explanation.devices;
-    let mut devices = Vec::new();
-    let mut dropped = Vec::new();
-    for index in solution.assignment.ring_then_others() {
-        let name = &explained[index].name;
-        let Some(member) = cluster.member(name) else {
-            return Err(PlanError::OtherCluster { name: name.clone(), solved: explained.len() });
+    let (mut devices, mut dropped) = (Vec::new(), Vec::new());
+    for index in assignment.ring_then_others() {
+        let name = explained[index].name.clone();
+        let Some(member) = cluster.member(&name) else {
+            return Err(PlanError::OtherCluster { name, solved: explained.len() });
         };
-        let is_relay = solution.assignment.is_relay(index);
+        let is_relay = assignment.is_relay(index);
         if let Some(reason) = dropped_reason(&explained[index]).filter(|_| !is_relay) {
-            dropped.push(DroppedDevice { name: name.clone(), reason });
+            dropped.push(DroppedDevice { name, reason });
             continue;
         }
         devices.push(PlannedDevice {
-            name: name.clone(),
+            name,
             address: member.address.clone(),
             role: match index {
                 _ if is_relay => Role::Relay,
-                _ if index == solution.assignment.head => Role::Head,
+                _ if index == assignment.head => Role::Head,
                 _ => Role::Worker,
             },
-            window: solution.assignment.window_layers[index],
-            gpu_layers: solution.assignment.gpu_layers[index],
-            residency: solution.residencies[index],
-            predicted: Some(predicted(&solution.breakdown.devices[index])),
+            window: assignment.window_layers[index],
+            gpu_layers: assignment.gpu_layers[index],
+            residency: residencies[index],
+            predicted: Some(predicted(&breakdown.devices[index])),
         });
     }
     let planner = PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() };
     let mut plan = Plan {
-        rounds: solution.assignment.rounds,
+        rounds: assignment.rounds,
         draft: draft::planned_draft(cluster),
         devices,
         dropped,
@@ -107,15 +104,6 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
     }
 }
 
-/// Why an assignment cannot be converted to a plan document.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum PlanConversionError {
-    #[error(transparent)]
-    Shape(#[from] Violation),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-}
-
 /// Converts an assignment to a plan document without an explanation, for callers that score many plans.
 ///
 /// # Errors
@@ -125,7 +113,7 @@ pub fn plan_from_assignment(
     assignment: &Assignment,
     cluster: &Cluster,
     scenario: &ScenarioRecord,
-) -> Result<Plan, PlanConversionError> {
+) -> Result<Plan, PlanError> {
     let explained = |(device, window): (&Device, &u32)| DeviceExplanation {
         name: device.name.clone(),
         binding_constraints: Vec::new(),
@@ -152,8 +140,7 @@ pub fn plan_from_assignment(
 
 /// Returns the processor of the output head. It is the GPU of the head if all layers of the head are on its GPU and
 /// the output head fits beside them, because llama.cpp offloads it like a further layer. Deviation: in the prima.cpp
-/// paper it is always on the CPU (appendix A.3), which contradicts the published times of 15 and 20 ms for 8B and
-/// 14B.
+/// paper it is always on the CPU (appendix A.3), which contradicts its 15 and 20 ms per token for 8B and 14B.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
@@ -166,7 +153,6 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     if fits { Processor::Gpu } else { Processor::Cpu }
 }
 
-/// Converts the terms of a device.
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {
     PredictedTerms {
         compute: Seconds(terms.compute),

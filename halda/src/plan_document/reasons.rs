@@ -1,9 +1,6 @@
 //! The sentences in a plan document that explain the plan, generated from its [`Explanation`](crate::Explanation).
 
-use crate::explanation::{BindingConstraint, DeviceExplanation, DropReason};
-use crate::latency::DeviceTerms;
-use crate::solve::Solution;
-use crate::strategy::InfeasibleReason;
+use crate::{BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason, Solution};
 
 /// Returns the explanation as sentences: general ones, then one per device in the instance's order.
 pub fn sentences(solution: &Solution) -> Vec<String> {
@@ -12,25 +9,17 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
         all.push(if gap.abs() < 1e-9 {
             "By the same objective no plan of this kind is faster.".to_owned()
         } else {
-            let percent = gap * 100.0;
-            format!(
-                "By the same objective it is {percent:.1} % slower than the optimum of {}.",
-                time(optimum)
-            )
+            let (percent, optimum) = (gap * 100.0, time(optimum));
+            format!("By the same objective it is {percent:.1} % slower than the optimum of {optimum}.")
         });
     }
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
-        let why = if relay.has_direct_link {
-            "faster than their direct link"
-        } else {
-            "which cannot reach each other"
-        };
-        Some(format!(
-            "`{}` has no layers and relays from `{}` to `{}`, {why}.",
-            device.name, relay.from, relay.to
-        ))
+        let (from, to) = (&relay.from, &relay.to);
+        let direct = "faster than their direct link";
+        let why = if relay.has_direct_link { direct } else { "which cannot reach each other" };
+        Some(format!("`{}` has no layers and relays from `{from}` to `{to}`, {why}.", device.name))
     });
     all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
@@ -44,14 +33,12 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     all
 }
 
-/// Returns what was not searched, and an upper bound of the possible improvement.
 fn limit(solution: &Solution) -> Vec<String> {
     let Some(limit) = &solution.explanation.limit else { return Vec::new() };
     let mut all = limit.notes.clone();
     if let Some(bound) = limit.lower_bound {
-        let above =
-            if bound > 0.0 { (solution.seconds() / bound - 1.0).max(0.0) * 100.0 } else { f64::INFINITY };
-        let bound = time(bound);
+        let ratio = if bound > 0.0 { solution.seconds() / bound } else { f64::INFINITY };
+        let (above, bound) = ((ratio - 1.0).max(0.0) * 100.0, time(bound));
         all.push(format!("No plan can be faster than {bound}; this one is at most {above:.1} % slower."));
     }
     all
@@ -79,7 +66,6 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
     })
 }
 
-/// Returns the best time for each number of rounds with the head of the plan.
 fn best_by_rounds(solution: &Solution) -> String {
     let head = solution.assignment.head;
     let steps = solution.explanation.search_steps.iter().filter(|step| step.head == head);
@@ -96,13 +82,11 @@ fn best_by_rounds(solution: &Solution) -> String {
             None => by_rounds.push((step.rounds, found, skipped)),
         }
     }
-    let each: Vec<String> = by_rounds
-        .into_iter()
-        .map(|(rounds, best, skipped)| {
-            let none = if skipped { "not faster" } else { "no plan" };
-            format!("{rounds}: {}", best.map_or(none.to_owned(), time))
-        })
-        .collect();
+    let describe = |(rounds, best, skipped): (u32, Option<f64>, bool)| {
+        let none = if skipped { "not faster" } else { "no plan" };
+        format!("{rounds}: {}", best.map_or(none.to_owned(), time))
+    };
+    let each: Vec<String> = by_rounds.into_iter().map(describe).collect();
     format!("Best time per token by number of rounds: {}.", each.join(", "))
 }
 

@@ -2,8 +2,8 @@
 //!
 //! prima.cpp paper, section 3.2 and Eq. 11-12. A round of the ring covers `W = sum w_m` layers, and a token takes
 //! floor(L/W) whole rounds. If R = L mod W layers remain, a partial last round follows: the windows are filled in
-//! ring order until the R layers are used up. `rounds` includes that partial round, k = ceil(L/W), as in a plan
-//! document. If W divides L, which the paper's planner assumes, it is the paper's k.
+//! ring order until the R layers are used up. `rounds` includes that partial round: k = ceil(L/W). If W divides L,
+//! which the paper's planner assumes, it is the paper's k.
 //!
 //! ```text
 //! rest_m = max(0, R - sum_{j before m} w_j)
@@ -12,17 +12,11 @@
 //! win_m  = floor(L/W) + min(1, rest_m)               windows of m
 //! ```
 //!
-//! Deviation: a device with `w_m` = 0 is outside the ring, so it has no window and no hop, although by the last line
-//! it would have floor(L/W) windows.
-//!
-//! Not here: whether an assignment is allowed ([`crate::latency::constraints`]), and its time ([`crate::latency`]).
+//! Deviation: a device with `w_m` = 0 has no window and no hop; by the last line it would have floor(L/W) windows.
 
 use serde::Serialize;
 
-/// A layer-to-device assignment: (w, n, k), the head and the order of the ring.
-///
-/// The vectors are in the instance's order of devices. Unless `order` is set, the ring starts at the head and
-/// continues in that order; the first device follows the last one.
+/// A layer-to-device assignment. Its windows (w) and GPU layers (n) are listed by device, in the instance's order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {
     /// The index of the device that embeds the tokens, computes the output head and samples.
@@ -51,7 +45,7 @@ pub struct Share {
 
 impl Share {
     /// Computes the share of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole
-    /// rounds and a partial round of which `rest` layers remain at the device.
+    /// rounds and a partial last round, of which the devices before this one leave `rest` layers.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
         if window == 0 {
             return Self::default();
@@ -61,6 +55,32 @@ impl Share {
             gpu_layers: rounds * gpu + gpu.min(rest),
             windows: rounds + rest.min(1),
         }
+    }
+}
+
+/// The window of a device in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundWindow {
+    pub device: usize,
+    pub head: bool,
+    /// W: the layers of a whole round.
+    pub ring_layers: u32,
+    /// The layers of a round before the window.
+    pub layers_before: u32,
+    /// w: the layers of the window.
+    pub layers: u32,
+}
+
+impl RoundWindow {
+    /// Returns the number of whole rounds, and the layers of a partial last round that the devices before leave.
+    pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
+        let remainder = model_layers % self.ring_layers;
+        (model_layers / self.ring_layers, remainder.saturating_sub(self.layers_before))
+    }
+
+    pub(crate) fn share(self, model_layers: u32, gpu_layers: u32) -> Share {
+        let (rounds, rest) = self.rounds_and_rest(model_layers);
+        Share::new(self.layers, gpu_layers, rounds, rest)
     }
 }
 
@@ -80,11 +100,9 @@ impl Assignment {
 
     /// Returns the devices in the ring, then the others in the instance's order from the head.
     pub fn ring_then_others(&self) -> Vec<usize> {
-        let mut all = self.ring();
-        let others = ring_order(self.head, self.window_layers.len()).filter(|device| !all.contains(device));
-        let others: Vec<usize> = others.collect();
-        all.extend(others);
-        all
+        let ring = self.ring();
+        let others = ring_order(self.head, self.window_layers.len()).filter(|device| !ring.contains(device));
+        ring.iter().copied().chain(others).collect()
     }
 
     /// Returns whether a device is in the ring without layers.
@@ -119,7 +137,7 @@ pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
     (head..devices).chain(0..head.min(devices))
 }
 
-/// Returns the values of k that the paper considers: the factors of L except L itself, ascending; 1 if L = 1.
+/// Returns the k (rounds) that the prima.cpp paper considers: factors of L except L itself, ascending; 1 if L = 1.
 pub fn valid_rounds(model_layers: u32) -> Vec<u32> {
     (1..=model_layers.max(2) / 2).filter(|rounds| model_layers.is_multiple_of(*rounds)).collect()
 }
@@ -130,9 +148,9 @@ mod tests {
 
     #[test]
     fn valid_rounds_are_proper_factors() {
-        assert_eq!(valid_rounds(1), [1]);
-        assert_eq!(valid_rounds(2), [1]);
-        assert_eq!(valid_rounds(7), [1]);
+        for layers in [1, 2, 7] {
+            assert_eq!(valid_rounds(layers), [1], "{layers} layers");
+        }
         assert_eq!(valid_rounds(12), [1, 2, 3, 4, 6]);
     }
 
@@ -145,10 +163,6 @@ mod tests {
         assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });
         assert_eq!(shares[2], Share { layers: 6, gpu_layers: 3, windows: 3 });
         assert_eq!(shares[0], Share { layers: 2, gpu_layers: 0, windows: 2 });
-    }
-
-    #[test]
-    fn dropped_device_has_no_window() {
-        assert_eq!(Share::new(0, 0, 3, 2), Share::default());
+        assert_eq!(Share::new(0, 0, 3, 2), Share::default(), "a dropped device has no window");
     }
 }

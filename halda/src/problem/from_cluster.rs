@@ -16,29 +16,21 @@
 //! | `c_cpu` | compute buffers, and the small tensors that every device stores |
 //!
 //! Deviation: two costs of a layer have no symbol in the paper, attention over the mean cache length and a fixed
-//! overhead. If a profile has them, they are added to `t_kv_cpu`, which also occurs once per layer. The devices of
-//! the paper have neither. All other properties of a device go into its [`RuntimeModel`].
+//! overhead. If a profile has them, they are added to `t_kv_cpu`. All other properties of a device go into its
+//! [`RuntimeModel`].
 //!
 //! Deviations: an f32 key-value cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
-//! Metal, its memory is subtracted from RAM, so that no memory is counted twice. Every GPU on macOS is used through
-//! Metal.
+//! Metal, its memory is subtracted from RAM. Every GPU on macOS is used through Metal.
 //!
 //! `hop` of a device is the time to its neighbour in the full ring, or 0 without a link. The hops by pair override
-//! it.
-//!
-//! The memory of a draft model is subtracted from the head. The planned time is that of a token of the target model
-//! alone.
-//!
-//! Not here: which device follows in the ring.
-
-use std::borrow::Cow;
+//! it. The memory of a draft model is subtracted from the head.
 
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
-use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
@@ -46,50 +38,40 @@ use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 
-/// The default speed below which a disk must not be read for every token. source: the public implementation of
-/// prima.cpp
+/// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
 pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
 
 impl Instance {
     /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` must not be read for every token.
-    /// [`crate::LatencyModel::new`] validates the values.
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
         let cluster = &*draft::cluster_without_draft(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
-        let devices = order
-            .iter()
-            .enumerate()
-            .map(|(position, &member)| {
-                let next = order[(position + 1) % order.len()];
-                let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
-                device(cluster, &sustained(&cluster.members[member]), neighbour_hop)
-            })
-            .collect();
+        let in_ring = |(position, &member): (usize, &usize)| {
+            let next = order[(position + 1) % order.len()];
+            let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
+            device(cluster, &sustained(&cluster.members[member]), neighbour_hop)
+        };
         let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
         let hops = order.iter().map(row).collect();
         Self {
             name: cluster.model.name.clone(),
             slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK_THRESHOLD).0,
             model: model(cluster),
-            devices,
+            devices: order.iter().enumerate().map(in_ring).collect(),
             hops: Some(hops),
         }
     }
 }
 
-/// Returns the member at its sustained speed: a quota of processor time slows it down.
-fn sustained(member: &Member) -> Cow<'_, Member> {
-    if member.device.cpu.quota.is_none() {
-        return Cow::Borrowed(member);
-    }
+/// Returns the member with the CPU rates that its CPU quota allows for long work.
+fn sustained(member: &Member) -> Member {
     let mut slowed = member.clone();
     slowed.device.cpu = member.device.cpu.with_sustained_rates();
-    Cow::Owned(slowed)
+    slowed
 }
 
-/// Returns the memory in bytes that exo counts on each device, in the instance's order: the memory of a discrete GPU
-/// if there is one, else the total RAM. For a GPU it is the available memory, because profiles do not record the
-/// total.
+/// Returns the memory in bytes that exo counts on each device, in the instance's order: the available memory of a
+/// discrete GPU if there is one (profiles do not record its total), else the total RAM.
 pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     let total = |member: usize| {
         let profile = &cluster.members[member].device;
@@ -149,14 +131,16 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
     let soc = soc_rates(cluster, member);
+    // If the free swap space is unknown, it does not limit swapping.
+    let swap = memory.swap_available.as_ref().or(memory.can_swap.as_ref());
     Device {
         name: member.name.clone(),
         os,
         gpu: kind,
-        cpu_speed: soc.as_ref().map_or_else(
-            || speeds(model, |format| profile.cpu.matvec_rate(format)),
-            |(speed, _)| speeds(model, |_| Some(*speed)),
-        ),
+        cpu_speed: speeds(model, |format| match soc {
+            Some((speed, _)) => Some(speed),
+            None => profile.cpu.matvec_rate(format),
+        }),
         gpu_speed: gpu.map_or_else(PerFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
         cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
@@ -171,24 +155,19 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         swappable_bytes: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        // If the free swap space is unknown, it does not limit swapping.
-        swap_available: memory
-            .swap_available
-            .as_ref()
-            .or(memory.can_swap.as_ref())
-            .map_or(0, |it| it.value.0),
+        swap_available: swap.map_or(0, |bytes| bytes.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared_tensors.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
         runtime: runtime(cluster, member),
     }
 }
 
-/// Returns the properties of a member for which the paper has no symbol. If the scenario does not fix the residency,
-/// a planner may choose `os` and, on Linux and Android, where single pages can be released, also `managed`.
+/// Returns the runtime model of a member. If the scenario does not fix the residency, a planner may choose `os` and,
+/// on Linux and Android, where single pages can be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
-    let usual = ResidencyOptions::default();
-    let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
+    let os = ResidencyOptions::default();
+    let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
     RuntimeModel {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
         rereads: match profile.memory.page_cache {
@@ -207,7 +186,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     }
 }
 
-/// Returns the times that the simulator uses for a token at the mean cache length.
+/// Returns the compute times of a token in the simulator, at the mean length of the KV cache during the run.
 fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
@@ -216,22 +195,19 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
         |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer_time(layer, pass).0).collect();
     let cpu = ComputeCost::for_main_memory(profile, model, element);
     let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
+    let gpu_window_overhead = profile.gpu.as_ref().and_then(|gpu| gpu.window_overhead.as_ref());
     WorkTimes {
         cpu_layers: layers(&cpu),
         gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
         cpu_output: cpu.output_time(1).0,
         gpu_output: gpu.as_ref().map(|gpu| gpu.output_time(1).0),
         cpu_window_overhead: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
-        gpu_window_overhead: profile
-            .gpu
-            .as_ref()
-            .and_then(|gpu| gpu.window_overhead.as_ref())
-            .map_or(0.0, |cost| cost.value.0),
+        gpu_window_overhead: gpu_window_overhead.map_or(0.0, |cost| cost.value.0),
     }
 }
 
-/// Converts the simulated time of a layer on a SoC to rates of the paper's latency model: a memory rate that gives
-/// this time, and a compute rate that adds 1 % to it. Returns `None` if the device has no SoC.
+/// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate
+/// that gives this time, and a compute rate that adds 1 % to it. Returns `None` if the device has no SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
@@ -249,16 +225,11 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
-/// Returns the mean cache length over the generated tokens, in tokens.
 fn mean_length(cluster: &Cluster) -> u32 {
     cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
 }
 
-/// Returns the speed for each weight format of the model.
-fn speeds(
-    model: &ModelProfile,
-    rate: impl Fn(hearth_profiles::Format) -> Option<FlopsPerSecond>,
-) -> PerFormat {
+fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>) -> PerFormat {
     let mean = model.mean_layer();
     let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);
     formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
@@ -273,9 +244,6 @@ fn operating_system(os: Os) -> OperatingSystem {
 }
 
 fn gpu_interface(os: OperatingSystem, gpu: &GpuProfile) -> Gpu {
-    match gpu.kind {
-        _ if os == OperatingSystem::Macos => Gpu::Metal,
-        GpuKind::Metal => Gpu::Metal,
-        GpuKind::Cuda | GpuKind::Vulkan | GpuKind::Dx12 => Gpu::Cuda,
-    }
+    let is_metal = os == OperatingSystem::Macos || gpu.kind == GpuKind::Metal;
+    if is_metal { Gpu::Metal } else { Gpu::Cuda }
 }

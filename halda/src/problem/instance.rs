@@ -1,11 +1,7 @@
 //! Instances of the layer-to-device assignment (LDA) problem.
 //!
-//! prima.cpp paper, Definition 1 and Table 6: a model of L layers, and a ring of M devices with their measured speeds
-//! and memory. The first device is the head. In JSON the keys are the paper's symbols, and unknown keys are refused.
-//! Memory sizes are integers in bytes; all other quantities are in SI units.
-//!
-//! Not here: the validation ([`crate::problem::validation`]), the costs of a layer
-//! ([`crate::latency::coefficients`]), and the source of the values (device and model profiles).
+//! prima.cpp paper, Definition 1 and Table 6: a model of L layers, and a ring of M devices. In JSON the keys are the
+//! paper's symbols. Memory sizes are integers in bytes; all other quantities are in SI units.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +16,6 @@ pub type PerFormat = BTreeMap<String, f64>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instance {
-    /// The name of the instance in messages.
     pub name: String,
     /// Disks slower than this, in bytes per second, must not be read for every token.
     #[serde(rename = "s_threshold")]
@@ -28,9 +23,8 @@ pub struct Instance {
     pub model: Model,
     /// The devices in ring order.
     pub devices: Vec<Device>,
-    /// `t_comm` for each pair of devices, in seconds: rows are senders and columns are receivers, in the order of the
-    /// devices. Null if there is no link. The diagonal is ignored. If absent, the sender's `hop` is used for all
-    /// receivers.
+    /// `t_comm`: the seconds to send the hidden state, by sender (row) and receiver (column); null without a link.
+    /// The diagonal is ignored. If absent, the sender's `hop` is used for all receivers.
     #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
     pub hops: Option<Vec<Vec<Option<f64>>>>,
 }
@@ -139,8 +133,7 @@ pub struct Device {
     /// UMA: whether CPU and GPU share memory, so that copying the hidden state takes no time.
     #[serde(rename = "uma")]
     pub unified_memory: bool,
-    /// `t_comm`: the seconds to send the hidden state to the next device; only an estimate if the instance has hops
-    /// by pair that depend on the receiver.
+    /// `t_comm`: the seconds to send the hidden state to the next device; an estimate if hops depend on the receiver.
     #[serde(rename = "t_comm")]
     pub hop: f64,
     /// `s_disk`: the disk throughput in bytes per second, for the access pattern of the operating system.
@@ -167,14 +160,13 @@ pub struct Device {
     /// `c_gpu`: the compute buffers in GPU memory, in bytes.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
-    /// Properties for which the paper has no symbol.
+    /// The residencies, page-cache behaviour, disk rates and overheads, which the prima.cpp paper's model leaves out.
     #[serde(default, alias = "practice")]
     pub runtime: RuntimeModel,
 }
 
 impl Model {
-    /// Returns 2 (`h_k` `e_k` + `h_v` `e_v`) `n_kv`, the bytes of the f16 key-value cache of a layer; `None` on
-    /// overflow.
+    /// Returns 2 (`h_k` `e_k` + `h_v` `e_v`) `n_kv`, the bytes of a layer's f16 key-value cache; `None` on overflow.
     pub fn layer_cache_bytes(&self) -> Option<u64> {
         let keys = self.key_heads.checked_mul(self.key_head_width)?;
         let values = self.value_heads.checked_mul(self.value_head_width)?;

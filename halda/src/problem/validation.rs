@@ -1,9 +1,8 @@
 //! Validation of instances: every value must be finite and within the range that the planners rely on.
 //!
-//! Speeds must be finite and above zero, times and amounts finite and not negative, byte counts at most 2^50, and L
-//! at most 512 (the largest model today has 126 layers). The last two keep memory arithmetic within `i64`, so that
-//! memory constraints are checked on integers without rounding. The upper bound of the token time must be finite too,
-//! so that no planner computes an infinity or NaN. An instance without a feasible plan is still valid.
+//! Byte counts must be at most 2^50, and L at most 512 (the largest model today has 126 layers). This keeps memory
+//! arithmetic within `i64`, so that memory constraints are checked on integers without rounding. The upper bound of
+//! the token time must be finite, so that no planner computes an infinity or NaN.
 
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
@@ -13,17 +12,13 @@ pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
 /// The maximum number of layers of a model.
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// Why an instance is invalid. `place` is the model, or the index and name of a device.
+/// Why an instance is invalid. `place` names the model, or a device with its index.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
     NoDevices { instance: String },
-    #[error("`{field}` of {place} is {value}: it must be a finite number")]
-    NotFinite { place: String, field: String, value: f64 },
-    #[error("`{field}` of {place} is {value}: it must be above zero")]
-    NotPositive { place: String, field: String, value: f64 },
-    #[error("`{field}` of {place} is {value}: it must not be negative")]
-    Negative { place: String, field: String, value: f64 },
+    #[error("`{field}` of {place} is {value}: it must {requirement}")]
+    Number { place: String, field: String, value: f64, requirement: &'static str },
     #[error("`{field}` of {place} must be at most {limit}")]
     TooLarge { place: String, field: String, limit: u64 },
     #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
@@ -46,6 +41,8 @@ pub enum InstanceError {
     InfiniteTokenTime { place: String },
 }
 
+type Checked = Result<(), InstanceError>;
+
 impl Instance {
     /// Checks everything that the planners rely on.
     ///
@@ -64,7 +61,7 @@ impl Instance {
         self.hops.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
     }
 
-    fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Result<(), InstanceError> {
+    fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Checked {
         let devices = self.devices.len();
         if hops.len() != devices {
             let what = "rows".to_owned();
@@ -88,7 +85,7 @@ impl Instance {
 }
 
 impl Model {
-    fn validate(&self) -> Result<(), InstanceError> {
+    fn validate(&self) -> Checked {
         let checked = Checker { place: &|| format!("the model `{}`", self.name) };
         checked.positive("L", f64::from(self.model_layers))?;
         checked.at_most("L", u64::from(self.model_layers), u64::from(MAX_MODEL_LAYERS))?;
@@ -111,19 +108,15 @@ impl Model {
 }
 
 impl Device {
-    /// Formats the index and name of the device for messages.
     pub(crate) fn label(&self, index: usize) -> String {
         format!("devices[{index}] `{}`", self.name)
     }
 
-    fn validate(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
+    fn validate(&self, index: usize, model: &Model) -> Checked {
         let checked = Checker { place: &|| self.label(index) };
         if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == OperatingSystem::Macos) {
-            return Err(InstanceError::GpuOnOtherSystem {
-                place: self.label(index),
-                gpu: self.gpu,
-                os: self.os,
-            });
+            let (gpu, os) = (self.gpu, self.os);
+            return Err(InstanceError::GpuOnOtherSystem { place: self.label(index), gpu, os });
         }
         checked.positive("T_cpu", self.cpu_memory_rate)?;
         checked.positive("s_disk", self.disk_read_rate)?;
@@ -171,10 +164,8 @@ impl Device {
         }
         Ok(())
     }
-}
 
-impl Device {
-    fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
+    fn validate_work(&self, index: usize, model: &Model) -> Checked {
         let checked = Checker { place: &|| self.label(index) };
         let Some(work) = &self.runtime.work_times else { return Ok(()) };
         for (field, seconds) in [
@@ -199,60 +190,49 @@ impl Device {
     }
 }
 
-/// Checks the values of the model, a device or a pair of devices.
 struct Checker<'a> {
-    /// Formats what the values belong to; called only if a check fails.
+    /// Formats the model or the device that has the checked values; called only if a check fails.
     place: &'a dyn Fn() -> String,
 }
 
 impl Checker<'_> {
-    fn finite(&self, field: &str, value: f64) -> Result<(), InstanceError> {
-        if value.is_finite() {
+    fn number(&self, field: &str, value: f64, is_valid: bool, requirement: &'static str) -> Checked {
+        if value.is_finite() && is_valid {
             return Ok(());
         }
-        Err(InstanceError::NotFinite { place: (self.place)(), field: field.to_owned(), value })
+        let requirement = if value.is_finite() { requirement } else { "be a finite number" };
+        Err(InstanceError::Number { place: (self.place)(), field: field.to_owned(), value, requirement })
     }
 
-    fn positive(&self, field: &str, value: f64) -> Result<(), InstanceError> {
-        self.finite(field, value)?;
-        if value > 0.0 {
-            return Ok(());
-        }
-        Err(InstanceError::NotPositive { place: (self.place)(), field: field.to_owned(), value })
+    fn positive(&self, field: &str, value: f64) -> Checked {
+        self.number(field, value, value > 0.0, "be above zero")
     }
 
-    fn not_negative(&self, field: &str, value: f64) -> Result<(), InstanceError> {
-        self.finite(field, value)?;
-        if value >= 0.0 {
-            return Ok(());
-        }
-        Err(InstanceError::Negative { place: (self.place)(), field: field.to_owned(), value })
+    fn not_negative(&self, field: &str, value: f64) -> Checked {
+        self.number(field, value, value >= 0.0, "not be negative")
     }
 
-    fn at_most(&self, field: &str, value: u64, limit: u64) -> Result<(), InstanceError> {
+    fn at_most(&self, field: &str, value: u64, limit: u64) -> Checked {
         if value <= limit {
             return Ok(());
         }
         Err(InstanceError::TooLarge { place: (self.place)(), field: field.to_owned(), limit })
     }
 
-    fn bytes(&self, field: &str, value: u64) -> Result<(), InstanceError> {
+    fn bytes(&self, field: &str, value: u64) -> Checked {
         self.at_most(field, value, MAX_BYTES)
     }
 
-    fn work(&self, field: &str, work: &PerFormat) -> Result<(), InstanceError> {
+    fn work(&self, field: &str, work: &PerFormat) -> Checked {
         work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
     }
 
     /// Checks that every format with work has a speed above zero. Other speeds are ignored.
-    fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Result<(), InstanceError> {
+    fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Checked {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {
-                return Err(InstanceError::MissingSpeed {
-                    place: (self.place)(),
-                    field: field.to_owned(),
-                    format: format.clone(),
-                });
+                let (place, field, format) = ((self.place)(), field.to_owned(), format.clone());
+                return Err(InstanceError::MissingSpeed { place, field, format });
             };
             self.positive(&format!("{field}.{format}"), *speed)?;
         }

@@ -2,9 +2,8 @@
 //!
 //! For a fixed ring size W the objective is separable: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W, where `g_m(w)`
 //! is the minimum time of device m with a window of w layers (`WindowTimes`). With the paper's objective it is the
-//! time of the best GPU split ([`crate::latency::gpu_split`]). The memory case and the slow-disk rule depend only on
-//! the window of the device, so they are part of `g_m`. The circular dependency because of which the paper iterates
-//! over the sets M1-M4 does not exist here. The dynamic program over devices
+//! time of the best GPU split ([`crate::latency::gpu_split`]). The memory case depends only on the window of the
+//! device, so the paper's iteration over the sets M1-M4 is not needed. The dynamic program over devices
 //!
 //! ```text
 //! f_m(j) = min over w of f_{m-1}(j - w) + g_m(w),      result f_M(W),      O(M W^2)
@@ -27,49 +26,35 @@
 //! devices in ring order, and this sum is its state, so with `g_m(w, rest)` instead of `g_m(w)` the result is still
 //! exact. The same holds if the time of a window depends on which layers it has. While layers remain, the partial
 //! round has a hop to m too, and the device with its last layer sends to the head.
-//!
-//! Not here: which ring sizes, heads and orders are tried ([`crate::solvers::exact`],
-//! [`crate::solvers::ring_order`]).
 
-use crate::latency::LatencyModel;
-use crate::latency::gpu_split::{RoundCounts, Split};
-use crate::problem::assignment::Assignment;
-use crate::strategy::InfeasibleReason;
+use crate::latency::gpu_split::Split;
+use crate::{Assignment, InfeasibleReason, LatencyModel, RoundWindow};
 
-/// The problem of finding windows for one ring size, one head and one order.
 #[derive(Clone, Copy)]
 pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The devices that may be in the ring, the head first.
     pub order: &'a [usize],
-    /// W: the layers of a round.
     pub ring_layers: u32,
-    /// The minimum window of each device: 1 keeps the device in the ring, and 0 allows dropping it. It is 1 for the
-    /// head.
+    /// The minimum window of each device: 1 for the head and other devices that must be in the ring, else 0.
     pub min_windows: &'a [u32],
 }
 
-/// The times of windows, without hops.
 pub(crate) trait WindowTimes {
-    /// Returns the seconds of a window that starts after `layers_before` layers of a round; infinite if it is not
-    /// allowed.
+    /// Returns the seconds of a window after `layers_before` layers of a round, without hops; infinite if forbidden.
     fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64;
 
-    /// Returns the number of values of `layers_before` with different times. All larger values have the times of the
-    /// last one.
+    /// Returns how many values of `layers_before`, from 0, have their own times; larger ones have those of the last.
     fn offset_count(&self) -> usize;
 }
 
-/// A ring with its windows.
-#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ring {
     pub seconds: f64,
     /// (device, window, layers of a round before the window), in ring order. The window of a relay is 0.
     pub members: Vec<(usize, u32, usize)>,
 }
 
-/// The minimum times in seconds up to each position of the order, for every number j of layers before or after it.
-/// The index is position * (W + 1) + j.
+/// The minimum seconds up to each position of the order, with j layers so far, at index position * (W + 1) + j.
 struct BestTimes {
     /// a: the times before the window of the device, with j layers before it.
     arrival: Vec<f64>,
@@ -77,7 +62,6 @@ struct BestTimes {
     cost: Vec<f64>,
 }
 
-/// The window times of the paper's objective.
 struct PaperTimes<'a, 'i>(RingSizeProblem<'a, 'i>);
 
 impl WindowTimes for PaperTimes<'_, '_> {
@@ -91,7 +75,7 @@ impl WindowTimes for PaperTimes<'_, '_> {
 }
 
 impl RingSizeProblem<'_, '_> {
-    /// Returns the fastest assignment with W layers per round by the paper's objective.
+    /// Returns the fastest assignment with W layers per round by the prima.cpp paper's objective.
     pub(crate) fn optimum(&self) -> Result<Assignment, InfeasibleReason> {
         let times = PaperTimes(*self);
         let found = self.fastest_ring(&times).ok_or_else(|| self.infeasible_reason(&times))?;
@@ -100,8 +84,7 @@ impl RingSizeProblem<'_, '_> {
         }))
     }
 
-    /// Returns g(w) of a device in whole rounds, for w from 0. It includes hops that do not depend on the next
-    /// device.
+    /// Returns g(w), the seconds in whole rounds, for windows of 0 to W layers; hops as in [`Self::window_time`].
     pub(crate) fn whole_round_times(&self, device: usize) -> Vec<f64> {
         let times = PaperTimes(*self);
         (0..=self.ring_layers).map(|window| self.window_time(&times, device, window, 0)).collect()
@@ -111,15 +94,14 @@ impl RingSizeProblem<'_, '_> {
     pub(crate) fn fastest_ring(&self, times: &impl WindowTimes) -> Option<Ring> {
         let linked = self.model.hops.depends_on_receiver;
         let found = self.run(times, linked);
-        let last = if linked { self.linked_end(&found) } else { self.unlinked_end(&found) };
-        let (seconds, last) = last?;
+        let (seconds, last) = self.end(&found, linked)?;
         let ring = Ring { seconds, members: self.reconstruct(times, &found, last, linked) };
         // The program without linked hops counts a hop for a ring of one device, which has none.
         let head_only = if !linked && self.model.hops.is_by_pair() { self.head_only(times) } else { None };
         Some(head_only.filter(|head_only| head_only.seconds < ring.seconds).unwrap_or(ring))
     }
 
-    /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to n.
+    /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to GPU layers.
     pub(crate) fn assignment(
         &self,
         ring: &Ring,
@@ -128,10 +110,9 @@ impl RingSizeProblem<'_, '_> {
         let devices = self.model.device_count();
         let rounds = self.model.model_layers().div_ceil(self.ring_layers);
         let mut assignment = Assignment::new(self.head(), rounds, vec![0; devices], vec![0; devices]);
-        for &(device, window, layers_before) in &ring.members {
+        for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
             assignment.window_layers[device] = window;
-            assignment.gpu_layers[device] =
-                if window == 0 { 0 } else { gpu_layers(device, window, layers_before) };
+            assignment.gpu_layers[device] = gpu_layers(device, window, layers_before);
         }
         let order: Vec<usize> = ring.members.iter().map(|(device, _, _)| *device).collect();
         if order != assignment.ring() {
@@ -140,10 +121,8 @@ impl RingSizeProblem<'_, '_> {
         assignment
     }
 
-    /// Returns the ring of the head alone; `None` if it is not allowed.
     fn head_only(&self, times: &impl WindowTimes) -> Option<Ring> {
-        let mut others = self.order.iter().skip(1);
-        if others.any(|device| self.min_windows[*device] > 0) {
+        if self.order[1..].iter().any(|device| self.min_windows[*device] > 0) {
             return None;
         }
         let seconds = times.seconds(self.head(), self.ring_layers, 0);
@@ -169,10 +148,10 @@ impl RingSizeProblem<'_, '_> {
         self.model.model_layers() / self.ring_layers
     }
 
-    /// Runs the dynamic program. If `linked`, the last device of the ring is part of its state.
     fn run(&self, times: &impl WindowTimes, linked: bool) -> BestTimes {
         let columns = self.columns();
-        let mut found = self.unreached();
+        let unreached = vec![f64::INFINITY; self.order.len() * columns];
+        let mut found = BestTimes { arrival: unreached.clone(), cost: unreached };
         let mut table = Vec::new();
         found.arrival[0] = 0.0;
         for (position, &device) in self.order.iter().enumerate() {
@@ -189,7 +168,6 @@ impl RingSizeProblem<'_, '_> {
         found
     }
 
-    /// Computes the arrival times at a position from the hops of all possible predecessors.
     fn compute_arrival(&self, position: usize, found: &mut BestTimes) {
         let columns = self.columns();
         for before in self.predecessors(position) {
@@ -199,36 +177,26 @@ impl RingSizeProblem<'_, '_> {
             }
             for layers_before in 0..columns {
                 let hops = self.hops_into(layers_before) * hop;
-                let total = found.cost[before * columns + layers_before] + hops;
                 let arrived = &mut found.arrival[position * columns + layers_before];
-                *arrived = arrived.min(total);
+                *arrived = arrived.min(found.cost[before * columns + layers_before] + hops);
             }
         }
     }
 
-    /// Returns the minimum window at a position, and the hop from there to the head in seconds. If not `linked`, both
-    /// are 0: a window of 0 drops the device, and hops are part of the window times.
+    /// Returns the minimum window at a position (0 if the device may be a relay, else 1), and the hop to the head in
+    /// seconds. If hops are part of the window times (not `linked`), both are 0.
     fn smallest_and_return_hop(&self, position: usize, linked: bool) -> (usize, f64) {
         if !linked {
             return (0, 0.0);
         }
-        (self.smallest(position), self.model.hops.seconds(self.order[position], self.head()))
-    }
-
-    /// Creates times that are all infinite.
-    fn unreached(&self) -> BestTimes {
-        let entries = self.order.len() * self.columns();
-        BestTimes { arrival: vec![f64::INFINITY; entries], cost: vec![f64::INFINITY; entries] }
+        let device = self.order[position];
+        let smallest = usize::from(self.remainder() > 0 || self.min_windows[device] > 0);
+        (smallest, self.model.hops.seconds(device, self.head()))
     }
 
     /// Returns the number of hops per token to a device whose window starts after `layers_before` layers.
     fn hops_into(&self, layers_before: usize) -> f64 {
-        f64::from(self.whole_rounds()) + if layers_before < self.remainder() { 1.0 } else { 0.0 }
-    }
-
-    /// Returns the minimum window of a device in the ring: 0 if it may be a relay, else 1.
-    fn smallest(&self, position: usize) -> usize {
-        usize::from(self.remainder() > 0 || self.min_windows[self.order[position]] > 0)
+        f64::from(self.whole_rounds() + u32::from(layers_before < self.remainder()))
     }
 
     /// Returns the positions of the possible predecessors. A device that must be in the ring cannot be skipped.
@@ -238,8 +206,7 @@ impl RingSizeProblem<'_, '_> {
     }
 
     /// Computes `cost[position][j + w]` = min over j, w of `arrival[position][j]` + g(w, j), for w from `smallest`.
-    /// The time of the device with the last layer of a partial round includes `return_hop`. For j past the last row
-    /// of the table its last row is used.
+    /// The time of the device with the last layer of a partial round includes `return_hop`.
     fn add_windows(
         &self,
         position: usize,
@@ -263,22 +230,13 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// Returns the time after a window, by the same arithmetic as [`Self::add_windows`].
-    fn time_after(
-        &self,
-        arrived: f64,
-        own: f64,
-        layers_before: usize,
-        window: usize,
-        return_hop: f64,
-    ) -> f64 {
+    fn time_after(&self, before: f64, own: f64, layers_before: usize, window: usize, return_hop: f64) -> f64 {
         let rest = self.remainder().saturating_sub(layers_before);
         let closes = rest > 0 && window >= rest;
-        (if closes { arrived + return_hop } else { arrived }) + own
+        (if closes { before + return_hop } else { before }) + own
     }
 
-    /// Returns g(w) after `layers_before` layers of a round; infinite if the window is not allowed. It includes hops
-    /// that do not depend on the next device.
+    /// Returns g(w), the seconds of a window with hops that do not depend on the next device; infinite if forbidden.
     fn window_time(&self, times: &impl WindowTimes, device: usize, window: u32, layers_before: usize) -> f64 {
         if window < self.min_windows[device] {
             return f64::INFINITY;
@@ -294,15 +252,14 @@ impl RingSizeProblem<'_, '_> {
         times.seconds(device, window, layers_before) + f64::from(hops) * self.model.hops.fixed_hop(device)
     }
 
-    /// Returns the best GPU split of a window, without hops.
     fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<Split> {
-        let rest = self.remainder().saturating_sub(layers_before) as u32;
-        let round_counts = RoundCounts { rounds: self.whole_rounds(), rest };
-        self.model.best_split_with_hop(device, device == self.head(), window, round_counts, 0.0)
+        let (head, ring_layers, layers_before) =
+            (device == self.head(), self.ring_layers, layers_before as u32);
+        let window = RoundWindow { device, head, ring_layers, layers_before, layers: window };
+        self.model.best_split_with_hop(window, 0.0)
     }
 
-    /// Fills a table with g(w) after j layers at index j * (W + 1) + w. The last row is for that j and all larger
-    /// ones.
+    /// Fills a table with the window times g(w) after j layers, at index j * (W + 1) + w; larger j use the last row.
     fn fill_window_times(&self, times: &impl WindowTimes, device: usize, table: &mut Vec<f64>) {
         table.clear();
         for layers_before in 0..times.offset_count() {
@@ -314,28 +271,19 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// Returns the time of the best ring and the last position, for a program that is not linked.
-    fn unlinked_end(&self, found: &BestTimes) -> Option<(f64, usize)> {
-        let last = found.cost.last().copied().filter(|seconds| seconds.is_finite())?;
-        Some((last, self.order.len() - 1))
+    /// Returns the seconds of the best ring and the position of its last device; ties go to the lowest position.
+    fn end(&self, found: &BestTimes, linked: bool) -> Option<(f64, usize)> {
+        let count = self.order.len();
+        let positions = if linked { self.predecessors(count) } else { count - 1..count };
+        let rings = positions.map(|position| {
+            let all = found.cost[(position + 1) * self.columns() - 1];
+            let return_hop = || self.model.hops.seconds(self.order[position], self.head());
+            let hops = if linked { f64::from(self.whole_rounds()) * return_hop() } else { 0.0 };
+            (all + hops, position)
+        });
+        rings.filter(|(seconds, _)| seconds.is_finite()).min_by(|one, other| one.0.total_cmp(&other.0))
     }
 
-    /// Returns the time of the best ring and its last position, for a linked program. Ties go to the first position.
-    fn linked_end(&self, found: &BestTimes) -> Option<(f64, usize)> {
-        let mut best = None;
-        let mut fastest = f64::INFINITY;
-        for position in self.predecessors(self.order.len()) {
-            let return_hop = self.model.hops.seconds(self.order[position], self.head());
-            let return_hops = f64::from(self.whole_rounds()) * return_hop;
-            let all = found.cost[(position + 1) * self.columns() - 1] + return_hops;
-            if all < fastest {
-                (best, fastest) = (Some((all, position)), all);
-            }
-        }
-        best
-    }
-
-    /// Reconstructs the members of the best ring, starting from its last position.
     fn reconstruct(
         &self,
         times: &impl WindowTimes,
@@ -386,7 +334,6 @@ impl RingSizeProblem<'_, '_> {
         self.predecessors(position).find(came_from).unwrap_or(0)
     }
 
-    /// Returns why this ring size has no plan.
     pub(crate) fn infeasible_reason(&self, times: &impl WindowTimes) -> InfeasibleReason {
         let ring_layers = self.ring_layers;
         let kept = self.order.iter().filter(|device| self.min_windows[**device] > 0).count();
@@ -399,19 +346,16 @@ impl RingSizeProblem<'_, '_> {
                 let mut offsets = [0, times.offset_count() - 1].into_iter();
                 offsets.any(|offset| self.window_time(times, device, *window, offset).is_finite())
             };
-            match (0..=ring_layers).rev().find(allowed) {
-                None => {
-                    let device = self.model.instance().devices[device].name.clone();
-                    return InfeasibleReason::NoLayerFits { device };
-                }
-                Some(window) => held += window,
-            }
+            let Some(window) = (0..=ring_layers).rev().find(allowed) else {
+                return InfeasibleReason::NoLayerFits { device: self.model.device_name(device) };
+            };
+            held += window;
         }
         if held < ring_layers {
             return InfeasibleReason::TooLittleMemory { ring_layers, held };
         }
         // If there is a plan without regard to links, links are missing.
-        if self.model.hops.depends_on_receiver && self.unlinked_end(&self.run(times, false)).is_some() {
+        if self.model.hops.depends_on_receiver && self.end(&self.run(times, false), false).is_some() {
             return InfeasibleReason::NoRoute { ring_layers };
         }
         // Memory suffices for whole rounds, but not for the additional layers of a partial last round.

@@ -1,35 +1,32 @@
 //! The strategy `exact`: the optimal plan by the paper's objective.
 //!
 //! For one ring size, head and order the dynamic program in `crate::solvers::dynamic_program` is exact, including the
-//! selection of devices. The ring sizes are L/k for every valid k, or all sizes if the last round may be partial. One
-//! device or all devices are tried as the head. The order is the instance's, starting at the head, or the best one
-//! (`crate::solvers::ring_order`).
+//! selection of devices. The ring sizes are L/k for every valid k, or all sizes if the last round may be partial. The
+//! order is the instance's, starting at the head, or the best one (`crate::solvers::ring_order`).
 //!
-//! Two properties save time without losing the optimum. First, if k is not given, one round decides: the shares of
-//! any plan can be merged into one round of the same devices, which has no more windows and no more hops. The other
+//! Two properties save time without losing the optimum. First, if k is not given, only one round is needed: the shares
+//! of any plan can be merged into one round of the same devices, which has no more windows and no more hops. The other
 //! ring sizes are searched only to report their times, and they are skipped if there are too many. Second, a head
 //! whose lower bound (`crate::solvers::lower_bound`) exceeds the best time is not searched.
 //!
 //! If k is given and has too many ring sizes, the search is limited, and it reports this with a lower bound.
 //!
-//! Not here: the overlap of reading with computing, for which several rounds can be faster
-//! ([`crate::solvers::overlap`]).
+//! Not here: the overlap of reading with computing ([`crate::solvers::overlap`]).
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
-use crate::problem::assignment::{Assignment, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::bounds_by_head;
 use crate::solvers::ring_order::{best_ring, can_try_all_subsets, candidate_cycle};
-use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
+use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
 use crate::solvers::shortest_cycle::ShortestCycles;
-use crate::strategy::{Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
+use crate::{
+    Assignment, HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, SearchLimit, SearchStep, Strategy,
+    StrategyError,
+};
 
 /// The maximum number of table entries in a search over partial last rounds. source: measured, 20 ns each, so 0.3 s
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
-/// The maximum number of heads in a heuristic search for the order; the heads with the best bounds are tried.
-/// source: assumed
+/// The maximum number of heads in a heuristic search, those with the best bounds. source: assumed
 const MAX_HEADS_TRIED: usize = 4;
 
 /// The maximum number of orders in a heuristic search. source: assumed; random rings of 20 devices need one or two
@@ -45,8 +42,7 @@ pub struct Exact {
 }
 
 impl Default for Exact {
-    /// Returns the options of the paper's problem: device 0 is the head, every device has a layer, all rounds are
-    /// whole, and k is free.
+    /// The problem of prima.cpp: device 0 is the head, every device has a layer, all rounds are whole, and k is free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
         Self { rules: Rules::default(), head, rounds: None, order }
@@ -84,18 +80,16 @@ impl Strategy for Exact {
     }
 }
 
-/// The state of a search over heads, ring sizes and orders.
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exact: Exact,
     /// The ring sizes that can contain the optimum.
     deciding: Vec<u32>,
-    /// A lower bound of T for each head.
     bounds: Vec<f64>,
     steps: Vec<SearchStep>,
     best: Option<(f64, Assignment)>,
     notes: Vec<String>,
-    /// A lower bound of T over all plans; `None` if the search is complete.
+    /// A lower bound of the time per token (T) over all plans, in seconds; `None` if the search is complete.
     bound: Option<f64>,
 }
 
@@ -105,26 +99,31 @@ impl<'a, 'i> Search<'a, 'i> {
         Self { model, exact, deciding, bounds, steps, best: None, notes, bound: None }
     }
 
-    /// Searches the instance's order.
+    fn best_head(&self, default: usize) -> usize {
+        self.best.as_ref().map_or(default, |(_, best)| best.head)
+    }
+
+    fn best_seconds(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds)
+    }
+
     fn given_order(&mut self, rings: &[u32]) {
         let cycle: Vec<usize> = (0..self.model.device_count()).collect();
         let (mut heads, deciding) = self.heads_and_deciding_sizes(rings);
         let deciding = self.affordable(&deciding, &mut heads, 1);
         for &head in &heads {
-            if self.cannot_improve(head) {
-                continue;
-            }
-            for &ring_layers in &deciding {
-                self.try_ring(head, &cycle, ring_layers);
+            if !self.cannot_improve(head) {
+                for &ring_layers in &deciding {
+                    self.try_ring(head, &cycle, ring_layers);
+                }
             }
         }
-        let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+        let head = self.best_head(heads[0]);
         for ring_layers in self.sizes_to_report(rings, &deciding) {
             self.try_ring(head, &cycle, ring_layers);
         }
     }
 
-    /// Searches for the best order.
     fn best_order(&mut self, rings: &[u32]) {
         let (mut heads, deciding) = self.heads_and_deciding_sizes(rings);
         let first_head = heads[0];
@@ -140,7 +139,7 @@ impl<'a, 'i> Search<'a, 'i> {
                     "Partial last rounds were searched in one order only, the best one for whole rounds.",
                 );
             }
-            let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+            let head = self.best_head(heads[0]);
             heads = vec![head];
             for ring_layers in self.affordable(&partial, &mut heads, 1) {
                 self.try_ring(head, &self.best_cycle(), ring_layers);
@@ -148,17 +147,15 @@ impl<'a, 'i> Search<'a, 'i> {
         }
         // The other ring sizes are reported in the order of the best plan.
         let cycle = self.best_cycle();
-        let head = self.best.as_ref().map_or(first_head, |(_, best)| best.head);
+        let head = self.best_head(first_head);
         for ring_layers in self.sizes_to_report(rings, &deciding) {
-            let known = self.steps.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
-            if !known {
+            if !self.steps.iter().any(|step| step.head == head && step.ring_layers == ring_layers) {
                 self.try_ring(head, &cycle, ring_layers);
             }
         }
     }
 
-    /// Tries all subsets and cycles for the ring sizes that decide; then, with the best head, also for the other
-    /// sizes.
+    /// Tries all orders of all device sets for the sizes in `whole`; then, with the best head, other divisors of L.
     fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
         let (model, rules) = (self.model, self.exact.rules);
         let cycles = ShortestCycles::new(model);
@@ -171,18 +168,17 @@ impl<'a, 'i> Search<'a, 'i> {
             }
         };
         for &head in heads {
-            if self.cannot_improve(head) {
-                continue;
-            }
-            for &ring_layers in whole {
-                try_best(self, head, ring_layers);
+            if !self.cannot_improve(head) {
+                for &ring_layers in whole {
+                    try_best(self, head, ring_layers);
+                }
             }
         }
-        let Some(head) = self.best.as_ref().map(|(_, best)| best.head) else { return };
+        let Some((_, Assignment { head, .. })) = self.best else { return };
         let others = rings.iter().copied().filter(|ring| self.is_whole(*ring) && !whole.contains(ring));
-        let record: Vec<u32> = others.collect();
-        if self.exact.rounds.is_none() && can_try_all_subsets(model, rules, 1, &record) {
-            for ring_layers in record {
+        let others: Vec<u32> = others.collect();
+        if self.exact.rounds.is_none() && can_try_all_subsets(model, rules, 1, &others) {
+            for ring_layers in others {
                 try_best(self, head, ring_layers);
             }
         }
@@ -203,21 +199,18 @@ impl<'a, 'i> Search<'a, 'i> {
         cycles.extend(self.best.as_ref().map(|(_, best)| candidate_cycle(self.model, &best.ring())));
         for _ in 0..MAX_ORDER_TRIALS {
             let Some(cycle) = cycles.pop() else { break };
-            let before = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+            let before = self.best_seconds();
             for &head in &heads {
                 for &ring_layers in &deciding {
                     self.try_ring(head, &cycle, ring_layers);
                 }
             }
-            if let Some((seconds, best)) = &self.best
-                && *seconds < before
-            {
-                cycles.push(candidate_cycle(self.model, &best.ring()));
+            if self.best_seconds() < before {
+                cycles.extend(self.best.as_ref().map(|(_, best)| candidate_cycle(self.model, &best.ring())));
             }
         }
     }
 
-    /// Returns all devices in the order of the best plan, or the given order if there is none.
     fn best_cycle(&self) -> Vec<usize> {
         let given = || (0..self.model.device_count()).collect();
         self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
@@ -227,7 +220,7 @@ impl<'a, 'i> Search<'a, 'i> {
         self.model.model_layers().is_multiple_of(ring_layers)
     }
 
-    /// Returns the heads to try, those with the lowest bounds first, and the ring sizes that decide.
+    /// Returns the heads to try, those with the lowest bounds first, and the ring sizes that can contain the optimum.
     fn heads_and_deciding_sizes(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
         let deciding = match (self.exact.rounds, self.exact.head) {
             (None, HeadChoice::Best) => vec![self.model.model_layers()],
@@ -258,8 +251,7 @@ impl<'a, 'i> Search<'a, 'i> {
 
     /// Returns whether no plan with this head can be faster than the best plan so far, allowing for rounding errors.
     fn cannot_improve(&self, head: usize) -> bool {
-        let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
-        self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
+        self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > self.best_seconds())
     }
 
     /// Returns the ring sizes that can be searched `times` times with these heads within the limit. If there are too
@@ -281,8 +273,7 @@ impl<'a, 'i> Search<'a, 'i> {
         kept
     }
 
-    /// Returns the ring sizes that do not decide but are searched to report their times: all that do not take too
-    /// long.
+    /// Returns the ring sizes besides `decided` whose times are only reported: all, or divisors of L if too many.
     fn sizes_to_report(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
@@ -295,10 +286,9 @@ impl<'a, 'i> Search<'a, 'i> {
             "Partial last rounds are not listed, because there are too many: by this latency model one round with the \
              same layers on each device is never slower.",
         );
-        left.into_iter().filter(|ring| self.model.model_layers().is_multiple_of(*ring)).collect()
+        left.into_iter().filter(|ring| self.is_whole(*ring)).collect()
     }
 
-    /// Records a note about what is skipped, and a lower bound.
     fn record_limit(&mut self, note: &str) {
         self.note(note);
         if self.bounds.is_empty() {
@@ -311,7 +301,6 @@ impl<'a, 'i> Search<'a, 'i> {
         self.bound = Some(least).filter(|least| least.is_finite());
     }
 
-    /// Records a note once.
     fn note(&mut self, note: &str) {
         if !self.notes.iter().any(|known| known == note) {
             self.notes.push(note.to_owned());
@@ -320,16 +309,11 @@ impl<'a, 'i> Search<'a, 'i> {
 
     /// Searches the best windows in the order of a cycle of all devices, starting at the head.
     fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
-        let start = cycle.iter().position(|device| *device == head).unwrap_or(0);
-        let order: Vec<usize> = ring_order(start, cycle.len()).map(|position| cycle[position]).collect();
-        self.try_order(head, &order, ring_layers);
+        self.try_order(head, &from_head(cycle, head), ring_layers);
     }
 
-    /// Searches the best windows for an order that starts with the head.
     fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
-        let least = u32::from(!self.exact.rules.may_drop);
-        let mut min_windows = vec![least; self.model.device_count()];
-        min_windows[head] = 1;
+        let min_windows = min_windows(self.model, self.exact.rules, head);
         let problem = RingSizeProblem { model: self.model, order, ring_layers, min_windows: &min_windows };
         let outcome = problem.optimum().map(|assignment| {
             let seconds = self.model.seconds(&assignment);
@@ -345,21 +329,19 @@ impl<'a, 'i> Search<'a, 'i> {
         self.steps.push(SearchStep { head, rounds, ring_layers, outcome });
     }
 
-    /// Returns the best plan, or the reasons why there is none.
     fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut steps, best, notes, bound, .. } = self;
-        // Steps are sorted by head, then by descending ring size.
         steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
-            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::with_steps(assignment, steps) }),
+            Some((_, assignment)) => Ok(Proposal { search_steps: steps, limit, ..Proposal::new(assignment) }),
             None => Err(StrategyError::Infeasible(steps)),
         }
     }
 }
 
-/// Returns the number of table entries for a ring size. Additions and hops count as fractions of an entry, in
-/// proportion to their time. source: measured, half a nanosecond against 20
+/// Estimates the work for a ring size in table entries of 20 ns each. Additions and hops count as fractions of an
+/// entry, because each takes half a nanosecond. source: measured
 fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
     let devices = model.device_count() as f64;
     let ring = f64::from(ring_layers);

@@ -1,21 +1,18 @@
 //! Linear and integer programs, solved by HiGHS if the feature `highs` is on.
 //!
-//! The rest of the crate builds a [`LinearProgram`] and does not depend on HiGHS. Without the feature, [`AVAILABLE`]
-//! is false, and the strategies that need a solver return an error that names the feature.
+//! Without the feature, [`AVAILABLE`] is false, and the strategies that need a solver return an error that names it.
 
 use std::ops::RangeInclusive;
 
 /// Whether this build has a solver.
 pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
 
-/// A minimisation problem with linear costs and constraints.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub(crate) struct LinearProgram {
     columns: Vec<Column>,
     rows: Vec<Row>,
 }
 
-#[derive(Debug, Clone)]
 #[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
 struct Column {
     cost: f64,
@@ -23,7 +20,6 @@ struct Column {
     integer: bool,
 }
 
-#[derive(Debug, Clone)]
 #[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
 struct Row {
     bounds: RangeInclusive<f64>,
@@ -37,7 +33,6 @@ impl LinearProgram {
         self.columns.len() - 1
     }
 
-    /// Adds an integer variable and returns its index.
     pub(crate) fn add_integer_column(&mut self, cost: f64, bounds: RangeInclusive<f64>) -> usize {
         self.columns.push(Column { cost, bounds, integer: true });
         self.columns.len() - 1
@@ -52,8 +47,7 @@ impl LinearProgram {
         self.rows.push(Row { bounds, terms: terms.into_iter().collect() });
     }
 
-    /// Returns the value of each column at a minimum. Integer columns are not rounded: they differ from a whole
-    /// number by at most the tolerance of the solver.
+    /// Returns the value of each column at a minimum. Integer columns are whole within the tolerance of the solver.
     ///
     /// # Errors
     /// The message of the solver, if it finds no optimum.
@@ -62,7 +56,6 @@ impl LinearProgram {
         highs::minimise(self)
     }
 
-    /// Returns an error, because this build has no solver.
     #[cfg(not(feature = "highs"))]
     #[expect(clippy::unused_self, reason = "the same signature as with a solver")]
     pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
@@ -80,7 +73,6 @@ mod highs {
     /// those of a hundred take milliseconds, and a planner must not hang
     const TIME_LIMIT: f64 = 10.0;
 
-    /// Solves a program with HiGHS; see [`LinearProgram::minimise`].
     pub(super) fn minimise(program: &LinearProgram) -> Result<Vec<f64>, String> {
         let mut problem = RowProblem::default();
         let mut columns = Vec::with_capacity(program.columns.len());
@@ -116,8 +108,7 @@ mod highs {
 
     /// Sets the options of HiGHS. One thread makes the solution of a program the same everywhere. Integer programs
     /// also get no gap, because the default of 1e-4 would return the first nearly optimal plan; the tightest
-    /// tolerance on reduced costs; and no feasibility heuristic, because the relaxation already gives a solution in a
-    /// sixth of the time.
+    /// tolerance on reduced costs; and no feasibility heuristic, which takes six times as long as the relaxation.
     fn configure(model: &mut Model, integer: bool) -> Result<(), TrySetOptionError> {
         model.try_set_option("threads", 1)?;
         model.try_set_option("parallel", "off")?;

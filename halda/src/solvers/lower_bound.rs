@@ -12,79 +12,64 @@
 //! Not here: partial last rounds. Their lower bound is that of one round with the same share on each device, which
 //! has at most as many windows.
 
-use crate::latency::LatencyModel;
-use crate::latency::gpu_split::RoundCounts;
 use crate::solvers::dynamic_program::min_plus_update;
+use crate::{LatencyModel, RoundWindow};
 
-/// Returns a lower bound of T in seconds with each device as the head, for whole rounds of W layers; infinite if no
-/// plan exists. Rounding errors may increase it by about 1e-12 (relative).
+/// Returns a lower bound of the time per token (T) in seconds with each device as the head, for whole rounds of W
+/// layers; infinite if no plan exists. Rounding errors may increase it by about 1e-12 (relative).
 pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
-    let window_times = |device: usize, head: bool| window_times(model, ring_layers, device, head);
-    let workers: Vec<Vec<f64>> = (0..devices)
-        .map(|device| {
-            let mut times = window_times(device, false);
-            times[0] = if may_drop { 0.0 } else { f64::INFINITY };
-            times
-        })
-        .collect();
-    let others = LeaveOneOut::new(&workers, ring_layers as usize);
-    let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
-    (0..devices)
-        .map(|head| {
-            let with_others = others.with_device(head, &window_times(head, true));
-            // With hops by pair, a ring of one device has no hop.
-            let hop = model.hops.seconds(head, head);
-            let alone = model.best_split_with_hop(head, true, ring_layers, round_counts, hop);
-            let alone = alone.filter(|_| may_drop || devices == 1);
-            with_others.min(alone.map_or(f64::INFINITY, |split| split.seconds))
-        })
-        .collect()
+    let worker_times = |device: usize| {
+        let mut times = window_times(model, ring_layers, device, false);
+        times[0] = if may_drop { 0.0 } else { f64::INFINITY };
+        times
+    };
+    let workers: Vec<Vec<f64>> = (0..devices).map(worker_times).collect();
+    let others = programs_without_one(&workers, ring_layers);
+    let bound = |head: usize| {
+        let own = window_times(model, ring_layers, head, true);
+        let with_others = own.iter().zip(others[head].iter().rev()).map(|(own, others)| own + others);
+        // With hops by pair, a ring of one device has no hop.
+        let hop = model.hops.seconds(head, head);
+        let all =
+            RoundWindow { device: head, head: true, ring_layers, layers_before: 0, layers: ring_layers };
+        let alone = model.best_split_with_hop(all, hop);
+        let alone = alone.filter(|_| may_drop || devices == 1).map_or(f64::INFINITY, |split| split.seconds);
+        with_others.fold(f64::INFINITY, f64::min).min(alone)
+    };
+    (0..devices).map(bound).collect()
 }
 
-/// Returns g(w) with the shortest hop of the device, for w from 0; infinite for w = 0.
+/// Returns g(w), the seconds of windows of 0 to W layers with the device's shortest hop; infinite for w = 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
-    let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
-    let hop = if model.hops.depends_on_receiver {
-        model.hops.shortest_hop(device)
-    } else {
-        model.hops.fixed_hop(device)
+    let hops = &model.hops;
+    let hop = if hops.depends_on_receiver { hops.shortest_hop(device) } else { hops.fixed_hop(device) };
+    let time = |layers| {
+        let window = RoundWindow { device, head, ring_layers, layers_before: 0, layers };
+        model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.seconds)
     };
-    let time = |window| {
-        model.best_split_with_hop(device, head, window, round_counts, hop).map(|split| split.seconds)
-    };
-    let windows = (1..=ring_layers).map(|window| time(window).unwrap_or(f64::INFINITY));
+    let windows = (1..=ring_layers).map(time);
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
-/// The dynamic programs over all devices but one, for each of these devices.
-struct LeaveOneOut {
-    /// `p_i`: the program over the devices before i.
-    before: Vec<Vec<f64>>,
-    /// `s_i`: the program over the devices after i.
-    after: Vec<Vec<f64>>,
+/// Returns for each device the minimum seconds of 0 to W layers on all other devices, `p_i` (+) `s_i`.
+fn programs_without_one(tables: &[Vec<f64>], ring_layers: u32) -> Vec<Vec<f64>> {
+    let no_layers = no_layers(ring_layers);
+    let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
+        let reached = times.clone();
+        *times = min_plus_convolution(times, table);
+        Some(reached)
+    };
+    let before = tables.iter().scan(no_layers.clone(), one_by_one);
+    let after: Vec<Vec<f64>> = tables.iter().rev().scan(no_layers, one_by_one).collect();
+    before.zip(after.iter().rev()).map(|(before, after)| min_plus_convolution(&before, after)).collect()
 }
 
-impl LeaveOneOut {
-    fn new(tables: &[Vec<f64>], ring_layers: usize) -> Self {
-        let mut no_layers = vec![f64::INFINITY; ring_layers + 1];
-        no_layers[0] = 0.0;
-        let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
-            let reached = times.clone();
-            *times = min_plus_convolution(times, table);
-            Some(reached)
-        };
-        let before = tables.iter().scan(no_layers.clone(), one_by_one).collect();
-        let mut after: Vec<Vec<f64>> = tables.iter().rev().scan(no_layers, one_by_one).collect();
-        after.reverse();
-        Self { before, after }
-    }
-
-    /// Returns the best time of all devices if `device` has the window times `own`.
-    fn with_device(&self, device: usize, own: &[f64]) -> f64 {
-        let others = min_plus_convolution(&self.before[device], &self.after[device]);
-        own.iter().zip(others.iter().rev()).map(|(own, others)| own + others).fold(f64::INFINITY, f64::min)
-    }
+/// Returns the times of 0 to W layers on no device: 0, then infinity.
+pub(crate) fn no_layers(ring_layers: u32) -> Vec<f64> {
+    let mut times = vec![f64::INFINITY; ring_layers as usize + 1];
+    times[0] = 0.0;
+    times
 }
 
 /// Returns the min-plus convolution (f (+) g)(j) for j from 0 to W.

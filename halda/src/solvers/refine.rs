@@ -1,7 +1,6 @@
 //! Local search (hill climbing) that improves a plan by a score of the caller, for example its simulated time.
 //!
-//! The search tries the neighbours of the best plan so far in turn, and moves to the first better one. A neighbour
-//! differs by one move:
+//! The search tries the neighbours of the best plan in turn, and moves to the first better one. The moves are:
 //!
 //! - another number of rounds: the next factor of L or the next integer, with the windows scaled to it;
 //! - one layer of a round is moved to another processor. This includes the GPU or CPU of the same device. A device
@@ -13,26 +12,20 @@
 //! After an improvement the same move is tried again first. The search stops when no neighbour is better, after a
 //! number of evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named
 //! constraints are scored, with the residencies that are fastest in the steady state; the last round may be partial.
-//! The same start, score and number of evaluations give the same plan, unless the caller stops the search by a clock.
-//!
-//! Not here: the score, and other heads.
 
 use std::collections::BTreeMap;
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::{Rules, ring_violations, shape_violations};
-use crate::latency::gpu_split::RoundCounts;
-use crate::problem::assignment::{Assignment, valid_rounds};
-use crate::problem::instance::Gpu;
+use crate::latency::constraints::{ring_violations, shape_violations};
 use crate::solvers::overlap::best_residencies;
 use crate::solvers::relays::with_relays;
 use crate::solvers::shortest_cycle::with_missing_devices;
-use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
+use crate::{
+    Assignment, Gpu, LatencyModel, Objective, Proposal, RoundWindow, Rules, Strategy, StrategyError,
+    valid_rounds,
+};
 
-/// The limits of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
-    /// The optional rules of the plans.
     pub rules: Rules,
     /// Whether the number of rounds stays the same.
     pub keep_rounds: bool,
@@ -47,7 +40,6 @@ pub struct Progress {
     pub best: Option<f64>,
 }
 
-/// Why a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     NoBetterNeighbour,
@@ -59,9 +51,7 @@ pub enum StopReason {
 pub struct RefineResult {
     /// The best plan; the start if no better plan was found.
     pub assignment: Assignment,
-    /// The score of the start, if it has one.
     pub start_score: Option<f64>,
-    /// The score of the best plan, if any plan has one.
     pub best_score: Option<f64>,
     pub evaluations: u64,
     pub stop_reason: StopReason,
@@ -87,19 +77,17 @@ pub fn refine(
     let mut stop_reason = StopReason::NoBetterNeighbour;
     while failed_moves < moves.len() {
         let neighbour = moves[index].apply(&best, model).filter(|next| {
-            let allowed = !search.keep_rounds || next.rounds == best.rounds;
-            allowed
+            (!search.keep_rounds || next.rounds == best.rounds)
                 && ring_violations(model, next, search.rules).is_empty()
                 && best_residencies(model, next).is_some()
         });
         let before = scores.progress.best;
-        let found = match neighbour.as_ref().map(|next| scores.get_or_score(next)) {
-            Some(Err(reason)) => {
+        let found = match neighbour.as_ref().map_or(Ok(None), |next| scores.get_or_score(next)) {
+            Ok(found) => found,
+            Err(reason) => {
                 stop_reason = reason;
                 break;
             }
-            Some(Ok(found)) => found,
-            None => None,
         };
         match neighbour {
             Some(next) if found.is_some_and(|found| before.is_none_or(|before| found < before)) => {
@@ -116,7 +104,6 @@ pub fn refine(
     RefineResult { assignment: best, start_score, best_score, evaluations, stop_reason }
 }
 
-/// The scores of all plans so far, with the limits of the search.
 struct ScoreCache<S, G> {
     score: S,
     should_continue: G,
@@ -126,10 +113,7 @@ struct ScoreCache<S, G> {
 }
 
 impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCache<S, G> {
-    /// Returns the score of a plan, from the cache or from the caller.
-    ///
-    /// # Errors
-    /// If the plan must not be scored, because the evaluations are used up or the caller stops the search.
+    /// Returns the score of a plan, or why the search stops.
     fn get_or_score(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
         if let Some(known) = self.known.get(assignment) {
             return Ok(*known);
@@ -149,41 +133,44 @@ impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCach
     }
 }
 
-/// The CPU or the GPU of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Processor {
     device: usize,
     gpu: bool,
 }
 
-/// A change that turns a plan into a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// Increases or decreases k to the next factor of L, or by one.
-    Rounds { more: bool, factors: bool },
+    /// Increases or decreases the number of rounds: to the next factor of the model's layers, or by one.
+    Rounds {
+        more: bool,
+        factors: bool,
+    },
     /// Moves one layer of a round. If `from` or `to` is `None`, the round gets one layer more or fewer.
-    Layer { from: Option<Processor>, to: Option<Processor> },
-    /// Exchanges the windows of two devices.
-    Swap { one: usize, other: usize },
-    /// Moves all layers of a device to another one.
-    Drop { device: usize, to: usize },
+    Layer {
+        from: Option<Processor>,
+        to: Option<Processor>,
+    },
+    Swap {
+        one: usize,
+        other: usize,
+    },
+    Drop {
+        device: usize,
+        to: usize,
+    },
 }
 
-/// Returns all moves in the order in which they are tried.
 fn moves(model: &LatencyModel) -> Vec<Move> {
-    let mut all = Vec::new();
-    for factors in [true, false] {
-        all.extend([true, false].map(|more| Move::Rounds { more, factors }));
-    }
+    let mut all: Vec<Move> = [(true, true), (false, true), (true, false), (false, false)]
+        .map(|(more, factors)| Move::Rounds { more, factors })
+        .into();
     let devices = 0..model.device_count();
-    let processors: Vec<Processor> = devices
-        .clone()
-        .flat_map(|device| {
-            let has_gpu = model.instance().devices[device].gpu != Gpu::None;
-            let cpu = Processor { device, gpu: false };
-            [Some(cpu), has_gpu.then_some(Processor { device, gpu: true })].into_iter().flatten()
-        })
-        .collect();
+    let processors_of = |device: usize| {
+        let has_gpu = model.instance().devices[device].gpu != Gpu::None;
+        [false, true].into_iter().filter(move |gpu| has_gpu || !gpu).map(move |gpu| Processor { device, gpu })
+    };
+    let processors: Vec<Processor> = devices.clone().flat_map(processors_of).collect();
     let ends = || processors.iter().copied().map(Some).chain([None]);
     for from in ends() {
         all.extend(ends().filter(|to| *to != from).map(|to| Move::Layer { from, to }));
@@ -198,8 +185,7 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
 }
 
 impl Move {
-    /// Returns the plan after the move; `None` if the move is impossible or changes nothing. The plan may violate
-    /// constraints.
+    /// Returns the plan after the move, which may violate constraints; `None` if it is impossible or changes nothing.
     fn apply(self, at: &Assignment, model: &LatencyModel) -> Option<Assignment> {
         let mut next = at.clone();
         match self {
@@ -234,8 +220,7 @@ impl Move {
             }
         }
         if let Some(order) = &at.order {
-            // A device without layers is removed from the ring. A new device is inserted where the detour is
-            // shortest.
+            // A device without layers leaves the ring. A new one is inserted where the detour is shortest.
             let mut order = with_missing_devices(model, order.clone());
             order.retain(|device| next.window_layers[*device] > 0);
             next.order = Some(order).filter(|order| order.first() == Some(&next.head));
@@ -245,7 +230,6 @@ impl Move {
     }
 }
 
-/// Returns the next larger or smaller k; `None` if there is none.
 fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool) -> Option<u32> {
     if !factors {
         return if more { at.rounds.checked_add(1) } else { at.rounds.checked_sub(1) };
@@ -258,9 +242,8 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
     }
 }
 
-/// Scales a plan to another number of rounds. Windows keep their ratios (largest remainder method), none becomes
-/// empty, and devices with GPU layers get a new split. Returns `None` if no ring size has this number of rounds, or
-/// if it has fewer layers than devices.
+/// Scales a plan to another number of rounds; `None` if that is impossible. Windows keep their ratios (largest
+/// remainder method), none becomes empty, and devices with GPU layers get a new split.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
     if rounds == 0 {
@@ -304,20 +287,18 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 
 /// Sets the GPU layers of a window to the fastest split by the latency model; to 0 if no split is allowed.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
-    let (layers, ring_layers) = (model.model_layers(), next.ring_layers().max(1) as u32);
-    let round_counts = RoundCounts { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
-    let best = model.best_split(device, device == next.head, next.window_layers[device], round_counts);
-    next.gpu_layers[device] = best.map_or(0, |split| split.gpu_layers);
+    let ring_layers = next.ring_layers().clamp(1, u64::from(model.model_layers())) as u32;
+    let (head, layers) = (device == next.head, next.window_layers[device]);
+    let window = RoundWindow { device, head, ring_layers, layers_before: 0, layers };
+    next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 
 /// The strategy `refine`, which proposes the result of a search so that it is checked, evaluated and explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refine {
-    /// The best plan of the search.
     pub assignment: Assignment,
     /// The name of the strategy whose plan was the start of the search.
     pub start_strategy: String,
-    /// The rules of the search.
     pub rules: Rules,
 }
 

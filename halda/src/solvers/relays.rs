@@ -5,14 +5,11 @@
 //! by the fastest path through devices that are not in the ring yet (Dijkstra's algorithm). A device can be in the
 //! ring only once, so an earlier gap may use a device that a later gap needs.
 //!
-//! Not here: `exact`, which chooses relays together with the windows ([`crate::solvers::dynamic_program`]), and
-//! relays that are only faster than an existing link.
+//! Not here: relays that are only faster than an existing link ([`crate::solvers::dynamic_program`]).
 
-use crate::latency::LatencyModel;
-use crate::problem::assignment::Assignment;
+use crate::{Assignment, LatencyModel};
 
-/// Adds relays that close the gaps of a ring. Returns the assignment unchanged if it has no gaps, or a gap that
-/// relays cannot close.
+/// Adds relays that close the gaps of a ring. A ring with a gap that cannot be closed is unchanged.
 pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assignment {
     let devices = model.device_count();
     let ring = assignment.ring();
@@ -61,12 +58,9 @@ fn fastest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> 
             }
         }
     }
-    let mut path = Vec::new();
-    let mut device = before[to];
-    while device != from {
-        path.push(device);
-        device = before[device];
-    }
+    let previous = |device: &usize| Some(before[*device]);
+    let mut path: Vec<usize> =
+        std::iter::successors(previous(&to), previous).take_while(|device| *device != from).collect();
     path.reverse();
     Some(path)
 }

@@ -8,23 +8,20 @@
 //! ```
 //!
 //! with the shortest cycles from [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F is
-//! extended by one device at a time along a tree of subsets, which takes O(2^M W^2). This is done for up to
-//! [`MAX_DEVICES`] devices. For more devices, `exact` tries short cycles as orders, through all devices and through
-//! those of the best plan so far. For each order it runs the exact dynamic program, and it reports the lower bound of
-//! [`crate::solvers::lower_bound`].
+//! extended by one device at a time along a tree of subsets, which takes O(2^M W^2). For more than `MAX_DEVICES`
+//! devices, `exact` tries short cycles as orders, and reports the bound of [`crate::solvers::lower_bound`].
 //!
 //! Not here: orders for partial last rounds, which are searched only in the best order for whole rounds.
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
 use crate::problem::assignment::ring_order;
 use crate::solvers::dynamic_program::RingSizeProblem;
-use crate::solvers::lower_bound::min_plus_convolution;
+use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
+use crate::solvers::search_space::{from_head, min_windows};
 use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
+use crate::{LatencyModel, Rules};
 
-/// The maximum number of devices for which all subsets are tried. source: assumed; the search was measured to take at
-/// most a second
-pub const MAX_DEVICES: usize = 12;
+/// The maximum number of devices for which all subsets are tried. source: assumed; measured to take at most a second
+const MAX_DEVICES: usize = 12;
 
 /// The maximum number of additions in the search over subsets. source: measured, half a nanosecond each
 const MAX_ADDITIONS: f64 = 1.2e9;
@@ -49,44 +46,33 @@ pub(crate) fn best_ring(
     ring_layers: u32,
 ) -> Option<Vec<usize>> {
     let devices = model.device_count();
-    let order: Vec<usize> = (0..devices).collect();
-    let mut min_windows = vec![u32::from(!rules.may_drop); devices];
-    min_windows[head] = 1;
-    let problem = RingSizeProblem {
-        model,
-        order: &ring_order(head, devices).collect::<Vec<_>>(),
-        ring_layers,
-        min_windows: &min_windows,
-    };
-    let tables = order.iter().map(|&device| problem.whole_round_times(device)).collect();
+    let min_windows = min_windows(model, rules, head);
+    let order: Vec<usize> = ring_order(head, devices).collect();
+    let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows: &min_windows };
+    let tables = (0..devices).map(|device| problem.whole_round_times(device)).collect();
     let rounds = f64::from(model.model_layers() / ring_layers);
-    let mut no_layers = vec![f64::INFINITY; ring_layers as usize + 1];
-    no_layers[0] = 0.0;
     let mut subsets = Subsets { tables, cycles, rounds, min_windows: &min_windows, best: (f64::INFINITY, 0) };
-    subsets.descend(0, &no_layers, 0);
+    subsets.descend(0, &no_layers(ring_layers), 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
         return None;
     }
-    let mut ring = cycles.order(set);
-    let position = ring.iter().position(|device| *device == head)?;
-    ring.rotate_left(position);
-    Some(ring)
+    Some(from_head(&cycles.order(set), head))
 }
 
 /// The search over the tree of subsets, in which each level decides whether one device is in the ring.
 struct Subsets<'a> {
-    /// g(w) of each device, for w from 0.
+    /// g(w) of each device: the seconds of windows of 0 to W layers.
     tables: Vec<Vec<f64>>,
     cycles: &'a ShortestCycles,
     rounds: f64,
     min_windows: &'a [u32],
-    /// The best T and its set, as a bit mask of devices.
+    /// The shortest time per token in seconds and its set, as a bit mask of devices.
     best: (f64, usize),
 }
 
 impl Subsets<'_> {
-    /// Visits all extensions of `set` by devices from `device` on. `times` is F of the set for every number of
+    /// Visits all extensions of `set` by devices from `device` on. `times` is F(`set`) in seconds by number of
     /// layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;

@@ -2,11 +2,8 @@
 
 use std::ops::Range;
 
-use crate::latency::constraints::Rules;
-use crate::problem::assignment::valid_rounds;
-use crate::strategy::StrategyError;
+use crate::{LatencyModel, Rules, StrategyError, valid_rounds};
 
-/// Which devices a search tries as the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
     /// Only the device with this index.
@@ -16,7 +13,6 @@ pub enum HeadChoice {
 }
 
 impl HeadChoice {
-    /// Returns the indices of the devices to try.
     pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, StrategyError> {
         match self {
             HeadChoice::Fixed(device) if device >= devices => {
@@ -28,7 +24,6 @@ impl HeadChoice {
     }
 }
 
-/// Which orders of the ring a search tries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OrderChoice {
     /// Only the instance's order, starting at the head.
@@ -36,6 +31,18 @@ pub enum OrderChoice {
     Given,
     /// All orders, or some of them if there are too many.
     Best,
+}
+
+/// Rotates a cycle of devices so that the head is first.
+pub(crate) fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
+    let mut order = cycle.to_vec();
+    order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));
+    order
+}
+
+/// Returns the minimum window of each device: 1 for the head and for devices that must not be dropped, else 0.
+pub(crate) fn min_windows(model: &LatencyModel, rules: Rules, head: usize) -> Vec<u32> {
+    (0..model.device_count()).map(|device| u32::from(device == head || !rules.may_drop)).collect()
 }
 
 /// Returns the options of a search that differ from the defaults, as `name=value`.
@@ -56,26 +63,23 @@ pub(crate) fn search_options(
     options
 }
 
-/// Returns the values of W to search in descending order, so that fewer rounds come first. With `rounds`, only those
-/// with that k.
+/// Returns the ring sizes (W) to search in descending order; if `rounds` is given, only those with that many rounds.
 pub(crate) fn ring_sizes(
     model_layers: u32,
     may_leave_remainder: bool,
     rounds: Option<u32>,
 ) -> Result<Vec<u32>, StrategyError> {
-    let whole = valid_rounds(model_layers);
-    let sizes: Vec<u32> = if may_leave_remainder {
+    let mut sizes: Vec<u32> = if may_leave_remainder {
         (model_layers.min(2)..=model_layers).rev().collect()
     } else {
-        whole.iter().map(|rounds| model_layers / rounds).collect()
+        valid_rounds(model_layers).iter().map(|rounds| model_layers / rounds).collect()
     };
-    let Some(wanted) = rounds else { return Ok(sizes) };
-    let kept: Vec<u32> =
-        sizes.iter().copied().filter(|size| model_layers.div_ceil(*size) == wanted).collect();
-    if kept.is_empty() {
-        let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers.div_ceil(*size)).collect();
+    let Some(rounds) = rounds else { return Ok(sizes) };
+    let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers.div_ceil(*size)).collect();
+    sizes.retain(|size| model_layers.div_ceil(*size) == rounds);
+    if sizes.is_empty() {
         valid.dedup();
-        return Err(StrategyError::Rounds { rounds: wanted, model_layers, valid });
+        return Err(StrategyError::Rounds { rounds, model_layers, valid });
     }
-    Ok(kept)
+    Ok(sizes)
 }

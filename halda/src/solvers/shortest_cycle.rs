@@ -1,6 +1,5 @@
 //! Shortest cycles through devices: exact for few devices, by local search for many.
 //!
-//! The hops of a token in a whole round are a cycle through the devices in the ring (a travelling salesman problem).
 //! Hops may differ by direction. For few devices, Held and Karp's dynamic program over all subsets is used:
 //!
 //! ```text
@@ -9,16 +8,13 @@
 //!
 //! where s is the first device of S (M. Held, R. M. Karp, "A dynamic programming approach to sequencing problems",
 //! 1962). For many devices, a nearest-neighbour cycle is improved by reversing and moving segments.
-//!
-//! Not here: layers, and which devices the cycle contains ([`crate::solvers::ring_order`]).
 
 use crate::latency::LatencyModel;
 
 /// The shortest cycles through all sets of devices. A set is a bit mask of devices.
 pub(crate) struct ShortestCycles {
-    /// M: the number of devices.
     devices: usize,
-    /// The hops in seconds, at index from * M + to.
+    /// The hops in seconds, at index from * M + to for M devices.
     hops: Vec<f64>,
     /// d(S, j) at index S * M + j: the length of the shortest path from the first device of S through all of S to j.
     paths: Vec<f64>,
@@ -48,8 +44,7 @@ impl ShortestCycles {
         Self { devices, hops, paths }
     }
 
-    /// Returns the length of the shortest cycle through a set in seconds: infinite if there is no cycle, 0 for one
-    /// device.
+    /// Returns the length of the shortest cycle through a set in seconds; infinite if there is none.
     pub(crate) fn seconds(&self, set: usize) -> f64 {
         self.last(set).map_or(f64::INFINITY, |last| self.closed(set, last))
     }
@@ -78,18 +73,16 @@ impl ShortestCycles {
         self.paths[set * self.devices + last] + return_hop
     }
 
-    /// Returns the last device of the shortest cycle through a set.
     fn last(&self, set: usize) -> Option<usize> {
         let members = (0..self.devices).filter(|device| set >> device & 1 == 1);
         members.min_by(|left, right| self.closed(set, *left).total_cmp(&self.closed(set, *right)))
     }
 }
 
-/// Returns a short cycle through these devices, found by local search. Avoiding missing links has priority over
-/// length.
+/// Returns a cycle through these devices, found by local search. Avoiding missing links has priority over length.
 pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
-    let mut cycle: Vec<usize> = members.iter().take(1).copied().collect();
-    let mut left: Vec<usize> = members.iter().skip(1).copied().collect();
+    let (first, others) = members.split_at(members.len().min(1));
+    let (mut cycle, mut left) = (first.to_vec(), others.to_vec());
     while let Some(&last) = cycle.last() {
         let hop = |device: &usize| model.hops.seconds(last, *device);
         let nearest = (0..left.len()).min_by(|one, other| hop(&left[*one]).total_cmp(&hop(&left[*other])));
@@ -128,12 +121,10 @@ fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
         let to = cycle[(position + 1) % cycle.len()];
         if from == to { 0.0 } else { model.hops.seconds(from, to) }
     });
-    hops.fold(
-        (0, 0.0),
-        |(missing, seconds), hop| {
-            if hop.is_finite() { (missing, seconds + hop) } else { (missing + 1, seconds) }
-        },
-    )
+    let add = |(missing, seconds): Length, hop: f64| {
+        if hop.is_finite() { (missing, seconds + hop) } else { (missing + 1, seconds) }
+    };
+    hops.fold((0, 0.0), add)
 }
 
 /// Returns whether a length is shorter than another by more than rounding errors.

@@ -7,7 +7,7 @@ use hearth_halda::{
     Strategy, solve,
 };
 
-use crate::fixtures::{plain_device, plain_model};
+use crate::fixtures::{plain_device, plain_instance, plain_model};
 
 /// The bytes of a layer.
 const LAYER: u64 = 100;
@@ -28,18 +28,25 @@ fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
 }
 
 fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
-    let instance = Instance {
-        name: "plain".to_owned(),
-        slow_disk_threshold: 0.0,
-        model: plain_model(layers, LAYER, 0.0),
-        devices,
-        hops: None,
-    };
-    solved_instance(strategy, &instance)
+    solved_instance(strategy, &plain_instance(plain_model(layers, LAYER, 0.0), devices))
 }
 
 fn solved_instance(strategy: &dyn Strategy, instance: &Instance) -> Result<Solution, String> {
     solve(strategy, &LatencyModel::new(instance).unwrap()).map_err(|refusal| refusal.to_string())
+}
+
+/// Checks the windows and GPU layers of a strategy for a model of `layers` layers, in one round.
+#[track_caller]
+fn check(
+    strategy: &dyn Strategy,
+    layers: u32,
+    devices: Vec<Device>,
+    windows: &[u32],
+    gpu_layers: &[u32],
+) -> Solution {
+    let solution = solved(strategy, layers, devices).unwrap();
+    chosen(&solution, windows, gpu_layers);
+    solution
 }
 
 #[track_caller]
@@ -59,8 +66,7 @@ fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
 #[test]
 fn perf_follows_compute_power() {
     // 20 layers in the ratio 10:40:10 have the cumulative shares 3.33, 16.67, 20: windows of 3, 14, 3, which all fit.
-    let solution = solved(&PerformanceProportional, 20, three(20, [20, 20], 20)).unwrap();
-    chosen(&solution, &[3, 14, 3], &[0, 14, 0]);
+    let solution = check(&PerformanceProportional, 20, three(20, [20, 20], 20), &[3, 14, 3], &[0, 14, 0]);
     assert!((solution.seconds() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
 }
 
@@ -69,13 +75,10 @@ fn perf_moves_what_exceeds_a_gpu_to_other_gpus() {
     let gpu = |name, speed, layers| with_gpu(device(name, 5.0, 10), speed, layers);
     let four =
         |last| vec![device("head", 10.0, 20), gpu("a", 40.0, 6), gpu("b", 20.0, 20), gpu("c", 20.0, last)];
-    // 18 layers in the ratio 10:40:20:20 are 2, 8, 4, 4. The second device holds 6; its other 2 go to the
-    // other GPUs, 1 each.
-    let solution = solved(&PerformanceProportional, 18, four(5)).unwrap();
-    chosen(&solution, &[2, 6, 5, 5], &[0, 6, 5, 5]);
+    // 18 layers in the ratio 10:40:20:20 are 2, 8, 4, 4. 6 of the 8 fit; the other 2 go to the other GPUs, 1 each.
+    check(&PerformanceProportional, 18, four(5), &[2, 6, 5, 5], &[0, 6, 5, 5]);
     // The last device cannot hold another layer.
-    let solution = solved(&PerformanceProportional, 18, four(4)).unwrap();
-    chosen(&solution, &[2, 6, 6, 4], &[0, 6, 6, 4]);
+    check(&PerformanceProportional, 18, four(4), &[2, 6, 6, 4], &[0, 6, 6, 4]);
 }
 
 #[test]
@@ -83,27 +86,20 @@ fn perf_offloads_to_cpus_by_their_speed() {
     // The shares are 3, 14, 3, and the GPU holds 6. The other 8 layers in the ratio 10:5:10 have the cumulative
     // shares 3.2, 4.8, 8: 3, 2, 3. The phone can hold only 2 of its 3. The last layer in the ratio 10:5 has 0.67, 1:
     // it is the head's.
-    let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
-    chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
+    check(&PerformanceProportional, 20, three(10, [6, 4], 5), &[7, 8, 5], &[0, 6, 0]);
 }
 
 #[test]
 fn perf_overloads_cpus_when_all_memory_is_full() {
     // 4, 6 + 1 and 5 layers fit. The other 4 in the ratio 10:5:10 have the cumulative shares 1.6, 2.4, 4: 2, 0, 2.
     let devices = three(4, [6, 1], 5);
-    let solution = solved(&PerformanceProportional, 20, devices.clone()).unwrap();
-    chosen(&solution, &[6, 7, 7], &[0, 6, 0]);
+    let solution = check(&PerformanceProportional, 20, devices.clone(), &[6, 7, 7], &[0, 6, 0]);
     // Two layers do not fit, and the disk reads one layer per second.
     assert_eq!(solution.breakdown.devices[0].disk, 2.0);
 
     // A device with a slow disk is skipped: the 4 layers in the ratio 10:5 have the cumulative shares 2.67, 4: 3, 1.
-    let mut instance = Instance {
-        name: "slow".to_owned(),
-        slow_disk_threshold: 60.0,
-        model: plain_model(20, LAYER, 0.0),
-        devices,
-        hops: None,
-    };
+    let mut instance = plain_instance(plain_model(20, LAYER, 0.0), devices);
+    instance.slow_disk_threshold = 60.0;
     instance.devices[2].disk_read_rate = 50.0;
     let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
     chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
@@ -119,17 +115,15 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
 fn perf_keeps_the_head_in_the_ring() {
     // 10 layers in the ratio 1:100 give the head 0.1, which rounds to zero, so it gets one layer of the other device.
     let devices = vec![device("head", 1.0, 10), device("desktop", 100.0, 10)];
-    let solution = solved(&PerformanceProportional, 10, devices).unwrap();
-    chosen(&solution, &[1, 9], &[0, 0]);
+    check(&PerformanceProportional, 10, devices, &[1, 9], &[0, 0]);
 }
 
 #[test]
 fn perf_uses_a_slow_gpu_last() {
-    // The laptop counts with its CPU, so the ratio is 10:10. Each device holds 4 layers in RAM; the last 2 go to the
-    // slow GPU.
+    // The laptop counts with its CPU, so the ratio is 10:10. 4 layers fit in each RAM; the last 2 go to the slow GPU.
     let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
-    let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
-    chosen(&solution, &[4, 6], &[0, 2]);
+    let solution =
+        check(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop], &[4, 6], &[0, 2]);
     assert!(!solution.breakdown.devices[1].exceeds_memory);
 }
 
@@ -141,11 +135,10 @@ fn edgeshard_trades_speed_for_hops() {
     let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
     let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
     let devices = vec![device("head", 10.0, 10), near, far];
-    let solution = solved(&EdgeShard, 10, devices.clone()).unwrap();
-    chosen(&solution, &[2, 8, 0], &[0, 0, 0]);
+    let solution = check(&EdgeShard, 10, devices.clone(), &[2, 8, 0], &[0, 0, 0]);
     assert!((solution.seconds() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
     // With 20 layers, all but one are on the far device, so that there is only its hop.
-    chosen(&solved(&EdgeShard, 20, devices).unwrap(), &[1, 0, 19], &[0, 0, 0]);
+    check(&EdgeShard, 20, devices, &[1, 0, 19], &[0, 0, 0]);
 }
 
 #[test]
@@ -153,9 +146,8 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     // The worker is 100 times slower than the head, and the disk of the head reads 50 layers per second.
     let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
     devices[0].disk_read_rate = 50.0 * LAYER as f64;
-    chosen(&solved(&EdgeShard, 10, devices.clone()).unwrap(), &[6, 4], &[0, 0]);
-    let exact = solved(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone()).unwrap();
-    chosen(&exact, &[9, 1], &[0, 0]);
+    check(&EdgeShard, 10, devices.clone(), &[6, 4], &[0, 0]);
+    check(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone(), &[9, 1], &[0, 0]);
 
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
     assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");
@@ -169,31 +161,29 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
 #[test]
 fn edgeshard_fills_the_faster_processor_first() {
     let desktop = with_gpu(device("desktop", 10.0, 4), 40.0, 3);
-    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[3]);
+    check(&EdgeShard, 5, vec![desktop], &[5], &[3]);
     let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
-    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[1]);
+    check(&EdgeShard, 5, vec![desktop], &[5], &[1]);
 }
 
 #[test]
 fn lingualinked_balances_computing_and_communication() {
     // x/10 = (10 - x)/20 + 0.1 gives x = 4: both devices take 0.4 s.
     let near = Device { hop: 0.1, ..device("near", 20.0, 10) };
-    let solution = solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()]).unwrap();
-    chosen(&solution, &[4, 6], &[0, 0]);
+    let solution = check(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()], &[4, 6], &[0, 0]);
     let seconds = |device: usize| solution.breakdown.devices[device].seconds();
     assert!((seconds(0) - 0.4).abs() < 1e-12 && (seconds(1) - 0.4).abs() < 1e-12);
     // If the worker holds only 5 layers, or the head only 3, the other device gets the rest.
     let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
-    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight]).unwrap(), &[5, 5], &[0, 0]);
-    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 3), near]).unwrap(), &[3, 7], &[0, 0]);
+    check(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight], &[5, 5], &[0, 0]);
+    check(&LinguaLinked, 10, vec![device("head", 10.0, 3), near], &[3, 7], &[0, 0]);
 }
 
 #[test]
 fn lingualinked_counts_gpu_and_cpu_of_a_device() {
     // 4/40 + (x - 4)/10 = (11 - x)/10 gives x = 7.
     let head = with_gpu(device("head", 10.0, 20), 40.0, 4);
-    let solution = solved(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)]).unwrap();
-    chosen(&solution, &[7, 4], &[4, 0]);
+    check(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)], &[7, 4], &[4, 0]);
 }
 
 #[test]
@@ -202,7 +192,7 @@ fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
     // minimal if the fast device has all layers but one.
     let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
     let devices = vec![device("head", 10.0, 10), device("fast", 20.0, 10), far];
-    chosen(&solved(&LinguaLinked, 10, devices).unwrap(), &[1, 9, 0], &[0, 0, 0]);
+    check(&LinguaLinked, 10, devices, &[1, 9, 0], &[0, 0, 0]);
 }
 
 #[test]

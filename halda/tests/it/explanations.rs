@@ -5,10 +5,10 @@
 
 use hearth_halda::{
     Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, Manual,
-    MemoryProportional, MemorySizes, Rules, Share, Single, StrategyError, Violation, solve,
+    MemoryProportional, MemorySizes, Share, Single, StrategyError, Violation, solve,
 };
 
-use crate::fixtures::certified_instance;
+use crate::fixtures::{SELECT, certified_model};
 
 /// The bytes of a layer.
 const LAYER: f64 = 536_870_912.0;
@@ -18,15 +18,9 @@ fn near(found: f64, expected: f64) {
     assert!((found - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{found} is not {expected}");
 }
 
-/// Returns `exact` with devices that may be dropped.
-fn select() -> Exact {
-    Exact { rules: Rules { may_drop: true, may_leave_remainder: false }, ..Exact::default() }
-}
-
 #[test]
 fn partial_last_round_has_its_terms() {
-    let instance = certified_instance("tie");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("tie");
     // L = 24, W = 10: two whole rounds and R = 4, which all fit in the head's window of 5.
     let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
     let breakdown = model.evaluate(&assignment).unwrap();
@@ -49,8 +43,7 @@ fn partial_last_round_has_its_terms() {
 
 #[test]
 fn exact_fit_is_bound_by_memory() {
-    let instance = certified_instance("tie");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("tie");
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.explanation.gap, Some(0.0));
     assert_eq!(solution.explanation.search_steps.len(), 7, "24 has 7 factors less than itself");
@@ -63,8 +56,7 @@ fn exact_fit_is_bound_by_memory() {
 
 #[test]
 fn full_metal_device_rereads_everything_for_one_more_layer() {
-    let instance = certified_instance("metal");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("metal");
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 12]);
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
@@ -76,9 +68,8 @@ fn full_metal_device_rereads_everything_for_one_more_layer() {
 
 #[test]
 fn dropped_device_has_its_cost() {
-    let instance = certified_instance("slowgpu");
-    let model = LatencyModel::new(&instance).unwrap();
-    let solution = solve(&select(), &model).unwrap();
+    let model = certified_model("slowgpu");
+    let solution = solve(&Exact { rules: SELECT, ..Exact::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
     // The devices are equally fast, so the dropped device would add only its hop and its copies.
     let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].drop_reason else {
@@ -89,27 +80,24 @@ fn dropped_device_has_its_cost() {
 
 #[test]
 fn infeasible_instance_names_the_reason() {
-    let instance = certified_instance("slow");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("slow");
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
         "no plan exists: k = 1: a round has 40 layers, only 16 fit in memory, and the disks are too slow to read \
          weights for every token"
     );
-    let instance = certified_instance("LltM");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("LltM");
     let refusal = solve(&Exact::default(), &model).unwrap_err();
     let expected = "no plan exists: k = 1: a round of 2 layers cannot give each of 3 devices a layer";
     assert_eq!(refusal.to_string(), expected);
-    let solution = solve(&select(), &model).unwrap();
+    let solution = solve(&Exact { rules: SELECT, ..Exact::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 0, 0]);
 }
 
 #[test]
 fn baselines_have_their_windows() {
-    let instance = certified_instance("tie");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("tie");
     let mem = solve(&MemoryProportional { sizes: MemorySizes::Total(vec![1, 2]) }, &model).unwrap();
     assert_eq!(mem.assignment.window_layers, [8, 16]);
     let even = solve(&Even { rounds: 8 }, &model).unwrap();
@@ -125,10 +113,9 @@ fn baselines_have_their_windows() {
 
 #[test]
 fn manual_plan_is_checked() {
-    let instance = certified_instance("slowgpu");
-    let model = LatencyModel::new(&instance).unwrap();
+    let model = certified_model("slowgpu");
     let manual = |rounds, window_layers, gpu_layers| {
-        solve(&Manual { head: 0, rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
+        solve(&Manual { rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
     };
     let broken = |result| match result {
         Err(StrategyError::ConstraintsViolated { violations, .. }) => violations,
@@ -141,13 +128,9 @@ fn manual_plan_is_checked() {
     // 4 GiB of GPU memory hold 8 layers; the other device has no GPU.
     let found = broken(manual(Some(1), vec![10, 2], vec![9, 1]));
     let sentences: Vec<String> = found.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        sentences,
-        [
-            "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, but its GPU has 4294967296 bytes for them",
-            "`linux-none` has 1 GPU layers, but no GPU"
-        ]
-    );
+    let too_large =
+        "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, but its GPU has 4294967296 bytes for them";
+    assert_eq!(sentences, [too_large, "`linux-none` has 1 GPU layers, but no GPU"]);
     let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
     assert!(matches!(found[0], Violation::RoundsDoNotCover { expected: 1, .. }), "{found:?}");
     assert!(matches!(found[1], Violation::GpuLayersExceedWindow { .. }), "{found:?}");
@@ -159,34 +142,31 @@ fn manual_plan_is_checked() {
     assert!(matches!(found[..], [Violation::RingExceedsModel { .. }]), "{found:?}");
 }
 
+type Change = fn(&mut Instance);
+
 #[test]
 fn invalid_instance_names_field_and_device() {
-    let error = |change: fn(&mut Instance)| {
-        let mut instance = certified_instance("slowgpu");
+    let cases: [(Change, &str); 5] = [
+        (
+            |instance| instance.devices[1].disk_read_rate = 0.0,
+            "`s_disk` of devices[1] `linux-none` is 0: it must be above zero",
+        ),
+        (
+            |instance| instance.devices[0].hop = f64::NAN,
+            "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number",
+        ),
+        (
+            |instance| instance.devices[0].gpu_speed.clear(),
+            "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or estimate it",
+        ),
+        (|instance| instance.devices.clear(), "instance `slowgpu` has no devices: give at least the head"),
+        (|instance| instance.model.model_layers = 0, "`L` of the model `hard` is 0: it must be above zero"),
+    ];
+    for (change, expected) in cases {
+        let mut instance = certified_model("slowgpu").instance().clone();
         change(&mut instance);
-        LatencyModel::new(&instance).unwrap_err().to_string()
-    };
-    assert_eq!(
-        error(|instance| instance.devices[1].disk_read_rate = 0.0),
-        "`s_disk` of devices[1] `linux-none` is 0: it must be above zero"
-    );
-    assert_eq!(
-        error(|instance| instance.devices[0].hop = f64::NAN),
-        "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number"
-    );
-    assert_eq!(
-        error(|instance| instance.devices[0].gpu_speed.clear()),
-        "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or \
-         estimate it"
-    );
-    assert_eq!(
-        error(|instance| instance.devices.clear()),
-        "instance `slowgpu` has no devices: give at least the head"
-    );
-    assert_eq!(
-        error(|instance| instance.model.model_layers = 0),
-        "`L` of the model `hard` is 0: it must be above zero"
-    );
+        assert_eq!(LatencyModel::new(&instance).unwrap_err().to_string(), expected);
+    }
     let unknown = r#"{"name": "a", "s_threshold": 0, "modle": {}}"#;
     let error = serde_json::from_str::<Instance>(unknown).unwrap_err().to_string();
     assert!(error.contains("unknown field `modle`"), "{error}");

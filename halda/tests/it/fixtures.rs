@@ -1,11 +1,16 @@
 //! Instances and checks for several tests.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
+use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
     Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, OperatingSystem, Rules, RuntimeModel,
-    Strategy, StrategyError, solve,
+    Solution, Strategy, StrategyError, solve, violations,
 };
+use hearth_profiles::model::shipped;
+use hearth_schema::plan::ScenarioRecord;
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Workload};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -16,8 +21,8 @@ const FILES: [(&str, &str); 3] = [
     ("hard.jsonl", include_str!("../data/lda/hard.jsonl")),
 ];
 
-/// Returns all instances with certified optima as (file and line, instance, JSON object of the line).
-pub fn certified_rows() -> Vec<(String, Instance, Value)> {
+/// (file and line, instance, JSON object of the line) of each instance with certified optima.
+static ROWS: LazyLock<Vec<(String, Instance, Value)>> = LazyLock::new(|| {
     let mut rows = Vec::new();
     for (file, text) in FILES {
         for (line, text) in text.lines().enumerate() {
@@ -28,11 +33,34 @@ pub fn certified_rows() -> Vec<(String, Instance, Value)> {
     }
     assert_eq!(rows.len(), 75);
     rows
+});
+
+/// Returns (file and line, latency model, JSON object of the line) of each instance with certified optima.
+pub fn certified_rows() -> impl Iterator<Item = (&'static str, LatencyModel<'static>, &'static Value)> {
+    ROWS.iter().map(|(place, instance, row)| (place.as_str(), LatencyModel::new(instance).unwrap(), row))
 }
 
-/// Returns the instance with certified optima that has this name.
-pub fn certified_instance(name: &str) -> Instance {
-    certified_rows().into_iter().find(|(_, instance, _)| instance.name == name).unwrap().1
+/// Solves an instance, and checks the plan or the error. Returns `None` if there is no plan.
+#[track_caller]
+pub fn checked_solution(place: &str, strategy: &dyn Strategy, model: &LatencyModel) -> Option<Solution> {
+    match solve(strategy, model) {
+        Ok(solution) => {
+            let evaluated = model.evaluate(&solution.assignment).unwrap().seconds;
+            assert_eq!(solution.seconds(), evaluated, "{place}");
+            assert_eq!(violations(model, &solution.assignment, strategy.rules()), [], "{place}");
+            Some(solution)
+        }
+        Err(StrategyError::Infeasible(steps)) => {
+            assert!(!steps.is_empty() && steps.iter().all(|step| step.outcome.is_err()), "{place}");
+            None
+        }
+        Err(other) => panic!("{place}: {other}"),
+    }
+}
+
+/// Returns the latency model of the instance with certified optima that has this name.
+pub fn certified_model(name: &str) -> LatencyModel<'static> {
+    certified_rows().find(|(_, model, _)| model.instance().name == name).unwrap().1
 }
 
 /// Returns a device on Linux without GPU, memory, hops and buffers. Only its disk takes time.
@@ -84,12 +112,43 @@ pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
     }
 }
 
+/// Returns an instance whose hops depend only on the sender, and whose disks may all be read for every token.
+pub fn plain_instance(model: Model, devices: Vec<Device>) -> Instance {
+    Instance { name: "plain".to_owned(), slow_disk_threshold: 0.0, model, devices, hops: None }
+}
+
+/// Returns a cluster with a shipped model whose head is the first member.
+pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
+    Cluster {
+        members,
+        head: 0,
+        links: LinkTable::new(links),
+        model: shipped(model).unwrap(),
+        context: 1024,
+        kv_cache: KvFormat::F16,
+        activations: ActivationFormat::F32,
+        draft: None,
+        workload: Workload::new(32, 16),
+        seed: 1,
+    }
+}
+
+pub fn origin() -> ScenarioRecord {
+    ScenarioRecord { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() }
+}
+
+/// Devices may be dropped, and all rounds are whole.
+pub const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+
+/// Devices may be dropped, and the last round may be partial.
+pub const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
+
 /// All combinations of the optional rules.
 pub const ALL_RULES: [Rules; 4] = [
     Rules { may_drop: false, may_leave_remainder: false },
     Rules { may_drop: false, may_leave_remainder: true },
-    Rules { may_drop: true, may_leave_remainder: false },
-    Rules { may_drop: true, may_leave_remainder: true },
+    SELECT,
+    FREE,
 ];
 
 /// Returns whether two values are equal to a relative 1e-9.
@@ -97,8 +156,7 @@ pub fn equal(left: f64, right: f64) -> bool {
     (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
 }
 
-/// Checks that a strategy finds a plan as fast as that of the oracle, without a search limit, or that neither finds a
-/// plan.
+/// Checks that a strategy finds a plan as fast as the oracle's, without a search limit, or that neither finds one.
 pub fn same_time(
     strategy: &dyn Strategy,
     oracle: &dyn Strategy,
@@ -106,14 +164,8 @@ pub fn same_time(
 ) -> Result<(), TestCaseError> {
     match (solve(strategy, model), solve(oracle, model)) {
         (Ok(found), Ok(expected)) => {
-            let (seconds, expected) = (found.seconds(), expected.seconds());
-            prop_assert!(
-                equal(seconds, expected),
-                "{:?}: {} is not {}",
-                strategy.options(),
-                seconds,
-                expected
-            );
+            let (seconds, expected, options) = (found.seconds(), expected.seconds(), strategy.options());
+            prop_assert!(equal(seconds, expected), "{options:?}: {seconds} is not {expected}");
             prop_assert!(found.explanation.limit.is_none());
             Ok(())
         }
@@ -135,8 +187,7 @@ pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), Te
     Ok(())
 }
 
-/// Returns the number of random cases: `all` with `HEARTH_SLOW=1`, else `PROPTEST_CASES` if it is set, else an eighth
-/// of `all` but at least 8.
+/// Returns the number of cases: `all` with `HEARTH_SLOW=1`, else `PROPTEST_CASES` or an eighth of `all`, at least 8.
 pub fn cases(all: u32) -> ProptestConfig {
     if std::env::var_os("HEARTH_SLOW").is_some_and(|value| value == "1") {
         ProptestConfig::with_cases(all)

@@ -3,13 +3,15 @@
 //! All codes of the findings are compared, so a test also fails if another rule fires. The tests of the command line
 //! check that a memory error means that a run fails before it starts.
 
-use hearth_core::{Cluster, LinkTable, Member};
+use hearth_core::{Cluster, Member};
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan_from_solution, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
 use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Plan, Scenario};
+
+use crate::fixtures;
 
 const SCENARIO: &str = "schema: scenario/1
 name: t
@@ -24,7 +26,6 @@ links:
   default: {latency: {value: 2 ms, source: test}, bandwidth: {value: 400 Mbit/s, source: test}}
 ";
 
-/// A parsed scenario with its cluster.
 struct Case {
     scenario: Scenario,
     origin: ScenarioRecord,
@@ -42,17 +43,15 @@ impl Case {
             device: device::shipped(&entry.profile).unwrap(),
             residency: entry.residency.or(scenario.residency),
         };
+        let members = scenario.devices.iter().map(member).collect();
+        let model = scenario.model.profile.as_deref().unwrap();
         let cluster = Cluster {
-            members: scenario.devices.iter().map(member).collect(),
             head: scenario.head(),
-            links: LinkTable::new(scenario.links.clone()),
-            model: shipped(scenario.model.profile.as_deref().unwrap()).unwrap(),
             context: scenario.context,
             kv_cache: scenario.kv_cache,
             activations: scenario.activations,
-            draft: None,
             workload: scenario.workload.clone(),
-            seed: scenario.seed,
+            ..fixtures::cluster(model, members, scenario.links.clone())
         };
         Case { scenario, origin, cluster }
     }
@@ -84,7 +83,7 @@ fn codes(found: &[Finding], expected: &[&str]) {
     codes.sort_unstable();
     assert_eq!(codes, expected, "{found:#?}");
     for finding in found {
-        assert!(!finding.what.is_empty() && !finding.place.is_empty() && !finding.fix.is_empty());
+        assert!(!finding.what.is_empty() && !finding.location.is_empty() && !finding.fix.is_empty());
     }
 }
 
@@ -95,13 +94,17 @@ fn valid_plan_has_no_findings() {
     codes(&case.lint(&case.plan(&[24, 8])), &[]);
 }
 
+/// Returns the findings about a scenario after a replacement in its text.
+#[track_caller]
+fn findings_with(text: &str, from: &str, to: &str) -> Vec<Finding> {
+    assert!(text.contains(from));
+    let case = Case::new(&text.replace(from, to));
+    lint::check_scenario(&case.scenario, &case.cluster)
+}
+
 #[test]
 fn scenario_findings() {
-    let lint = |from: &str, to: &str| {
-        assert!(SCENARIO.contains(from));
-        let case = Case::new(&SCENARIO.replace(from, to));
-        lint::check_scenario(&case.scenario, &case.cluster)
-    };
+    let lint = |from: &str, to: &str| findings_with(SCENARIO, from, to);
     codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 TiB}"), &["limit-above-memory"]);
     codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 GiB}"), &[]);
     let share = "profile: d2, limits: {memory_share: 50 %}";
@@ -160,18 +163,14 @@ fn profile_findings() {
 
 #[test]
 fn slow_wifi_channel_is_found_and_unused_wire_is_not() {
-    let lint = |from: &str, to: &str| {
-        let channel = "{name: w, bandwidth: {value: 600 Mbit/s, source: t}, stations: [a, b]}";
-        let text = format!("{SCENARIO}  wifi:\n    channels: [{channel}]\n");
-        assert!(text.contains(from));
-        let case = Case::new(&text.replace(from, to));
-        lint::check_scenario(&case.scenario, &case.cluster)
-    };
+    let channel = "{name: w, bandwidth: {value: 600 Mbit/s, source: t}, stations: [a, b]}";
+    let text = format!("{SCENARIO}  wifi:\n    channels: [{channel}]\n");
+    let lint = |from: &str, to: &str| findings_with(&text, from, to);
     codes(&lint("value: 2 ms", "value: 60 ms"), &[]);
     // 16 KiB at 0.5 MB/s, to the access point and from it.
     let found = lint("600 Mbit/s", "4 Mbit/s");
     codes(&found, &["slow-link"]);
-    assert_eq!(found[0].place, "scenario links.wifi.channels[0]");
+    assert_eq!(found[0].location, "scenario links.wifi.channels[0]");
     // If the other device is wired, the message is sent over the channel only once.
     codes(&lint("600 Mbit/s, source: t}, stations: [a, b]", "4 Mbit/s, source: t}, stations: [b]"), &[]);
 }
@@ -218,7 +217,7 @@ fn missing_or_small_gpus() {
     case.cluster.members[0].device.gpu.as_mut().unwrap().memory_available.value = Bytes::mib(2048);
     let found = case.lint(&plan);
     codes(&found, &["gpu-memory"]);
-    assert!(found[0].place.contains("devices[0] `a`.gpu_layers"), "{}", found[0].place);
+    assert!(found[0].location.contains("devices[0] `a`.gpu_layers"), "{}", found[0].location);
     case.cluster.members[0].device.gpu = None;
     codes(&case.lint(&plan), &["no-gpu"]);
 }

@@ -1,18 +1,19 @@
 //! Planners of other systems, compared with their description in the prima.cpp paper.
 
 use hearth_core::memory::PinnedMemory;
-use hearth_core::{Cluster, LinkTable, Member};
+use hearth_core::{Cluster, Member};
 use hearth_halda::systems::{SYSTEM_NAMES, SystemError, SystemOptions, plan};
-use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
-use hearth_schema::plan::{Plan, ScenarioRecord};
+use hearth_schema::plan::Plan;
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::scenario::Links;
+
+use crate::fixtures::{self, origin};
 
 /// Returns a cluster of shipped devices with a shipped model. The first device is the head.
 fn cluster(model: &str, devices: &[&str]) -> Cluster {
-    let member = |(place, name): (usize, &&str)| Member {
-        name: if devices[..place].contains(name) { format!("{name}-{place}") } else { (*name).to_owned() },
+    let member = |(index, name): (usize, &&str)| Member {
+        name: if devices[..index].contains(name) { format!("{name}-{index}") } else { (*name).to_owned() },
         address: None,
         device: device::shipped(name).expect("shipped"),
         residency: None,
@@ -21,31 +22,18 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
         latency: Sourced::new(Seconds(0.005), "test"),
         bandwidth: Sourced::new(BytesPerSecond(58e6), "test"),
     };
-    Cluster {
-        members: devices.iter().enumerate().map(member).collect(),
-        head: 0,
-        links: LinkTable::new(Links::constant(link)),
-        model: shipped(model).expect("shipped"),
-        context: 1024,
-        kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
-        draft: None,
-        workload: Workload::new(32, 16),
-        seed: 1,
-    }
+    fixtures::cluster(model, devices.iter().enumerate().map(member).collect(), Links::constant(link))
 }
 
-/// The devices of the paper, with D3 as the head.
+/// The devices of the prima.cpp paper's testbed, with D3 as the head.
 const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
-/// Returns the plan of a system.
 fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
-    let origin = ScenarioRecord { name: "test".into(), digest: String::new() };
-    plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
+    plan(name, cluster, &origin(), SystemOptions { weights_as, air_time })
 }
 
-/// Returns the weight formats that a system supports.
+/// Returns the values of `weights_as` that a system supports; `None` keeps the formats of the model.
 fn formats(name: &str) -> Vec<Option<Format>> {
     if matches!(name, "exo" | "dllama") {
         vec![None]
@@ -63,15 +51,10 @@ fn exo_has_the_windows_of_the_paper() {
     assert_eq!(windows, [("d3", 13, 13), ("d2", 10, 10), ("d1", 9, 0)]);
     assert_eq!((plan.dropped[0].name.as_str(), plan.dropped.len()), ("d4", 1));
     let [d3, _, d1] = &plan.devices[..] else { panic!("three devices") };
-    assert_eq!(
-        (d3.residency.weights_as, d3.residency.gpu_weights_as),
-        (Some(Format::F16), Some(Format::F32))
-    );
-    assert_eq!(
-        (d1.residency.policy, d1.residency.weights_as),
-        (Residency::Pinned, None),
-        "MLX keeps the format of the model"
-    );
+    let formats = (d3.residency.weights_as, d3.residency.gpu_weights_as);
+    assert_eq!(formats, (Some(Format::F16), Some(Format::F32)));
+    let kept = (d1.residency.policy, d1.residency.weights_as);
+    assert_eq!(kept, (Residency::Pinned, None), "MLX keeps the format of the model");
     // With D1 as the head, in the paper's order.
     let listed = self::cluster("llama-8b", &["d1", "d2", "d3"]);
     let windows: Vec<u32> =
@@ -124,15 +107,12 @@ fn plans_stay_within_memory_budgets() {
             for format in [Format::F32, Format::F16, Format::Q4_0] {
                 let cluster = cluster(model, &PAPER);
                 let Ok(plan) = made(name, &cluster, Some(format)) else { continue };
-                for (place, planned) in plan.devices.iter().enumerate() {
+                for (index, planned) in plan.devices.iter().enumerate() {
                     let member = cluster.member(&planned.name).expect("a member");
-                    let held = PinnedMemory::new(&plan, place, &cluster.model, &member.device, false);
+                    let held = PinnedMemory::new(&plan, index, &cluster.model, &member.device, false);
                     let held = held.expect("weights of its own");
-                    assert!(
-                        held.fits() && held.excess().0 == 0,
-                        "{name} {format} on {}: {held:?}",
-                        planned.name
-                    );
+                    let device = &planned.name;
+                    assert!(held.fits() && held.excess().0 == 0, "{name} {format} on {device}: {held:?}");
                 }
             }
         }
@@ -158,17 +138,16 @@ fn errors_name_memory_and_unused_options() {
     let cluster = cluster("llama-14b", &PAPER);
     let refusal = |name: &str| made(name, &cluster, None).expect_err("a refusal").to_string();
     // 14 billion weights of 4 bytes are 56 GB; D1 to D4 have less.
+    let out_of_memory = refusal("hepti");
     assert!(
-        refusal("hepti").contains("keeps all weights in memory as f32, and memory holds"),
-        "{}",
-        refusal("hepti")
+        out_of_memory.contains("keeps all weights in memory as f32, and memory holds"),
+        "{out_of_memory}"
     );
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
-    let origin = ScenarioRecord { name: "test".into(), digest: String::new() };
-    let options = SystemOptions::default();
-    assert_eq!(plan("airinfer", &cluster, &origin, options), Err(SystemError::NoAirTime));
+    let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
+    assert_eq!(refusal("airinfer", SystemOptions::default()), SystemError::NoAirTime);
     let stray = SystemOptions { weights_as: Some(Format::F16), air_time: None };
-    assert!(plan("dllama", &cluster, &origin, stray).unwrap_err().to_string().contains("`--weights-as`"));
+    assert!(refusal("dllama", stray).to_string().contains("`--weights-as`"));
     let stray = SystemOptions { weights_as: None, air_time: Some(Seconds(0.1)) };
-    assert!(plan("hepti", &cluster, &origin, stray).unwrap_err().to_string().contains("`--air-time`"));
+    assert!(refusal("hepti", stray).to_string().contains("`--air-time`"));
 }

@@ -2,17 +2,16 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single,
-    Strategy, plan_from_solution, solve, total_memory,
+    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Single, Strategy,
+    plan_from_solution, solve, total_memory,
 };
 use hearth_profiles::device::{Device, Quota, shipped as shipped_device};
 use hearth_profiles::document::Document;
-use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sourced};
-use hearth_schema::plan::{Plan, Role, ScenarioRecord};
+use hearth_schema::plan::{Plan, Role};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
 
-use crate::fixtures::ALL_RULES;
+use crate::fixtures::{self, ALL_RULES, SELECT, origin};
 
 fn assumed<T>(value: T) -> Sourced<T> {
     Sourced::new(value, "assumed, for a test")
@@ -22,7 +21,7 @@ fn link(milliseconds: f64) -> Link {
     Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
 }
 
-/// Returns a device with `gib` GiB of memory. The GPU is given as (kind, unified memory, GiB).
+/// Returns a device with `gib` GiB of memory. `gpu` is (kind, whether memory is unified, GiB).
 fn device(name: &str, os: &str, gib: u64, gpu: Option<(&str, bool, u64)>) -> Member {
     let yaml = format!(
         "schema: device/1
@@ -80,18 +79,8 @@ fn cluster(model: &str) -> Cluster {
     ];
     let devices = ["laptop".to_owned(), "mac".to_owned()];
     let between = vec![NamedLink { devices, link: Some(link(7.0)), unreachable: None }];
-    Cluster {
-        members,
-        head: 1,
-        links: LinkTable::new(Links { between, ..Links::constant(link(3.0)) }),
-        model: shipped(model).unwrap(),
-        context: 1024,
-        kv_cache: KvFormat::F16,
-        activations: hearth_schema::scenario::ActivationFormat::F32,
-        draft: None,
-        workload: Workload::new(100, 100),
-        seed: 1,
-    }
+    let links = Links { between, ..Links::constant(link(3.0)) };
+    Cluster { head: 1, workload: Workload::new(100, 100), ..fixtures::cluster(model, members, links) }
 }
 
 #[test]
@@ -135,11 +124,8 @@ fn instance_from_cluster_by_symbol() {
     let hops = instance.hops.as_ref().unwrap();
     assert_eq!(hops[0], own, "from the desktop");
     assert_eq!(hops[1][2], Some(0.007 + wire), "from the laptop to the mac");
-    assert_eq!(
-        (desktop.disk_read_rate, mac.disk_read_rate),
-        (2e9, 1e9),
-        "sequential on Linux, random on macOS"
-    );
+    let disks = (desktop.disk_read_rate, mac.disk_read_rate);
+    assert_eq!(disks, (2e9, 1e9), "sequential on Linux, random on macOS");
     assert_eq!((desktop.cuda_available, mac.metal_available), (8 << 30, 5 << 30));
     assert_eq!(laptop.gpu_speed.len(), 0);
     // An unmeasured format gets the speed of the nearest format.
@@ -168,13 +154,12 @@ fn shared_gpu_memory_is_counted_once() {
     LatencyModel::new(&instance).unwrap();
 }
 
-/// Solves a cluster and converts the solution, after checks of the plan document.
+/// Solves a cluster, converts the solution to a plan document, and checks the document.
 fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let instance = Instance::from_cluster(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(strategy, &model).unwrap();
-    let scenario = ScenarioRecord { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
-    let plan = plan_from_solution(&solution, cluster, &scenario).unwrap();
+    let plan = plan_from_solution(&solution, cluster, &origin()).unwrap();
     assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
     // The layers of each device in the plan document are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {
@@ -269,8 +254,7 @@ fn plan_has_relays() {
         member.device.disk.sequential = assumed(BytesPerSecond(5e7));
         member.device.disk.random = None;
     }
-    let rules = Rules { may_drop: true, may_leave_remainder: false };
-    let plan = planned(&cluster, &Exact { rules, ..Exact::default() });
+    let plan = planned(&cluster, &Exact { rules: SELECT, ..Exact::default() });
     let ring: Vec<(&str, Role)> =
         plan.devices.iter().map(|device| (device.name.as_str(), device.role)).collect();
     assert_eq!(ring, [("desktop", Role::Head), ("laptop", Role::Relay), ("mac", Role::Worker)]);

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
     Assignment, CostTerms, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance,
@@ -18,7 +19,9 @@ use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use proptest::prelude::*;
 
-use crate::fixtures::{ALL_RULES, best_head_is_fastest, cases, equal, same_time};
+use crate::fixtures::{
+    ALL_RULES, FREE, SELECT, best_head_is_fastest, cases, equal, plain_instance, plain_model, same_time,
+};
 
 /// The bytes of a layer in the small instances.
 const LAYER: u64 = 100 << 20;
@@ -43,8 +46,7 @@ prop_compose! {
     }
 }
 
-/// Returns times of unequal layers. A layer takes about `cpu` seconds on the CPU, and `of_gpu` times as long on the
-/// GPU.
+/// Returns times of unequal layers: about `cpu` seconds on the CPU, and `of_gpu` times as long on the GPU.
 fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     let cpu_layers: Vec<f64> =
         (0..layers).map(|layer| cpu * (1.0 + f64::from(layer * 7 % 5) / 10.0)).collect();
@@ -61,7 +63,6 @@ fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     }
 }
 
-/// Generates a residency.
 fn residency() -> impl Strategy<Value = ResidencyOptions> {
     let of = ResidencyOptions::with_policy;
     let buffered = move |buffer| ResidencyOptions { stream_buffer: Some(buffer), ..of(Residency::Managed) };
@@ -147,29 +148,21 @@ prop_compose! {
             device.runtime.work_times = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
         }
         let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
-        Instance {
-            name: "small".to_owned(),
-            slow_disk_threshold: threshold,
-            model: Model {
-                name: "small".to_owned(),
-                model_layers: layers,
-                hidden_width: 1024,
-                key_heads: 8,
-                key_head_width: 128,
-                value_heads: 8,
-                value_head_width: 128,
-                cached_tokens,
-                vocab_size,
-                layer_weight_bytes: LAYER,
-                input_embedding_bytes: ends[0],
-                output_head_bytes: ends[1],
-                layer_flops: per_format(2e9),
-                output_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
-                layer_bytes: if even { Vec::new() } else { heavier.collect() },
-            },
-            devices,
-            hops: None,
-        }
+        let model = Model {
+            key_heads: 8,
+            key_head_width: 128,
+            value_heads: 8,
+            value_head_width: 128,
+            cached_tokens,
+            vocab_size,
+            input_embedding_bytes: ends[0],
+            output_head_bytes: ends[1],
+            layer_flops: per_format(2e9),
+            output_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
+            layer_bytes: if even { Vec::new() } else { heavier.collect() },
+            ..plain_model(layers, LAYER, 0.0)
+        };
+        Instance { slow_disk_threshold: threshold, ..plain_instance(model, devices) }
     }
 }
 
@@ -186,14 +179,14 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         Box::new(EdgeShard),
         Box::new(LinguaLinked),
     ];
+    let (best, order) = (HeadChoice::Best, OrderChoice::Best);
     for rules in ALL_RULES {
-        all.push(Box::new(Exact { rules, head: HeadChoice::Fixed(0), ..Exact::default() }));
-        all.push(Box::new(Exact { rules, head: HeadChoice::Best, rounds: Some(1), ..Exact::default() }));
-        let order = OrderChoice::Best;
-        all.push(Box::new(Exact { rules, head: HeadChoice::Best, order, ..Exact::default() }));
+        all.push(Box::new(Exact { rules, ..Exact::default() }));
+        all.push(Box::new(Exact { rules, head: best, rounds: Some(1), ..Exact::default() }));
+        all.push(Box::new(Exact { rules, head: best, order, ..Exact::default() }));
         all.push(Box::new(Exact { rules, order, rounds: Some(2), ..Exact::default() }));
         all.push(Box::new(Overlap { rules, ..Overlap::default() }));
-        all.push(Box::new(Overlap { rules, head: HeadChoice::Best, order, ..Overlap::default() }));
+        all.push(Box::new(Overlap { rules, head: best, order, ..Overlap::default() }));
     }
     for may_drop in [false, true] {
         for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
@@ -215,7 +208,7 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     all
 }
 
-/// Checks the contract of the `Strategy` trait.
+/// Checks for all strategies that plans satisfy the constraints and have the re-evaluated time.
 fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
     for strategy in strategies(model) {
         let name = strategy.name();
@@ -257,44 +250,26 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Returns the minimum T in the steady state of all plans with device 0 as the head, by exhaustive search.
-fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
-    /// Tries all distributions of `left` layers of a round over `device` and the devices after it.
-    fn try_splits(
-        model: &LatencyModel,
-        rules: Rules,
-        plan: &mut Plan,
-        device: usize,
-        left: u32,
-        best: &mut f64,
-    ) {
-        let devices = model.device_count();
-        if device == devices {
-            let broken = left > 0 || !ring_violations(model, &plan.0, rules).is_empty();
-            if !broken && let Ok(found) = model.steady_state(&plan.0, &plan.1) {
-                *best = best.min(found.seconds);
-            }
-            return;
-        }
-        for window in 0..=left {
-            for gpu in 0..=window {
-                for residency in &model.instance().devices[device].runtime.residencies {
-                    plan.0.window_layers[device] = window;
-                    plan.0.gpu_layers[device] = gpu;
-                    plan.1[device] = *residency;
-                    try_splits(model, rules, plan, device + 1, left - window, best);
-                }
-            }
-        }
-    }
-    type Plan = (Assignment, Vec<ResidencyOptions>);
+/// Returns the minimum steady-state seconds per token of all splits and residencies, with device 0 as the head.
+fn minimum_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
     let (layers, devices) = (model.model_layers(), model.device_count());
+    let mut residencies = vec![Vec::new()];
+    for device in &model.instance().devices {
+        let with_each = |chosen: Vec<ResidencyOptions>| {
+            let add = move |residency: &ResidencyOptions| [chosen.as_slice(), &[*residency]].concat();
+            device.runtime.residencies.iter().map(add)
+        };
+        residencies = residencies.into_iter().flat_map(with_each).collect();
+    }
     let mut best = f64::INFINITY;
     for ring_layers in layers.min(2)..=layers {
-        let rounds = layers.div_ceil(ring_layers);
-        let assignment = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
-        let mut plan = (assignment, vec![ResidencyOptions::default(); devices]);
-        try_splits(model, rules, &mut plan, 0, ring_layers, &mut best);
+        let mut plan = Assignment::new(0, layers.div_ceil(ring_layers), vec![0; devices], vec![0; devices]);
+        for_each_split(&mut plan, 0, ring_layers, &mut |plan| {
+            if ring_violations(model, plan, rules).is_empty() {
+                let times = residencies.iter().map(|chosen| model.steady_state_seconds(plan, chosen));
+                best = times.fold(best, f64::min);
+            }
+        });
     }
     best
 }
@@ -306,10 +281,10 @@ proptest! {
     fn overlap_equals_exhaustive_search(instance in small([12, 6, 4, 3])) {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
-            let certain = every_steady_state(&model, rules);
+            let expected = minimum_steady_state(&model, rules);
             match solve(&Overlap { rules, ..Overlap::default() }, &model) {
-                Ok(found) => prop_assert!(equal(found.seconds(), certain), "{} is not {}", found.seconds(), certain),
-                Err(StrategyError::Infeasible(_)) => prop_assert_eq!(certain, f64::INFINITY),
+                Ok(found) => prop_assert!(equal(found.seconds(), expected), "{} is not {}", found.seconds(), expected),
+                Err(StrategyError::Infeasible(_)) => prop_assert_eq!(expected, f64::INFINITY),
                 Err(refusal) => return Err(TestCaseError::fail(refusal.to_string())),
             }
         }
@@ -338,9 +313,8 @@ proptest! {
     #[test]
     fn one_round_is_never_slower(instance in small([20, 12, 12, 12])) {
         let model = LatencyModel::new(&instance).unwrap();
-        let rules = Rules { may_drop: true, may_leave_remainder: false };
         let best = |rounds| {
-            let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
+            let exact = Exact { rules: SELECT, rounds: Some(rounds), ..Exact::default() };
             solve(&exact, &model).ok()
         };
         for rounds in valid_rounds(instance.model.model_layers) {
@@ -348,7 +322,7 @@ proptest! {
             let times = |layers: &[u32]| layers.iter().map(|layers| layers * rounds).collect();
             let plan = &several.assignment;
             let merged = Assignment::new(0, 1, times(&plan.window_layers), times(&plan.gpu_layers));
-            prop_assert_eq!(violations(&model, &merged, rules), vec![]);
+            prop_assert_eq!(violations(&model, &merged, SELECT), vec![]);
             let once = model.evaluate(&merged).unwrap();
             prop_assert!(once.seconds <= several.seconds() * (1.0 + 1e-9));
             for (once, several) in once.devices.iter().zip(&several.breakdown.devices) {
@@ -377,8 +351,7 @@ proptest! {
 
     #[test]
     fn best_head_is_as_fast_as_the_fastest_fixed_head(instance in small([8, 8, 8, 8])) {
-        let rules = Rules { may_drop: true, may_leave_remainder: true };
-        best_head_is_fastest(Exact { rules, ..Exact::default() }, &LatencyModel::new(&instance).unwrap())?;
+        best_head_is_fastest(Exact { rules: FREE, ..Exact::default() }, &LatencyModel::new(&instance).unwrap())?;
     }
 }
 

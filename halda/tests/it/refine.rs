@@ -9,27 +9,18 @@ use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::latency::constraints::ring_violations;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::solvers::refine::{Progress, RefineResult, StopReason};
-use hearth_halda::{
-    Assignment, Exact, Gpu, Instance, LatencyModel, Refine, RefineOptions, Rules, refine, solve,
-};
+use hearth_halda::{Assignment, Exact, Gpu, LatencyModel, Refine, RefineOptions, Rules, refine, solve};
 use proptest::prelude::*;
 
-use crate::fixtures::{cases, certified_rows};
-
-/// Devices may be dropped, and the last round may be partial.
-const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
+use crate::fixtures::{FREE, cases, certified_rows};
 
 /// Returns the small instances for which `exact` has a plan, with that plan.
-fn instances() -> Vec<(Instance, Assignment)> {
-    let small = certified_rows().into_iter().filter(|(place, ..)| place.starts_with("small.jsonl"));
-    let instances = small.map(|(_, instance, _)| instance);
-    let planned = instances.filter_map(|instance| {
-        let model = LatencyModel::new(&instance).unwrap();
+fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
+    let small = certified_rows().filter(|(place, ..)| place.starts_with("small.jsonl"));
+    small.filter_map(|(_, model, _)| {
         let found = solve(&Exact::default(), &model).ok()?.assignment;
-        let allowed = allowed(&model, &found);
-        allowed.then_some((instance, found))
-    });
-    planned.collect()
+        allowed(&model, &found).then_some((model, found))
+    })
 }
 
 /// Returns whether a plan satisfies all constraints.
@@ -37,8 +28,7 @@ fn allowed(model: &LatencyModel, at: &Assignment) -> bool {
     ring_violations(model, at, FREE).is_empty() && best_residencies(model, at).is_some()
 }
 
-/// Returns a convex score: the weighted sum of squares of the distance of each processor's layers from a target.
-/// `targets` has (target, weight) for each processor.
+/// Returns the sum over processors of weight * (layers - target)^2, with `targets` of (target, weight).
 fn convex_score(assignment: &Assignment, targets: &[(f64, f64)]) -> f64 {
     let split = assignment.window_layers.iter().zip(&assignment.gpu_layers);
     let layers = split.flat_map(|(window, gpu)| [f64::from(window - gpu), f64::from(*gpu)]);
@@ -57,14 +47,13 @@ fn random_score(assignment: &Assignment, seed: u64) -> Option<f64> {
 /// Returns the minimum score of all allowed plans with one round.
 fn minimum_score(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) -> f64) -> f64 {
     let devices = model.device_count();
-    let mut at = Assignment::new(head, 1, vec![0; devices], vec![0; devices]);
+    let mut plan = Assignment::new(head, 1, vec![0; devices], vec![0; devices]);
     let mut best = f64::INFINITY;
-    let mut visit = |at: &mut Assignment| {
-        if allowed(model, at) {
-            best = best.min(score(at));
+    for_each_split(&mut plan, 0, model.model_layers(), &mut |plan| {
+        if allowed(model, plan) {
+            best = best.min(score(plan));
         }
-    };
-    for_each_split(&mut at, 0, model.model_layers(), &mut visit);
+    });
     best
 }
 
@@ -75,11 +64,10 @@ proptest! {
     fn refine_finds_the_minimum_of_a_convex_objective(
         targets in prop::collection::vec((-2.0..12.0_f64, 0.1..3.0_f64), 16),
     ) {
-        for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
-            let model = LatencyModel::new(instance).unwrap();
+        for (model, start) in instances().filter(|(model, _)| model.device_count() <= 3) {
             let search = RefineOptions { rules: FREE, keep_rounds: true, max_evaluations: None };
             let RefineResult { assignment, best_score, stop_reason, .. } =
-                refine(&model, start, search, |at| Some(convex_score(at, &targets)), |_| true);
+                refine(&model, &start, search, |at| Some(convex_score(at, &targets)), |_| true);
             let best = minimum_score(&model, start.head, |at| convex_score(at, &targets));
             let found = best_score.unwrap();
             prop_assert!((found - best).abs() <= 1e-9 * best, "{assignment:?}: {found}, {best}");
@@ -89,8 +77,7 @@ proptest! {
 
     #[test]
     fn refine_is_never_worse_than_its_start_and_keeps_the_rules(seed in any::<u64>(), most in 0..200_u64) {
-        for (instance, start) in &instances() {
-            let model = LatencyModel::new(instance).unwrap();
+        for (model, start) in instances() {
             let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: Some(most) };
             let mut scored = Vec::new();
             let mut run = || {
@@ -98,7 +85,7 @@ proptest! {
                     scored.push(at.clone());
                     random_score(at, seed)
                 };
-                refine(&model, start, search, score, |_| true)
+                refine(&model, &start, search, score, |_| true)
             };
             let (once, again) = (run(), run());
             prop_assert_eq!(&once, &again);
@@ -110,7 +97,7 @@ proptest! {
             prop_assert!(allowed(&model, &once.assignment));
             if most > 0 {
                 prop_assert_eq!(once.best_score, random_score(&once.assignment, seed));
-                prop_assert_eq!(once.start_score, random_score(start, seed));
+                prop_assert_eq!(once.start_score, random_score(&start, seed));
                 prop_assert!(once.start_score.is_none_or(|start| once.best_score.unwrap() <= start));
             }
         }
@@ -119,11 +106,10 @@ proptest! {
 
 #[test]
 fn refine_changes_rounds() {
-    let (instance, start) = instances().swap_remove(0);
-    let model = LatencyModel::new(&instance).unwrap();
+    let (model, start) = instances().next().unwrap();
     assert_eq!((start.rounds, start.ring_layers()), (1, 12));
     let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
-    let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
+    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
     let found = refine(&model, &start, search, score, |_| true);
     assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
     assert_eq!((found.start_score, found.best_score), (Some(3.0), Some(0.0)));
@@ -133,13 +119,10 @@ fn refine_changes_rounds() {
 
 #[test]
 fn refine_adds_and_drops_devices() {
-    let (instance, start) = instances()
-        .into_iter()
-        .find(|(it, _)| it.devices.len() == 3 && it.slow_disk_threshold == 0.0)
-        .unwrap();
-    let model = LatencyModel::new(&instance).unwrap();
+    let mut three = instances().filter(|(model, _)| model.device_count() == 3);
+    let (model, start) = three.find(|(model, _)| model.instance().slow_disk_threshold == 0.0).unwrap();
     let used = |at: &Assignment| at.window_layers.iter().filter(|window| **window > 0).count();
-    let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
+    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
     let alone = refine(&model, &start, search, |at| Some(used(at) as f64), |_| true).assignment;
     assert_eq!(used(&alone), 1);
     let all = refine(&model, &alone, search, |at| Some(-(used(at) as f64)), |_| true).assignment;
@@ -150,8 +133,7 @@ fn refine_adds_and_drops_devices() {
 
 #[test]
 fn refine_stops_on_request() {
-    let (instance, start) = instances().swap_remove(0);
-    let model = LatencyModel::new(&instance).unwrap();
+    let (model, start) = instances().next().unwrap();
     let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
     let mut reported = Vec::new();
     let should_continue = |progress: Progress| {
@@ -171,9 +153,8 @@ fn refine_stops_on_request() {
 
 #[test]
 fn refined_plan_is_explained() {
-    let (instance, start) = instances().swap_remove(0);
-    assert!(instance.devices.iter().any(|device| device.gpu != Gpu::None));
-    let model = LatencyModel::new(&instance).unwrap();
+    let (model, start) = instances().next().unwrap();
+    assert!(model.instance().devices.iter().any(|device| device.gpu != Gpu::None));
     let strategy = Refine { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));

@@ -7,11 +7,15 @@ use std::collections::BTreeMap;
 
 use hearth_halda::{
     Assignment, Device, DropReason, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, Manual,
-    Objective, OrderChoice, Overlap, Rules, Share, Solution, StrategyError, Violation, solve, violations,
+    Objective, OrderChoice, Overlap, Share, Solution, Strategy as Planner, StrategyError, Violation, solve,
+    violations,
 };
 use proptest::prelude::*;
 
-use crate::fixtures::{ALL_RULES, best_head_is_fastest, cases, equal, plain_device, plain_model, same_time};
+use crate::fixtures::{
+    ALL_RULES, FREE, SELECT, best_head_is_fastest, cases, equal, plain_device, plain_instance, plain_model,
+    same_time,
+};
 
 /// The bytes of a layer.
 const LAYER: u64 = 100 << 20;
@@ -28,13 +32,8 @@ fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
 
 /// Returns an instance of equal layers with hops by pair.
 fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> Instance {
-    Instance {
-        name: "ring".to_owned(),
-        slow_disk_threshold: 1e8,
-        model: plain_model(layers, LAYER, 1e9),
-        devices,
-        hops: Some(hops),
-    }
+    let plain = plain_instance(plain_model(layers, LAYER, 1e9), devices);
+    Instance { slow_disk_threshold: 1e8, hops: Some(hops), ..plain }
 }
 
 /// Converts hops in milliseconds to seconds; a negative hop is a missing link.
@@ -48,10 +47,6 @@ fn near(found: f64, milliseconds: f64) -> bool {
     (found * 1e3 - milliseconds).abs() < 1e-6
 }
 
-/// Devices may be dropped, and all rounds are whole.
-const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
-
-/// Solves an instance with `exact`.
 fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyError> {
     let model = LatencyModel::new(instance).unwrap();
     solve(&Exact { rules: SELECT, order, ..Exact::default() }, &model)
@@ -79,8 +74,7 @@ fn hops_go_to_the_next_device_in_each_round() {
     assert_eq!(hops([2, 2, 0], 3, Some(vec![0, 2, 1])), [2 * 2 + 2, 20, 2 * 200 + 100]);
     let relayed =
         Assignment { order: Some(vec![0, 2, 1]), ..Assignment::new(0, 3, vec![2, 2, 0], vec![0; 3]) };
-    let rules = Rules { may_leave_remainder: true, ..SELECT };
-    let found = violations(&model, &relayed, rules);
+    let found = violations(&model, &relayed, FREE);
     assert!(matches!(found[..], [Violation::RelayInPartialRound { .. }]), "{found:?}");
 }
 
@@ -102,23 +96,15 @@ fn weak_device_becomes_a_relay() {
     }
     // A manual plan gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();
-    let manual = Manual {
-        head: 0,
-        rounds: None,
-        window_layers: vec![5, 0, 5],
-        gpu_layers: vec![],
-        ..Manual::default()
-    };
+    let manual = Manual { window_layers: vec![5, 0, 5], ..Manual::default() };
     let manual = solve(&manual, &model).unwrap();
     assert_eq!(manual.assignment.order, Some(vec![0, 1, 2]));
     assert!(near(manual.seconds(), 19.0), "{}", manual.seconds());
     // Without the link from b to c there is no plan.
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
-    assert!(
-        refusal.contains("no ring in this order connects enough devices to hold a round of 10 layers"),
-        "{refusal}"
-    );
+    let expected = "no ring in this order connects enough devices to hold a round of 10 layers";
+    assert!(refusal.contains(expected), "{refusal}");
     assert!(best(&instance, OrderChoice::Best).is_err());
     let model = LatencyModel::new(&instance).unwrap();
     let Err(StrategyError::ConstraintsViolated { violations, .. }) = solve(&Even { rounds: 1 }, &model)
@@ -177,11 +163,10 @@ fn invalid_hop_matrix_is_an_error() {
 
 #[test]
 fn large_ring_has_a_good_order_and_a_bound() {
-    // 16 devices on a circle, where a hop takes 1 ms per step. They are listed in a permuted order, and all are
-    // needed.
-    let place = |device: usize| device * 7 % 16;
+    // 16 devices on a circle in a permuted order, where a hop takes 1 ms per step. All devices are needed.
+    let angle = |device: usize| device * 7 % 16;
     let hop = |from: usize, to: usize| {
-        let apart = place(from).abs_diff(place(to));
+        let apart = angle(from).abs_diff(angle(to));
         Some(apart.min(16 - apart) as f64 / 1e3)
     };
     let rows = (0..16).map(|from| (0..16).map(|to| hop(from, to)).collect()).collect();
@@ -222,6 +207,14 @@ fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
     same_time(&exact, &Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model)
 }
 
+/// Returns the seconds per token of a strategy's plan, after a check that they are not below the reported bound.
+fn bounded_seconds(strategy: &dyn Planner, model: &LatencyModel) -> Option<f64> {
+    let solution = solve(strategy, model).ok()?;
+    let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
+    assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
+    Some(solution.seconds())
+}
+
 proptest! {
     #![proptest_config(cases(256))]
 
@@ -247,13 +240,12 @@ proptest! {
     #[test]
     fn best_head_is_as_fast_as_the_fastest_fixed_head_with_links(instance in any_ring([12, 12, 12, 12, 12], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
-        let everything = Rules { may_drop: true, may_leave_remainder: true };
         // With the best order, partial rounds use the order for whole rounds, so heads cannot be compared.
         for (rules, order, rounds) in [
             (SELECT, OrderChoice::Given, None),
             (SELECT, OrderChoice::Best, None),
             (SELECT, OrderChoice::Best, Some(1)),
-            (everything, OrderChoice::Given, Some(2)),
+            (FREE, OrderChoice::Given, Some(2)),
         ] {
             best_head_is_fastest(Exact { rules, rounds, order, ..Exact::default() }, &model)?;
         }
@@ -263,17 +255,12 @@ proptest! {
     fn overlap_equals_exhaustive_search_over_orders(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
-            let seconds = |order| {
-                let solution = solve(&Overlap { rules, order, ..Overlap::default() }, &model).ok()?;
-                let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
-                assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
-                Some(solution.seconds())
-            };
+            let seconds = |order| bounded_seconds(&Overlap { rules, order, ..Overlap::default() }, &model);
             let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
-            let certain = solve(&all, &model).ok().map(|solution| solution.seconds());
+            let expected = solve(&all, &model).ok().map(|solution| solution.seconds());
             let given = seconds(OrderChoice::Given);
-            prop_assert!(given.is_some() == certain.is_some(), "{:?} is not {:?}", given, certain);
-            prop_assert!(given.zip(certain).is_none_or(|(found, certain)| equal(found, certain)), "{:?} is not {:?}", given, certain);
+            prop_assert!(given.is_some() == expected.is_some(), "{:?} is not {:?}", given, expected);
+            prop_assert!(given.zip(expected).is_none_or(|(found, expected)| equal(found, expected)), "{:?} is not {:?}", given, expected);
             let free = seconds(OrderChoice::Best).unwrap_or(f64::INFINITY);
             prop_assert!(free <= given.unwrap_or(f64::INFINITY) * (1.0 + 1e-9));
         }
@@ -282,13 +269,8 @@ proptest! {
     #[test]
     fn best_order_is_never_slower_and_never_below_the_bound(instance in any_ring([9, 9, 9, 9, 9], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
-        let rules = Rules { may_drop: true, may_leave_remainder: true };
-        let seconds = |rounds, head, order| {
-            let solution = solve(&Exact { rules, head, rounds, order }, &model).ok()?;
-            let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
-            assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)));
-            Some(solution.seconds())
-        };
+        let seconds =
+            |rounds, head, order| bounded_seconds(&Exact { rules: FREE, head, rounds, order }, &model);
         for rounds in [None, Some(1), Some(2)] {
             for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
                 let given = seconds(rounds, head, OrderChoice::Given).unwrap_or(f64::INFINITY);

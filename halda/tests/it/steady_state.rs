@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Device, Instance, LatencyModel, Overlap, ReadRates, Rereads, RuntimeModel, Solution,
-    Strategy, solve,
+    Assignment, Breakdown, Device, Instance, LatencyModel, Overlap, ReadRates, Rereads, RuntimeModel,
+    Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::fixtures::{plain_device, plain_model};
+use crate::fixtures::{plain_device, plain_instance, plain_model};
 
 const MIB: u64 = 1 << 20;
 /// The weight bytes of a layer.
@@ -55,21 +55,19 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
         device.hop = hop;
     }
     devices[0].runtime.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
-    Instance {
-        name: "reader".to_owned(),
-        slow_disk_threshold: 0.0,
-        model: plain_model(16, LAYER, 1e9),
-        devices,
-        hops: None,
-    }
+    plain_instance(plain_model(16, LAYER, 1e9), devices)
+}
+
+/// Returns the times with eight layers on each device in k rounds. The second device has `residency`.
+fn times(instance: &Instance, residency: ResidencyOptions, rounds: u32) -> Breakdown {
+    let model = LatencyModel::new(instance).unwrap();
+    let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
+    model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap()
 }
 
 /// Returns the seconds per token with eight layers on each device in k rounds.
 fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
-    let instance = instance(memory, residency, 0.0);
-    let model = LatencyModel::new(&instance).unwrap();
-    let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
-    model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
+    times(&instance(memory, residency, 0.0), residency, rounds).seconds
 }
 
 /// Checks that a time is within 5 ms of the expected one.
@@ -98,10 +96,7 @@ fn lru_page_cache_times() {
 fn paper_page_cache_rereads_the_excess() {
     let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
     instance.devices[1].runtime.rereads = Rereads::Excess;
-    let residency = ResidencyOptions::default().without_prefetch();
-    let model = LatencyModel::new(&instance).unwrap();
-    let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
-    let found = model.steady_state(&assignment, &[residency; 2]).unwrap();
+    let found = times(&instance, ResidencyOptions::default().without_prefetch(), 1);
     close(found.seconds, QUIET + 95.0 * MIB as f64 / DISK);
     close(found.devices[1].disk, 95.0 * MIB as f64 / DISK);
 }
@@ -112,11 +107,8 @@ fn prefetched_pages_evict_kept_pages() {
     // the reading and hides none of it, because the next window does not fit beside the current one.
     let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
     instance.devices[1].runtime.rereads = Rereads::Excess;
-    let model = LatencyModel::new(&instance).unwrap();
-    let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
     let seconds = |prefetch: bool| {
-        let residency = ResidencyOptions { prefetch, ..ResidencyOptions::default() };
-        model.steady_state(&assignment, &[residency; 2]).unwrap().seconds
+        times(&instance, ResidencyOptions { prefetch, ..ResidencyOptions::default() }, 1).seconds
     };
     close(seconds(false), QUIET + 200.0 * MIB as f64 / DISK);
     close(seconds(true), QUIET + 400.0 * MIB as f64 / DISK);
@@ -128,9 +120,7 @@ fn each_read_pattern_has_its_own_rate() {
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
         instance.devices[1].runtime.read_rates = Some(reads);
-        let model = LatencyModel::new(&instance).unwrap();
-        let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
-        model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
+        times(&instance, residency, rounds).seconds
     };
     let share = 400.0 * MIB as f64;
     close(seconds(ResidencyOptions::default().without_prefetch(), 1), QUIET + 4.0 * share / DISK);
@@ -143,46 +133,43 @@ fn each_read_pattern_has_its_own_rate() {
 
 #[test]
 fn managed_residency_times() {
+    let managed_with = |buffer: u64| ResidencyOptions {
+        stream_buffer: Some(Bytes(buffer * MIB)),
+        ..ResidencyOptions::with_policy(Residency::Managed)
+    };
     for (rounds, buffer) in [(1, 8), (2, 8), (4, 8), (4, 32)] {
-        let managed = ResidencyOptions {
-            stream_buffer: Some(Bytes(buffer * MIB)),
-            ..ResidencyOptions::with_policy(Residency::Managed)
-        };
+        let managed = managed_with(buffer);
         let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed)) as f64;
         let waits = (read - f64::from(rounds) * (buffer * MIB) as f64) / DISK;
         close(seconds(305 * MIB, managed, rounds), QUIET - STAGE + waits.max(STAGE));
     }
     // If nothing else takes time, a token takes as long as its disk is busy.
-    let managed = ResidencyOptions {
-        stream_buffer: Some(Bytes(48 * MIB)),
-        ..ResidencyOptions::with_policy(Residency::Managed)
-    };
+    let managed = managed_with(48);
     let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
     let mut instance = instance(205 * MIB, managed, 0.0);
     instance.devices[0].runtime.token_overhead = 0.0;
-    let model = LatencyModel::new(&instance).unwrap();
-    let assignment = Assignment::new(0, 8, vec![1; 2], vec![0; 2]);
-    let found = model.steady_state(&assignment, &[ResidencyOptions::default(), managed]).unwrap();
+    let found = times(&instance, managed, 8);
     close(found.seconds, read / DISK);
-    close(
-        found.seconds,
-        found.devices.iter().map(|device| device.compute + device.memory + device.disk).sum(),
-    );
+    let own = found.devices.iter().map(|device| device.compute + device.memory + device.disk);
+    close(found.seconds, own.sum());
 }
 
-/// Returns the best plan if the head cannot hold more than half of the model, so that the other device has eight
-/// layers.
-fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
+/// Returns an instance whose head has memory for half of the model and must not read from disk.
+fn small_head(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     let mut instance = instance(memory, residency, hop);
-    // The head holds half of the model and must not read from disk.
     instance.devices[0].ram_available = 8 * LAYER + KERNEL;
     instance.devices[0].disk_read_rate = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
-    solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap()
+    instance
+}
+
+fn best(instance: &Instance) -> Solution {
+    solve(&Overlap::default(), &LatencyModel::new(instance).unwrap()).unwrap()
 }
 
 #[test]
 fn rounds_are_chosen_only_where_they_pay() {
+    let planned = |memory, residency, hop| best(&small_head(memory, residency, hop));
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     // Windows of half of the layers conflict with each other, windows of a quarter do not.
     let plan = planned(305 * MIB, os, 0.001);
@@ -204,22 +191,18 @@ fn rounds_are_chosen_only_where_they_pay() {
 
 #[test]
 fn fastest_residency_is_chosen() {
-    let mut instance = instance(205 * MIB, ResidencyOptions::default(), 0.5);
-    instance.devices[0].ram_available = 8 * LAYER + KERNEL;
-    instance.devices[0].disk_read_rate = DISK / 2.0;
-    instance.slow_disk_threshold = DISK * 0.75;
+    let mut instance = small_head(205 * MIB, ResidencyOptions::default(), 0.5);
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     for device in &mut instance.devices {
         device.runtime.residencies = vec![os, managed];
     }
-    let model = LatencyModel::new(&instance).unwrap();
-    let plan = solve(&Overlap::default(), &model).unwrap();
+    let plan = best(&instance);
     assert_eq!(plan.residencies[0], os, "everything fits");
     assert_eq!(plan.residencies[1].policy, Residency::Managed);
     let only = |residency| {
         let mut instance = instance.clone();
         instance.devices[1].runtime.residencies = vec![residency];
-        solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap().seconds()
+        best(&instance).seconds()
     };
     assert!(plan.seconds() < only(os));
     close(plan.seconds(), only(managed));

@@ -97,11 +97,8 @@ impl PageCachePolicy {
 
 /// Parameters of page-cache policies. Absent parameters have the simulator's defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    default,
-    expecting = "the parameters of memory reclaim, such as `{keep_alive: true}`"
-)]
+#[serde(deny_unknown_fields, default)]
+#[serde(expecting = "the parameters of memory reclaim, such as `{keep_alive: true}`")]
 pub struct Reclaim {
     /// macOS and Android: size of compressed memory, as a fraction of its original size.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -259,10 +256,8 @@ impl Memory {
 
 /// The disk that stores the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`")]
 pub struct Disk {
     /// Rate of sequential reads by read calls, as opposed to page faults: s_disk on Linux and Android.
     pub sequential: Sourced<BytesPerSecond>,
@@ -320,8 +315,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Returns s_disk of the latency model (paper, A.3): the sequential rate on Linux and Android, the random rate on
-    /// macOS, but at most the limit of the disk.
+    /// Returns s_disk of the latency model (prima.cpp paper, appendix A.3): the sequential rate on Linux and Android,
+    /// the random rate on macOS, but at most the limit of the disk.
     pub fn disk_read_rate(&self) -> BytesPerSecond {
         let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential.value,
@@ -416,10 +411,10 @@ impl Document for Device {
             return refuse("memory.available", what.into());
         }
         let reclaim = self.memory.reclaim.iter();
-        for (key, of_whole) in
-            reclaim.flat_map(|it| [("compressed", &it.compressed), ("file_floor", &it.file_floor)])
-        {
-            if of_whole.as_ref().is_some_and(|part| part.value.0 > 1.0) {
+        let fractions =
+            reclaim.flat_map(|it| [("compressed", &it.compressed), ("file_floor", &it.file_floor)]);
+        for (key, fraction) in fractions {
+            if fraction.as_ref().is_some_and(|fraction| fraction.value.0 > 1.0) {
                 let what = format!("`memory.reclaim.{key}` is more than 100 %, the maximum");
                 return refuse(&format!("memory.reclaim.{key}"), what);
             }
@@ -433,28 +428,21 @@ impl Document for Device {
 }
 
 impl Device {
-    /// Returns all sizes with their keys.
-    fn sizes(&self) -> Vec<(&'static str, Bytes)> {
-        let memory = &self.memory;
-        let mut sizes = vec![
-            ("memory.total", memory.total.value),
-            ("memory.available", memory.available.value),
-            ("cpu.compute_buffer", self.cpu.compute_buffer.value),
+    fn sizes(&self) -> impl Iterator<Item = (&'static str, Bytes)> {
+        let (memory, gpu) = (&self.memory, self.gpu.as_ref());
+        let sizes = [
+            ("memory.total", Some(&memory.total)),
+            ("memory.available", Some(&memory.available)),
+            ("cpu.compute_buffer", Some(&self.cpu.compute_buffer)),
+            ("memory.can_swap", memory.can_swap.as_ref()),
+            ("memory.swap_available", memory.swap_available.as_ref()),
+            ("disk.read_ahead", self.disk.read_ahead.as_ref()),
+            ("gpu.memory_available", gpu.map(|gpu| &gpu.memory_available)),
+            ("gpu.compute_buffer", gpu.map(|gpu| &gpu.compute_buffer)),
         ];
-        let more = [
-            ("memory.can_swap", &memory.can_swap),
-            ("memory.swap_available", &memory.swap_available),
-            ("disk.read_ahead", &self.disk.read_ahead),
-        ];
-        sizes.extend(more.into_iter().filter_map(|(place, size)| Some((place, size.as_ref()?.value))));
-        if let Some(gpu) = &self.gpu {
-            sizes.push(("gpu.memory_available", gpu.memory_available.value));
-            sizes.push(("gpu.compute_buffer", gpu.compute_buffer.value));
-        }
-        sizes
+        sizes.into_iter().filter_map(|(key, size)| Some((key, size?.value)))
     }
 
-    /// Returns all rates with their keys.
     fn rates(&self) -> Vec<(String, f64)> {
         let (cpu, disk) = (&self.cpu, &self.disk);
         let mut rates = vec![

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Cpu;
 use crate::units::Seconds;
-use crate::values::{PerFormat, Sourced};
+use crate::values::Sourced;
 
 /// Minimum and maximum number of cores of a quota. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` accepts at
 /// least 1 ms of 1 s; the maximum is assumed
@@ -65,10 +65,7 @@ impl Cpu {
             return slowed;
         }
         for rates in [&mut slowed.matvec, &mut slowed.matvec_streamed, &mut slowed.matmul] {
-            *rates = rates
-                .iter()
-                .map(|(format, rate)| (format, rate.map(|rate| *rate * available)))
-                .collect::<PerFormat<_>>();
+            rates.0.values_mut().for_each(|rate| rate.value = rate.value * available);
         }
         slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * available);
         slowed.attention = self.attention.as_ref().map(|rate| rate.map(|rate| *rate * available));
@@ -100,10 +97,8 @@ mod tests {
         }
         cpu.quota = Some(quota(f64::from(cpu.cores) * 2.0));
         assert_eq!(cpu.with_sustained_rates(), plain, "a quota of more cores than there are has no effect");
-        assert_eq!(
-            [0.0, f64::NAN, 0.5].map(|cores| quota(cores).invalid_reason().is_some()),
-            [true, true, false]
-        );
+        let is_invalid = |cores| quota(cores).invalid_reason().is_some();
+        assert_eq!([0.0, f64::NAN, 0.5].map(is_invalid), [true, true, false]);
         let long = Quota { period: Sourced::new(Seconds(2.0), "t"), ..quota(0.5) };
         assert!(long.invalid_reason().is_some_and(|why| why.contains("1 ms to 1 s")));
     }

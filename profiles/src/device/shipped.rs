@@ -10,17 +10,8 @@ use crate::shipped::{UnknownName, shipped};
 
 shipped!(
     "device" in "devices":
-    "d1",
-    "d2",
-    "d3",
-    "d4",
-    "d5",
-    "d6",
-    "snapdragon-8-gen-3",
-    "dimensity-9300",
-    "apple-a18",
-    "nvidia-orin",
-    "tesla-fsd",
+    "d1", "d2", "d3", "d4", "d5", "d6",
+    "snapdragon-8-gen-3", "dimensity-9300", "apple-a18", "nvidia-orin", "tesla-fsd",
 );
 
 /// Returns the profile of a shipped device.
@@ -72,11 +63,8 @@ mod tests {
         // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in total.
         let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped(name).unwrap());
         let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();
-        let video: Bytes = devices
-            .iter()
-            .filter_map(|device| device.gpu.as_ref())
-            .map(|gpu| gpu.memory_available.value)
-            .sum();
+        let gpus = devices.iter().filter_map(|device| device.gpu.as_ref());
+        let video: Bytes = gpus.map(|gpu| gpu.memory_available.value).sum();
         assert_eq!((ram + video).to_string(), "37.1 GiB");
         assert_eq!(devices.each_ref().map(|device| device.cpu.cores), [8, 8, 16, 8]);
         assert_eq!(devices[3].os, Os::Android, "HarmonyOS reclaims memory as Android does");

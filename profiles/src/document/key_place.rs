@@ -12,12 +12,6 @@ struct KeyLine<'a> {
     line: usize,
 }
 
-impl KeyLine<'_> {
-    fn location(&self) -> (usize, usize) {
-        (self.line, self.indent + 1)
-    }
-}
-
 fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     text.lines().zip(1..).filter_map(|(whole, line)| {
         let rest = whole.trim_start_matches([' ', '-']);
@@ -26,11 +20,8 @@ fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
         }
         let key = rest.split(':').next().unwrap_or_default();
         let key_ends = key.len() < rest.len();
-        key_ends.then(|| KeyLine {
-            indent: whole.len() - rest.len(),
-            key: key.trim().trim_matches(['"', '\'']),
-            line,
-        })
+        let (indent, key_text) = (whole.len() - rest.len(), key.trim().trim_matches(['"', '\'']));
+        key_ends.then_some(KeyLine { indent, key: key_text, line })
     })
 }
 
@@ -44,7 +35,7 @@ pub(super) fn locate(text: &str, path: &str) -> Option<(usize, usize)> {
         let block: Vec<&KeyLine<'_>> = lines[from..].iter().take_while(inside).collect();
         let Some(own) = block.first().map(|first| first.indent) else { break };
         let Some(at) = block.iter().position(|line| line.indent == own && line.key == segment) else { break };
-        found = Some(block[at].location());
+        found = Some((block[at].line, block[at].indent + 1));
         (from, parent) = (from + at + 1, Some(own));
     }
     found

@@ -1,8 +1,7 @@
 //! YAML documents: parsing, validation, and errors with line and column.
 //!
 //! The first key of every document names its schema and major version (`schema: device/1`). Size, nesting depth and
-//! schema are checked before a document is parsed. An unknown key, a duplicate key and a number without a unit are
-//! errors with line and column.
+//! schema are checked before parsing. Unknown keys, duplicate keys and numbers without a unit are errors.
 
 mod duplicate_key;
 mod key_place;
@@ -17,22 +16,16 @@ pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 /// Maximum nesting depth. No schema nests deeper than eight levels.
 const MAX_DEPTH: usize = 32;
 
-/// All kinds of documents.
 const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "trace"];
 
 /// An error in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Text that is not YAML, or YAML that does not match the schema.
+    /// Text that is not YAML, or YAML that does not match the schema. Line and column count from 1; 0 is unknown.
     #[error("{what}{}", place(*.line, *.column))]
-    Content {
-        what: String,
-        /// Line number, from 1; 0 if unknown.
-        line: usize,
-        /// Column number, from 1; 0 if unknown.
-        column: usize,
-    },
-    /// The first key does not name the expected schema.
+    Content { what: String, line: usize, column: usize },
+    /// The first key does not name the schema `expected`, such as `plan/1`. `other` is true if it names the schema of
+    /// another kind of document. The line counts from 1; 0 means that the document is empty.
     #[error(
         "this is not a {expected} document: {found}; {}{}",
         if *.other {
@@ -42,28 +35,15 @@ pub enum DocumentError {
         },
         place(*.line, 1)
     )]
-    Schema {
-        /// The expected schema, for example `plan/1`.
-        expected: &'static str,
-        /// A description of what was found instead.
-        found: String,
-        /// Whether the found schema is that of another kind of document.
-        other: bool,
-        /// Line number, from 1; 0 if the document is empty.
-        line: usize,
-    },
+    Schema { expected: &'static str, found: String, other: bool, line: usize },
     /// The document is larger than [`MAX_DOCUMENT_BYTES`].
     #[error("the document has {bytes} bytes; the maximum is {MAX_DOCUMENT_BYTES}")]
     TooLarge { bytes: usize },
-    /// Valid YAML with values that are not allowed.
+    /// Valid YAML with values that are not allowed. `key` is the path of the key, such as `cpu.matvec.q4_k`; it is
+    /// empty if the error is not about a single key. Parsing a document replaces this error by
+    /// [`DocumentError::Content`] with the line and column of the key.
     #[error("{what}")]
-    Invalid {
-        /// What is wrong, where, and how to fix it.
-        what: String,
-        /// The path of the key, such as `cpu.matvec.q4_k`; empty if the error is not about a single key. Parsing a
-        /// document replaces this error by [`DocumentError::Content`] with the line and column of the key.
-        key: String,
-    },
+    Invalid { what: String, key: String },
 }
 
 fn place(line: usize, column: usize) -> String {
@@ -122,7 +102,6 @@ impl DocumentError {
 pub struct RenamedKey {
     /// The path of the old key, for example `links.air`.
     pub old: &'static str,
-    /// The path of the new key.
     pub new: &'static str,
 }
 
@@ -130,7 +109,6 @@ pub struct RenamedKey {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old, .key.new, place(*.line, *.column))]
 pub struct Deprecation {
-    /// The old and the new name.
     pub key: RenamedKey,
     /// Line number of the key, from 1; 0 if unknown.
     pub line: usize,

@@ -1,7 +1,6 @@
 //! Rewords the parser's errors for users.
 //!
-//! The parser names Rust types and lists all known keys. This module describes the types in words and suggests the
-//! key that was probably meant.
+//! The parser names Rust types and lists all known keys. Users read the type in words and the nearest known key.
 
 /// Rust types in the parser's messages, and their descriptions.
 const TYPES: [(&str, &str); 6] = [
@@ -13,7 +12,6 @@ const TYPES: [(&str, &str); 6] = [
     ("f64", "a number"),
 ];
 
-/// Rewords a message of the parser.
 pub(super) fn reword(message: String) -> String {
     if let Some(key) = suggestion(&message) {
         return format!("{message}; did you mean `{key}`?");

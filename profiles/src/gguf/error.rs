@@ -1,18 +1,15 @@
 //! Errors of GGUF files.
 //!
 //! A [`HeaderError`] is in the bytes of one header and has offsets. A [`GgufError`] is about files and models and has
-//! paths, parts and keys. Every message says what is wrong, where, and how to fix it, for users who downloaded a
-//! model.
+//! paths, parts and keys. Every message says what is wrong, where, and how a user who downloaded the model can fix it.
 
 use std::path::PathBuf;
 
 /// The reason why the header of a file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
-    /// Reading from the file failed.
     #[error("reading at byte {offset} failed: {source}", offset = grouped(*.offset))]
     Io { offset: u64, source: std::io::Error },
-    /// The first four bytes are not `GGUF`.
     #[error(
         "this is not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"; \
          convert the model, or check that the download is not a web page"
@@ -21,7 +18,6 @@ pub enum HeaderError {
     /// A big-endian file (version 3 allows them).
     #[error("this GGUF file is big-endian, which is not supported: convert it to little-endian")]
     BigEndian,
-    /// A version other than 2 and 3.
     #[error("GGUF version {version} is not supported: convert the model again to version 3 (2 works too)")]
     Version { version: u32 },
     /// The file ends before the end of the header.
@@ -30,38 +26,21 @@ pub enum HeaderError {
          the file is truncated or damaged: download it again",
         needed = grouped(*.needed), offset = grouped(*.offset), remaining = grouped(*.remaining)
     )]
-    Truncated {
-        what: String,
-        offset: u64,
-        /// Number of bytes needed.
-        needed: u64,
-        /// Number of bytes that remain in the file.
-        remaining: u64,
-    },
+    Truncated { what: String, offset: u64, needed: u64, remaining: u64 },
     /// A count or length that is larger than in any real model.
     #[error(
         "{what} at byte {offset} is {found}, above the limit of {limit}: the header is damaged; download the file again",
         offset = grouped(*.offset), found = grouped(*.found), limit = grouped(*.limit)
     )]
-    TooLarge {
-        what: String,
-        offset: u64,
-        found: u64,
-        /// Maximum accepted value.
-        limit: u64,
-    },
-    /// A key or a tensor name is not UTF-8.
+    TooLarge { what: String, offset: u64, found: u64, limit: u64 },
     #[error("{what} at byte {offset} is not UTF-8: the header is damaged; download the file again", offset = grouped(*.offset))]
     NotUtf8 { what: String, offset: u64 },
-    /// A metadata value of an undefined type.
     #[error("key `{key}` has value type {type_number}, which GGUF does not define: download the file again")]
     UnknownValueType { key: String, type_number: u32 },
-    /// Arrays nested too deeply.
     #[error(
         "key `{key}` has arrays nested deeper than {limit}: the header is damaged; download the file again"
     )]
     TooDeep { key: String, limit: u32 },
-    /// A boolean that is neither 0 nor 1.
     #[error(
         "key `{key}` contains a boolean with value {found}: the header is damaged; download the file again"
     )]
@@ -69,68 +48,42 @@ pub enum HeaderError {
     /// A key that appears twice: readers would disagree about which value is valid.
     #[error("key `{key}` appears twice: write the file again with only one of them")]
     DuplicateKey { key: String },
-    /// A tensor name that appears twice.
     #[error("tensor `{tensor}` appears twice: write the file again with only one of them")]
     DuplicateTensor { tensor: String },
-    /// A tensor of an unknown type.
     #[error(
         "tensor `{tensor}` has type number {type_number}, which is not supported: \
          quantise the model to one of {known}",
         known = crate::Format::names()
     )]
-    UnknownTensorType {
-        tensor: String,
-        /// The ggml type number of the tensor.
-        type_number: u32,
-    },
+    UnknownTensorType { tensor: String, type_number: u32 },
     /// A tensor with no dimensions, with too many, or with one that is zero.
     #[error("tensor `{tensor}` has dimensions {dims:?}: there must be 1 to {limit}, and none may be 0")]
     Dimensions { tensor: String, dims: Vec<u64>, limit: u32 },
     /// The number of weights or bytes does not fit in 64 bits.
     #[error("tensor `{tensor}` of dimensions {dims:?} is too large to address: download the file again")]
     Overflow { tensor: String, dims: Vec<u64> },
-    /// A row that is not a whole number of blocks.
     #[error(
         "tensor `{tensor}` has rows of {row} weights, not a multiple of the {block} of a {format} block; \
          convert the model again, or choose a format with smaller blocks"
     )]
-    PartialBlock {
-        tensor: String,
-        /// Number of weights in a row.
-        row: u64,
-        format: crate::Format,
-        /// Number of weights in a block.
-        block: u64,
-    },
+    PartialBlock { tensor: String, row: u64, format: crate::Format, block: u64 },
     /// `general.alignment` is not a power of two in the accepted range.
     #[error(
         "`general.alignment` is {found}: it must be a power of two from {min} to {max}; convert the \
          model again"
     )]
     Alignment { found: String, min: u64, max: u64 },
-    /// A tensor whose offset is not aligned.
     #[error("tensor `{tensor}` starts at data offset {offset}, not a multiple of the alignment {alignment}; the file is \
          damaged: download or convert it again",
         offset = grouped(*.offset))]
-    Misaligned {
-        tensor: String,
-        /// Offset of the tensor in the data section, in bytes.
-        offset: u64,
-        alignment: u64,
-    },
-    /// A tensor that ends after the end of the file.
+    Misaligned { tensor: String, offset: u64, alignment: u64 },
+    /// A tensor that ends after the end of the file. `end` is `u64::MAX` if it exceeds 64 bits.
     #[error(
         "tensor `{tensor}` ends at byte {end}, past the end of the file ({file_bytes}): \
          the download is truncated; download it again",
         end = grouped(*.end), file_bytes = grouped(*.file_bytes)
     )]
-    PastEnd {
-        tensor: String,
-        /// Offset of the end of the tensor in the file; `u64::MAX` if it exceeds 64 bits.
-        end: u64,
-        file_bytes: u64,
-    },
-    /// Two tensors that share bytes.
+    PastEnd { tensor: String, end: u64, file_bytes: u64 },
     #[error(
         "tensor `{second}` starts at byte {start}, inside `{first}`, which ends at byte {end}: \
          the header is damaged; download the file again",
@@ -145,45 +98,28 @@ pub enum GgufError {
     /// A file cannot be opened, or its size cannot be read.
     #[error("cannot open `{path}`: {source}", path = .path.display())]
     Open { path: PathBuf, source: std::io::Error },
-    /// Reading from an open file failed.
     #[error("cannot read `{path}`: {source}", path = .path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// The header of one file is not valid.
-    #[error("`{path}`: {problem}", path = .path.display())]
-    Header {
-        path: PathBuf,
-        #[source]
-        problem: HeaderError,
-    },
-    /// A part of a split model whose name does not follow the convention.
+    #[error("`{path}`: {source}", path = .path.display())]
+    Header { path: PathBuf, source: HeaderError },
+    /// A part of a split model whose name does not follow the convention. `number` counts from 1.
     #[error(
         "`{path}` is part {number} of {count}, but its name does not end in `{expected}`: \
          rename the parts to their original names, so that the other parts are found",
         path = .path.display()
     )]
-    SplitName {
-        path: PathBuf,
-        /// Number of the part, from 1.
-        number: u32,
-        count: u32,
-        /// The expected end of the name.
-        expected: String,
-    },
+    SplitName { path: PathBuf, number: u32, count: u32, expected: String },
     /// `split.no`, `split.count` or `split.tensors.count` contradict each other.
     #[error("`{path}`: {what}: download all parts again from one source", path = .path.display())]
     Split { path: PathBuf, what: String },
-    /// A required key is missing.
     #[error("key `{key}` is missing: convert the model again with a current converter")]
     MissingKey { key: String },
-    /// A key has a value of an unexpected type.
     #[error("key `{key}` is {found}, not {expected}: convert the model again with a current converter")]
     WrongType { key: String, expected: &'static str, found: String },
-    /// A required tensor is missing.
     #[error(
         "tensor `{tensor}` is missing: the conversion is incomplete; convert or download the model again"
     )]
     MissingTensor { tensor: String },
-    /// An unsupported architecture.
     #[error("architecture `{found}` is not supported: use a model of one of {known}")]
     Architecture { found: String, known: String },
     /// Metadata that contradicts itself or the tensors.

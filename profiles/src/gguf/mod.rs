@@ -5,6 +5,7 @@
 
 mod error;
 mod read;
+mod reader;
 mod split;
 mod value;
 mod write;
@@ -12,10 +13,7 @@ mod write;
 use std::path::{Path, PathBuf};
 
 pub use error::{GgufError, HeaderError};
-pub use read::{
-    ALIGNMENT_RANGE, DEFAULT_ALIGNMENT, Header, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_KEYS,
-    MAX_NESTING, MAX_STRING_BYTES, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, TensorInfo,
-};
+pub use read::{Header, TensorInfo};
 pub use split::part_suffix;
 pub use value::{Array, Metadata, Value};
 pub use write::{FileLayout, HeaderWriter};
@@ -44,8 +42,7 @@ pub struct GgufModel {
 }
 
 impl GgufModel {
-    /// Reads the header of the file at `path`. If the file is a part of a split model, reads the headers of all
-    /// parts.
+    /// Reads the header of the file at `path`, or those of all parts if the file is a part of a split model.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         split::open(path.as_ref())
     }

@@ -13,14 +13,11 @@ use super::error::{GgufError, HeaderError};
 use super::read::{Header, MAX_TENSORS};
 use super::{GgufModel, PartSize};
 
-/// Maximum number of parts of a model.
 const MAX_PARTS: u32 = 10_000;
 
-/// The `split.*` keys of a header.
 struct SplitKeys {
     /// Number of the part, from 0.
     number: u32,
-    /// Number of parts.
     count: u32,
     /// Number of tensors in all parts together.
     tensors: Option<u64>,
@@ -55,19 +52,17 @@ pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
         let (header, file_bytes) = read_header(part)?;
         let found = SplitKeys::of(&header, part)?;
         if found.number as usize != index || found.count != split.count || found.tensors != split.tensors {
+            let (number, count, expected) = (found.number + 1, found.count, index + 1);
+            let total = split.count;
             let what = format!(
-                "its header says part {} of {}, but part {} of {} was expected",
-                found.number + 1,
-                found.count,
-                index + 1,
-                split.count
+                "its header says part {number} of {count}, but part {expected} of {total} was expected"
             );
             return Err(GgufError::Split { path: part.clone(), what });
         }
         for mut tensor in header.tensors {
             if !names.insert(tensor.name.clone()) {
-                let problem = HeaderError::DuplicateTensor { tensor: tensor.name };
-                return Err(GgufError::Header { path: part.clone(), problem });
+                let source = HeaderError::DuplicateTensor { tensor: tensor.name };
+                return Err(GgufError::Header { path: part.clone(), source });
             }
             tensor.part = index;
             model.tensors.push(tensor);
@@ -81,12 +76,9 @@ pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
         }
         model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
     }
-    if split.tensors.is_some_and(|announced| announced != model.tensors.len() as u64) {
-        let what = format!(
-            "`split.tensors.count` is {}, but the parts have {} tensors",
-            split.tensors.unwrap_or(0),
-            model.tensors.len()
-        );
+    let found = model.tensors.len();
+    if let Some(announced) = split.tensors.filter(|&announced| announced != found as u64) {
+        let what = format!("`split.tensors.count` is {announced}, but the parts have {found} tensors");
         return Err(GgufError::Split { path: path.to_owned(), what });
     }
     model.parts = parts;
@@ -98,7 +90,7 @@ fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {
     let file = File::open(path).map_err(opened)?;
     let file_bytes = file.metadata().map_err(opened)?.len();
     let header = Header::read(BufReader::with_capacity(1 << 18, file), file_bytes)
-        .map_err(|problem| GgufError::Header { path: path.to_owned(), problem })?;
+        .map_err(|source| GgufError::Header { path: path.to_owned(), source })?;
     Ok((header, file_bytes))
 }
 
@@ -111,14 +103,9 @@ fn part_paths(path: &Path, split: &SplitKeys) -> Result<Vec<PathBuf>, GgufError>
     let expected = part_suffix(split.number, split.count);
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(&expected)) else {
-        return Err(GgufError::SplitName {
-            path: path.to_owned(),
-            number: split.number + 1,
-            count: split.count,
-            expected,
-        });
+        let (path, number, count) = (path.to_owned(), split.number + 1, split.count);
+        return Err(GgufError::SplitName { path, number, count, expected });
     };
-    Ok((0..split.count)
-        .map(|number| path.with_file_name(format!("{stem}{}", part_suffix(number, split.count))))
-        .collect())
+    let part = |number| path.with_file_name(format!("{stem}{}", part_suffix(number, split.count)));
+    Ok((0..split.count).map(part).collect())
 }

@@ -1,35 +1,94 @@
 //! GGUF metadata: typed values by key.
 //!
-//! [`Metadata`] is ordered by key. The value of an absent key is `Ok(None)`, because most keys are optional. A value
-//! of an unexpected type is an error that names the key, because with a silent default the model would compute wrong
-//! results.
+//! The value of an absent key is `Ok(None)`, because most keys are optional. A value of an unexpected type is an error
+//! that names the key, because with a silent default the model would compute wrong results.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 
-use super::error::GgufError;
+use super::error::{GgufError, HeaderError};
+use super::reader::HeaderReader;
 
-/// Calls a macro with all types of values: variant, Rust type, type number in a file, and name in a message.
-macro_rules! each_type {
-    ($with:ident) => {
-        $with! {
-            U8(u8) = 0, "u8";
-            I8(i8) = 1, "i8";
-            U16(u16) = 2, "u16";
-            I16(i16) = 3, "i16";
-            U32(u32) = 4, "u32";
-            I32(i32) = 5, "i32";
-            F32(f32) = 6, "f32";
-            Bool(bool) = 7, "bool";
-            Str(String) = 8, "string";
-            Array(Array) = 9, "array";
-            U64(u64) = 10, "u64";
-            I64(i64) = 11, "i64";
-            F64(f64) = 12, "f64";
-        }
-    };
+/// Maximum length of a string value in bytes. Chat templates take some hundred kB.
+const MAX_STRING_BYTES: u64 = 16 << 20;
+const MAX_NESTING: u32 = 4;
+/// Maximum number of elements for which memory is reserved before they are read.
+pub(super) const MAX_RESERVED_ELEMENTS: u64 = 4096;
+
+type HeaderResult<T> = Result<T, HeaderError>;
+
+/// A type of metadata values and array elements.
+pub(super) trait Element: Sized {
+    /// Minimum size of an encoded value, in bytes.
+    const MIN_BYTES: u64;
+
+    /// Reads a value of the key `key` inside `depth` nested arrays.
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> HeaderResult<Self>;
+
+    fn write(&self, out: &mut Vec<u8>);
 }
-pub(super) use each_type;
 
+macro_rules! number_elements {
+    ($($type:ty)+) => {$(
+        impl Element for $type {
+            const MIN_BYTES: u64 = size_of::<$type>() as u64;
+
+            fn read<R: Read>(source: &mut HeaderReader<R>, _: &str, _: u32) -> HeaderResult<Self> {
+                Ok(Self::from_le_bytes(source.array("a value")?))
+            }
+
+            fn write(&self, out: &mut Vec<u8>) {
+                out.extend(self.to_le_bytes());
+            }
+        }
+    )+};
+}
+number_elements! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
+
+impl Element for bool {
+    const MIN_BYTES: u64 = 1;
+
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> HeaderResult<Self> {
+        match u8::read(source, key, depth)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(HeaderError::Boolean { key: key.to_owned(), found }),
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+}
+
+impl Element for String {
+    // The length of an empty string.
+    const MIN_BYTES: u64 = 8;
+
+    // Some converters write tokens that are not UTF-8; losing those characters is better than refusing the model.
+    fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, _: u32) -> HeaderResult<Self> {
+        let bytes = source.string_bytes(&format!("a string of key `{key}`"), MAX_STRING_BYTES)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u64).write(out);
+        out.extend(self.as_bytes());
+    }
+}
+
+fn elements<T: Element>(source: &mut HeaderReader<impl Read>, key: &str, depth: u32) -> HeaderResult<Vec<T>> {
+    let count = source.u64("the length of an array")?;
+    source.require(&format!("the array `{key}`"), count, T::MIN_BYTES)?;
+    let mut items = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS) as usize);
+    for _ in 0..count {
+        items.push(T::read(source, key, depth)?);
+    }
+    Ok(items)
+}
+
+/// Defines [`Value`] and [`Array`] from a list of variants: Rust type, type number in a file, name in messages.
 macro_rules! value_types {
     ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
         /// A metadata value.
@@ -41,8 +100,22 @@ macro_rules! value_types {
         pub enum Array { $($name(Vec<$type>),)+ }
 
         impl Value {
-            pub fn type_number(&self) -> u32 {
-                match self { $(Value::$name(_) => $number,)+ }
+            /// Reads a type number and a value.
+            pub(super) fn read<R: Read>(source: &mut HeaderReader<R>, key: &str) -> HeaderResult<Self> {
+                match source.u32("a value type")? {
+                    $($number => Element::read(source, key, 0).map(Value::$name),)+
+                    type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+                }
+            }
+
+            /// Appends the type number and the value.
+            pub(super) fn write(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Value::$name(value) => {
+                        out.extend(u32::to_le_bytes($number));
+                        value.write(out);
+                    })+
+                }
             }
 
             fn describe(&self) -> String {
@@ -55,27 +128,55 @@ macro_rules! value_types {
         }
 
         impl Array {
-            /// Returns the GGUF type number of the elements.
-            pub fn element_type_number(&self) -> u32 {
-                match self { $(Array::$name(_) => $number,)+ }
-            }
-
-            pub fn len(&self) -> usize {
-                match self { $(Array::$name(items) => items.len(),)+ }
-            }
-
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
-
             fn element(&self) -> &'static str {
                 match self { $(Array::$name(_) => $text,)+ }
+            }
+        }
+
+        impl Element for Array {
+            // Element type and length.
+            const MIN_BYTES: u64 = 4 + 8;
+
+            fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> HeaderResult<Self> {
+                if depth == MAX_NESTING {
+                    return Err(HeaderError::TooDeep { key: key.to_owned(), limit: MAX_NESTING });
+                }
+                match source.u32("an element type")? {
+                    $($number => elements(source, key, depth + 1).map(Array::$name),)+
+                    type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+                }
+            }
+
+            fn write(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Array::$name(items) => {
+                        out.extend(u32::to_le_bytes($number));
+                        (items.len() as u64).write(out);
+                        for item in items {
+                            item.write(out);
+                        }
+                    })+
+                }
             }
         }
     };
 }
 
-each_type!(value_types);
+value_types! {
+    U8(u8) = 0, "u8";
+    I8(i8) = 1, "i8";
+    U16(u16) = 2, "u16";
+    I16(i16) = 3, "i16";
+    U32(u32) = 4, "u32";
+    I32(i32) = 5, "i32";
+    F32(f32) = 6, "f32";
+    Bool(bool) = 7, "bool";
+    Str(String) = 8, "string";
+    Array(Array) = 9, "array";
+    U64(u64) = 10, "u64";
+    I64(i64) = 11, "i64";
+    F64(f64) = 12, "f64";
+}
 
 impl Value {
     /// Returns the value of an integer of any width, because converters use different widths.
@@ -108,24 +209,16 @@ impl Metadata {
 
     /// Adds a key; returns `false` and changes nothing if it exists.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
-        if self.values.contains_key(&key) {
-            return false;
+        let is_new = !self.values.contains_key(&key);
+        if is_new {
+            self.values.insert(key, value);
         }
-        self.values.insert(key, value);
-        true
+        is_new
     }
 
     /// Iterates over keys and values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
-    }
-
-    pub fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
     }
 
     /// Returns the value of an integer of any width. It must fit in `u32`.
@@ -187,10 +280,8 @@ impl Metadata {
         convert: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, GgufError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
-        match convert(value) {
-            Some(converted) => Ok(Some(converted)),
-            None => Err(GgufError::WrongType { key: key.to_owned(), expected, found: value.describe() }),
-        }
+        let wrong = || GgufError::WrongType { key: key.to_owned(), expected, found: value.describe() };
+        convert(value).map(Some).ok_or_else(wrong)
     }
 }
 

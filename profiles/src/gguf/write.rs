@@ -23,7 +23,7 @@ use super::error::HeaderError;
 use super::read::{
     DEFAULT_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_TENSOR_NAME_BYTES, TensorInfo, tensor_bytes,
 };
-use super::value::{Array, Value, each_type};
+use super::value::{Element, Value};
 use crate::format::Format;
 
 /// Collects keys and tensors, and encodes the header.
@@ -88,16 +88,13 @@ impl HeaderWriter {
         header.extend((self.tensors.len() as u64).to_le_bytes());
         header.extend((self.keys.len() as u64).to_le_bytes());
         for (key, value) in &self.keys {
-            key.put(&mut header);
-            value.type_number().put(&mut header);
-            value.put(&mut header);
+            key.write(&mut header);
+            value.write(&mut header);
         }
         for tensor in &self.tensors {
-            tensor.name.put(&mut header);
+            tensor.name.write(&mut header);
             header.extend((tensor.dims.len() as u32).to_le_bytes());
-            for dim in &tensor.dims {
-                header.extend(dim.to_le_bytes());
-            }
+            tensor.dims.iter().for_each(|dim| dim.write(&mut header));
             header.extend(tensor.format.ggml_id().to_le_bytes());
             header.extend(tensor.offset.to_le_bytes());
         }
@@ -120,54 +117,6 @@ fn check_length(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
     Ok(())
 }
 
-/// A type of metadata values and array elements.
-trait Element {
-    fn put(&self, out: &mut Vec<u8>);
-}
-
-macro_rules! number_elements {
-    ($($type:ty)+) => {$(
-        impl Element for $type {
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend(self.to_le_bytes());
-            }
-        }
-    )+};
-}
-number_elements! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
-
-impl Element for bool {
-    fn put(&self, out: &mut Vec<u8>) {
-        out.push(u8::from(*self));
-    }
-}
-
-impl Element for str {
-    fn put(&self, out: &mut Vec<u8>) {
-        (self.len() as u64).put(out);
-        out.extend(self.as_bytes());
-    }
-}
-
-macro_rules! write_by_type {
-    ($($name:ident($type:ty) = $number:literal, $text:literal;)+) => {
-        impl Element for Array {
-            fn put(&self, out: &mut Vec<u8>) {
-                self.element_type_number().put(out);
-                (self.len() as u64).put(out);
-                match self { $(Array::$name(items) => items.iter().for_each(|item| item.put(out)),)+ }
-            }
-        }
-
-        impl Element for Value {
-            fn put(&self, out: &mut Vec<u8>) {
-                match self { $(Value::$name(value) => value.put(out),)+ }
-            }
-        }
-    };
-}
-each_type!(write_by_type);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,15 +129,11 @@ mod tests {
         writer.tensor("t", &[32], Format::Q8_0).unwrap();
         assert!(matches!(writer.tensor("t", &[32], Format::F32), Err(HeaderError::DuplicateTensor { .. })));
         assert!(matches!(writer.tensor("u", &[33], Format::Q8_0), Err(HeaderError::PartialBlock { .. })));
-        assert!(matches!(
-            writer.tensor("u", &[1 << 40, 1 << 40], Format::F32),
-            Err(HeaderError::Overflow { .. })
-        ));
+        let large = writer.tensor("u", &[1 << 40, 1 << 40], Format::F32);
+        assert!(matches!(large, Err(HeaderError::Overflow { .. })));
         assert!(matches!(writer.tensor("u", &[0], Format::F32), Err(HeaderError::Dimensions { .. })));
-        assert!(matches!(
-            writer.tensor(&"u".repeat(65), &[1], Format::F32),
-            Err(HeaderError::TooLarge { .. })
-        ));
+        let long = writer.tensor(&"u".repeat(65), &[1], Format::F32);
+        assert!(matches!(long, Err(HeaderError::TooLarge { .. })));
         let layout = writer.finish();
         assert_eq!(layout.tensors.len(), 1);
         // Padding after the 34 bytes of the only block.

@@ -88,7 +88,6 @@ impl<'a> WirelessPath<'a> {
         self.sender.overhead() + self.receiver.overhead()
     }
 
-    /// Returns the latency of the wires on the path.
     pub fn wire_latency(&self) -> Seconds {
         let latency = |end: &Endpoint| match end {
             Endpoint::Wire(link) => link.latency.value,
@@ -97,7 +96,6 @@ impl<'a> WirelessPath<'a> {
         latency(&self.sender) + latency(&self.receiver)
     }
 
-    /// Returns the minimum time of any message.
     pub fn min_time(&self) -> Seconds {
         self.overhead() + self.wire_latency()
     }
@@ -135,7 +133,7 @@ impl<'a> WirelessPath<'a> {
             + slow_start
     }
 
-    /// Returns a constant link with the mean time of messages of one transmission.
+    /// Returns the link whose latency and bandwidth give the mean time of messages that fit in one transmission.
     pub fn expected_link(&self) -> Link {
         let tcp = self.tcp;
         // The value for messages of many segments; shorter messages lose a little less.
@@ -180,11 +178,11 @@ impl<'a> WirelessPath<'a> {
         paths.into_iter().fold(Seconds(0.0), |longest, path| if path > longest { path } else { longest })
     }
 
-    /// Returns the mean delay, E max(X, c).
+    /// Returns the mean of max(X, c), where X is the log-normal delay and c the overhead of a small message.
     fn delay(&self) -> Seconds {
         let Some(channel) = self.delay_channel() else { return Seconds(0.0) };
-        let (median, sigma, min) =
-            (channel.delay.median.value.0, channel.delay.sigma.value, self.overhead().0);
+        let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
+        let min = self.overhead().0;
         if sigma <= 0.0 || min <= 0.0 {
             return Seconds((median * (sigma * sigma / 2.0).exp()).max(min));
         }
@@ -192,7 +190,7 @@ impl<'a> WirelessPath<'a> {
         Seconds(min * normal_cdf(at) + median * (sigma * sigma / 2.0).exp() * normal_cdf(sigma - at))
     }
 
-    /// Returns the mean round-trip time, 2 E X.
+    /// Returns the mean round-trip time: twice the mean of the log-normal delay (2 E X).
     fn round_trip(&self) -> Seconds {
         self.delay_channel().map_or(Seconds(0.0), |channel| {
             let sigma = channel.delay.sigma.value;
@@ -200,7 +198,7 @@ impl<'a> WirelessPath<'a> {
         })
     }
 
-    /// Returns the mean remaining time of a stall at the start of a message.
+    /// Returns the mean time that a message waits at its start because a stall is in progress.
     fn residual_stall(&self) -> Seconds {
         let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
@@ -210,16 +208,15 @@ impl<'a> WirelessPath<'a> {
     }
 
     fn slow_start_wait(&self, bytes: Bytes) -> Seconds {
-        if self.tcp.idle_restart {
-            slow_start_wait(self.round_trip(), self.tcp, self.rate(), bytes)
-        } else {
-            Seconds(0.0)
+        if !self.tcp.idle_restart {
+            return Seconds(0.0);
         }
+        slow_start_wait(self.round_trip(), self.tcp, self.rate(), bytes)
     }
 }
 
 /// Returns the time that a connection waits for acknowledgements in slow start. Each round trip doubles the
-/// congestion window W, beginning with the initial one, and the connection sends for W / B of each round trip.
+/// congestion window W, beginning with the initial one, and the connection sends for W / `rate` of each round trip.
 pub fn slow_start_wait(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes) -> Seconds {
     let (mut window, mut sent, mut waited) = (tcp.initial_window.value.0, 0u64, Seconds(0.0));
     loop {
@@ -259,11 +256,14 @@ mod tests {
     use crate::units::Fraction;
 
     fn channel(stalls: StallPreset) -> WifiChannel {
-        serde_yaml::from_str::<WifiChannel>(
-            "{name: t, bandwidth: {value: 800 Mbit/s, source: t}, stations: [a, b]}",
-        )
-        .map(|channel| WifiChannel { stalls: Stalls::Preset(stalls), ..channel })
-        .unwrap()
+        let text = "{name: t, bandwidth: {value: 800 Mbit/s, source: t}, stations: [a, b]}";
+        let channel: WifiChannel = serde_yaml::from_str(text).unwrap();
+        WifiChannel { stalls: Stalls::Preset(stalls), ..channel }
+    }
+
+    /// Returns the channel without a spread of its delay.
+    fn without_spread(channel: WifiChannel) -> WifiChannel {
+        WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel }
     }
 
     fn path<'a>(channel: &'a WifiChannel, tcp: &'a Tcp) -> WirelessPath<'a> {
@@ -271,7 +271,6 @@ mod tests {
         WirelessPath { sender: end, receiver: end, tcp }
     }
 
-    /// Returns TCP parameters without losses and slow start.
     fn lossless() -> Tcp {
         let loss = Sourced::new(Fraction(0.0), "test");
         Tcp { loss, idle_restart: false, ..Tcp::default() }
@@ -301,10 +300,7 @@ mod tests {
         close(path.expected_link().time(Bytes(32768)), found.0);
         close(Seconds(path.rate().0), 50e6);
         // Without spread, the time is the sum of the median delay and the transmissions.
-        let sharp = WifiChannel {
-            delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() },
-            ..channel.clone()
-        };
+        let sharp = without_spread(channel.clone());
         close(self::path(&sharp, &tcp).mean_time(Bytes(32768), false), 1.9e-3 + bytes);
     }
 
@@ -319,9 +315,7 @@ mod tests {
 
     #[test]
     fn two_channels_form_a_pipeline() {
-        let (channel, tcp) = (channel(StallPreset::Clean), lossless());
-        let sharp =
-            WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel };
+        let (sharp, tcp) = (without_spread(channel(StallPreset::Clean)), lossless());
         let rate = sharp.bandwidth.value;
         let end = |index, rate| Endpoint::Station { index, channel: &sharp, rate };
         let path = WirelessPath { sender: end(0, rate), receiver: end(1, rate * 0.5), tcp: &tcp };

@@ -28,12 +28,11 @@ pub const MSS: Bytes = Bytes(1448);
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
 /// Maximum overhead, burst time and delay. source: assumed, far above those of every network, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// Maximum spread of delays, with which one delay in a thousand is a hundred times the median. source: assumed, as
-/// above
+/// Maximum spread of delays, with which one delay in a thousand is a hundred times the median. source: assumed
 const MAX_SIGMA: f64 = 1.5;
-/// Maximum duration of a stall. source: assumed, as above
+/// Maximum duration of a stall. source: assumed, to detect wrong units
 pub const MAX_STALL: Seconds = Seconds(10.0);
-/// Maximum rate of one kind of stall, per second. source: assumed, as above
+/// Maximum rate of one kind of stall, per second. source: assumed, to detect wrong units
 const MAX_STALL_RATE: f64 = 100.0;
 /// Maximum fraction of time in stalls. source: assumed; a channel with more stalls hardly ever transmits
 const MAX_STALL_FRACTION: f64 = 0.5;
@@ -161,10 +160,8 @@ pub struct Tcp {
 /// Returns the overhead of a best-effort transmission at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off
 /// 68 us, preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
 fn default_overhead() -> Sourced<Seconds> {
-    Sourced::new(
-        Seconds(0.2e-3),
-        "IEEE 802.11-2020: AIFS, mean back-off, preamble, SIFS, block acknowledgement",
-    )
+    let source = "IEEE 802.11-2020: AIFS, mean back-off, preamble, SIFS, block acknowledgement";
+    Sourced::new(Seconds(0.2e-3), source)
 }
 
 fn default_burst() -> Sourced<Seconds> {
@@ -213,7 +210,6 @@ impl Stalls {
 }
 
 impl Stall {
-    /// Returns the mean duration.
     pub fn mean_duration(&self) -> Seconds {
         (self.min_duration + self.max_duration) / 2.0
     }
@@ -226,7 +222,6 @@ impl Stall {
 }
 
 impl WifiChannel {
-    /// Returns the bandwidth of a station.
     pub fn station_rate(&self, station: &str) -> BytesPerSecond {
         self.rates.get(station).unwrap_or(&self.bandwidth).value
     }
@@ -258,9 +253,9 @@ impl WifiChannel {
         }
         for kind in &kinds {
             if !(kind.rate.0 > 0.0 && kind.rate.0 <= MAX_STALL_RATE) {
+                let rate = kind.rate.0;
                 return Err(format!(
-                    "stalls at {} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s",
-                    kind.rate.0
+                    "stalls at {rate} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s"
                 ));
             }
             let (from, to) = (kind.min_duration, kind.max_duration);
@@ -270,13 +265,9 @@ impl WifiChannel {
                 ));
             }
         }
-        let stalled = self.stall_fraction();
-        if stalled > MAX_STALL_FRACTION {
-            return Err(format!(
-                "`stalls` take {:.0} % of the time; the maximum is {} %",
-                stalled * 100.0,
-                MAX_STALL_FRACTION * 100.0
-            ));
+        let (percent, max) = (self.stall_fraction() * 100.0, MAX_STALL_FRACTION * 100.0);
+        if self.stall_fraction() > MAX_STALL_FRACTION {
+            return Err(format!("`stalls` take {percent:.0} % of the time; the maximum is {max} %"));
         }
         Ok(())
     }
@@ -328,9 +319,8 @@ impl Wifi {
             channel.validate().or_else(|what| refuse(format!("channel `{name}`: {what}")))?;
         }
         if stations.len() < devices.len() {
-            let checked = check_rate("bandwidth", wire.bandwidth.value)
-                .and_then(|()| check_time("latency", wire.latency.value, Seconds(0.0)));
-            checked
+            check_rate("bandwidth", wire.bandwidth.value)
+                .and_then(|()| check_time("latency", wire.latency.value, Seconds(0.0)))
                 .or_else(|what| refuse(format!("devices on no channel use `links.default`, whose {what}")))?;
         }
         self.tcp.validate().or_else(|what| refuse(format!("tcp: {what}")))

@@ -22,20 +22,19 @@ pub const CACHED_BYTES: usize = 256 << 10;
 /// Size in bytes of a streamed matrix: about that of one matrix in a layer of a large model.
 pub const STREAMED_BYTES: usize = 16 << 20;
 
+/// Number of products with a cached matrix in one call.
+const REPEATS: usize = 32;
+
 /// Size in bytes of the matrix that is multiplied with a batch of vectors.
 const BATCHED_BYTES: usize = 4 << 20;
 
-/// Number of vectors in a batch.
 pub const BATCH_SIZE: usize = 128;
 
-/// Number of weights in a row: a whole number of blocks of every format, and a usual width.
+/// Number of weights in a row: a whole number of blocks of every format, and the width of a small model.
 const COLUMNS: usize = 2048;
 
-/// Number of formats up to which the number of rounds is not reduced. source: assumed
+/// Maximum number of formats that get all rounds of samples; with more formats there are fewer. source: assumed
 const FEW_FORMATS: usize = 3;
-
-/// Number of products with a cached matrix in one call.
-const REPEATS: usize = 32;
 
 /// The kernels that are measured.
 pub trait Kernels {
@@ -49,8 +48,7 @@ pub trait Kernels {
     /// weights; the values of the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// Computes attention in one layer for one token over a KV cache of a usual length that is not in the CPU caches.
-    /// Returns the work.
+    /// Computes attention in one layer for one token over a KV cache that is not in the CPU caches. Returns the work.
     fn attend(&mut self) -> Flops;
 
     /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns their size.
@@ -95,9 +93,9 @@ pub fn compute_rates(
     for _ in 0..(max_rounds * FEW_FORMATS / measured.len().max(1)).clamp(max_rounds.min(2), max_rounds) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
-            samples[0].add(cached(kernels, *format, buffer, effort));
+            samples[0].add(product_rate(kernels, *format, buffer, effort, CACHED_BYTES, 1, REPEATS));
             samples[1].add(streamed_matvec_rate(kernels, *format, buffer, effort));
-            samples[2].add(batched(kernels, *format, buffer, effort));
+            samples[2].add(product_rate(kernels, *format, buffer, effort, BATCHED_BYTES, BATCH_SIZE, 1));
         }
         progress("kernels: attention");
         attention.add(measure_rate(effort, || kernels.attend().0));
@@ -134,12 +132,20 @@ fn work(rows: usize, tokens: usize) -> f64 {
     (2 * rows * COLUMNS * tokens) as f64
 }
 
-fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
-    let (count, bytes) = rows(format, CACHED_BYTES);
-    let weights = &buffer.bytes()[..bytes];
+/// Measures the speed of products with the first `max_bytes` of the buffer as the matrix, in operations per second.
+fn product_rate(
+    kernels: &mut dyn Kernels,
+    format: Format,
+    buffer: &Buffer,
+    effort: &Effort,
+    max_bytes: usize,
+    tokens: usize,
+    repeats: usize,
+) -> Samples {
+    let (count, bytes) = rows(format, max_bytes.min(buffer.bytes().len()));
     measure_rate(effort, || {
-        kernels.multiply(format, COLUMNS, weights, 1, REPEATS);
-        work(count * REPEATS, 1)
+        kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], tokens, repeats);
+        work(count * repeats, tokens)
     })
 }
 
@@ -161,14 +167,6 @@ pub fn streamed_matvec_rate(
         // Every matrix begins at a page, so that rows are aligned for every format.
         at += bytes.next_multiple_of(4096);
         work(count, 1)
-    })
-}
-
-fn batched(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
-    let (count, bytes) = rows(format, BATCHED_BYTES.min(buffer.bytes().len()));
-    measure_rate(effort, || {
-        kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], BATCH_SIZE, 1);
-        work(count, BATCH_SIZE)
     })
 }
 
@@ -230,10 +228,8 @@ mod tests {
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
         let rates = compute_rates(&mut kernels, &[], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
         for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
-            assert_eq!(
-                table.iter().map(|(format, _)| format).collect::<Vec<_>>(),
-                [Format::F32, Format::Q4K]
-            );
+            let formats: Vec<Format> = table.iter().map(|(format, _)| format).collect();
+            assert_eq!(formats, [Format::F32, Format::Q4K]);
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
         assert!(kernels.calls.iter().any(|call| call.3 == BATCH_SIZE));

@@ -18,13 +18,8 @@ pub enum Version {
     Two,
 }
 
-/// Returns the folders of this process's groups with a controller. Each folder is followed by those of its parent
-/// groups.
-pub(super) fn folders(controller: &str) -> Vec<(Version, PathBuf)> {
-    folders_under(Path::new("/"), controller)
-}
-
-/// Does the same as `folders` with `root` instead of `/`, for tests.
+/// Returns the folders of this process's control groups for a controller, such as `cpu`. Each folder is followed by
+/// those of its parent groups. `root` is `/` except in tests.
 pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -74,7 +69,6 @@ impl<'t> Mount<'t> {
         fits.then(|| Self { top, at: at.into() })
     }
 
-    /// Returns the default mount points.
     fn default_points(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
         let folders = match version {
             Version::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
@@ -104,18 +98,18 @@ fn push_ancestors(root: &Path, path: &str, version: Version, found: &mut Vec<(Ve
     }
 }
 
-/// A CPU quota.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
     /// Number of cores, which may be fractional.
     pub(super) cores: f64,
-    /// Length of a period.
     pub(super) period: Seconds,
 }
 
 /// Returns the smallest CPU quota that applies to this process.
 pub(super) fn processor_quota() -> Option<Quota> {
-    let quotas = folders("cpu").into_iter().filter_map(|(version, folder)| quota(version, &folder));
+    let quotas = folders_under(Path::new("/"), "cpu")
+        .into_iter()
+        .filter_map(|(version, folder)| quota(version, &folder));
     quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
 }
 

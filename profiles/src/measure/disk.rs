@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::MeasureError;
 use super::file_reading::{ColdFile, read_by_faults, read_by_populating, read_sequentially};
-use super::sampling::Effort;
+use super::sampling::{Effort, Samples};
 use super::scratch::Scratch;
 use crate::device::Disk;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
@@ -69,38 +69,26 @@ pub fn measure_disk(
     let cold = "each from a cache dropped with fadvise, O_DIRECT off";
     progress("disk: sequential reads");
     let samples = file.rate(effort, read_sequentially)?;
-    let sequential = samples
-        .sourced_positive(BytesPerSecond, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
+    let source = format!("sequential reads of {what} in calls of 1 MiB, {cold}");
+    let sequential = samples.sourced_positive(BytesPerSecond, &source)?;
     progress("disk: page faults");
     let samples = file.rate(effort, |file, range, until| read_by_faults(threads, file, &range, until))?;
-    let fault = samples.sourced_positive(
-        BytesPerSecond,
+    let source = format!(
+        "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
+    );
+    let fault = samples.sourced_positive(BytesPerSecond, &source)?;
+    progress("disk: populating");
+    let samples = file.rate(effort, |file, range, until| read_by_populating(file, &range, until));
+    let populate =
+        if_supported(samples, &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"))?;
+    progress("disk: streaming");
+    let turnover = if_supported(
+        file.turnover(effort),
         &format!(
-            "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
+            "CPU time of one thread that requests pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
+             them and discards them (MADV_DONTNEED, fadvise), {cold}"
         ),
     )?;
-    progress("disk: populating");
-    let populate = match file.rate(effort, |file, range, until| read_by_populating(file, &range, until)) {
-        Ok(samples) => Some(samples.sourced_positive(
-            BytesPerSecond,
-            &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"),
-        )?),
-        // Kernels before 5.14 and other systems do not support it.
-        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
-        Err(error) => return Err(error),
-    };
-    progress("disk: streaming");
-    let turnover = match file.turnover(effort) {
-        Ok(samples) => Some(samples.sourced_positive(
-            BytesPerSecond,
-            &format!(
-                "CPU time of one thread that requests pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
-                 them and discards them (MADV_DONTNEED, fadvise), {cold}"
-            ),
-        )?),
-        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
-        Err(error) => return Err(error),
-    };
     progress("disk: random reads");
     let times = file.random_read_times(effort)?;
     let latency = times.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
@@ -109,7 +97,6 @@ pub fn measure_disk(
         source: format!("derived: 4 KiB over `latency`; {}", latency.source),
         spread: latency.spread,
     };
-    let read_ahead = read_ahead(target.folder());
     Ok(Disk {
         sequential,
         fault: Some(fault),
@@ -118,12 +105,24 @@ pub fn measure_disk(
         turnover,
         latency: Some(latency),
         limit: None,
-        read_ahead,
+        read_ahead: read_ahead(target.folder()),
     })
 }
 
-fn is_unsupported(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Unsupported || error.kind() == io::ErrorKind::InvalidInput
+/// Returns the rate from the samples; `None` if the system lacks the call, as do kernels before Linux 5.14.
+fn if_supported(
+    samples: Result<Samples, MeasureError>,
+    what: &str,
+) -> Result<Option<Sourced<BytesPerSecond>>, MeasureError> {
+    match samples {
+        Ok(samples) => samples.sourced_positive(BytesPerSecond, what).map(Some),
+        Err(MeasureError::File { source, .. })
+            if matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the read-ahead window of the block device that stores a folder; `None` on other systems than Linux.

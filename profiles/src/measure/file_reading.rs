@@ -20,7 +20,6 @@ use super::mapping::{self, PAGE_SIZE};
 use super::memory;
 use super::sampling::{Effort, Samples, now};
 
-/// Size of one read call in bytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// Size in bytes of the chunk that a compute thread reads at a time: the executor's chunk of weight rows.
@@ -42,7 +41,7 @@ const MAX_RESIDENT: f64 = 0.1;
 pub(super) struct ColdFile {
     path: PathBuf,
     file: File,
-    /// Another file descriptor, for random reads.
+    /// Another file descriptor of the file, without read-ahead, for random reads.
     random: File,
     /// Size of the file in bytes, rounded down to whole pages.
     length: u64,
@@ -71,7 +70,6 @@ impl ColdFile {
         Ok(resident.map_err(MeasureError::file("count the cached pages of", &self.path))? <= MAX_RESIDENT)
     }
 
-    /// Returns the range of the next window.
     fn window(&self) -> Range<u64> {
         self.position..(self.position + self.window).min(self.length)
     }
@@ -264,7 +262,7 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
     Ok((done as u64, thread_seconds()? - begun))
 }
 
-/// Returns an error: other systems cannot discard single pages.
+/// Returns an error: only Linux can discard single pages.
 #[cfg(not(target_os = "linux"))]
 fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE_BYTES, MAX_PREFETCHED_BYTES);

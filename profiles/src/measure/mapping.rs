@@ -3,7 +3,7 @@
 //! The weights of a model are in mapped files with pages of 4 KiB. The buffer that replaces them is an anonymous
 //! mapping without huge pages, so that address translation costs the same. Every byte is [`FILL`]: as f32, f16 and
 //! bf16, and as scales and quants of every block format, this is a normal number, neither zero nor subnormal, so that
-//! arithmetic has its usual speed.
+//! arithmetic is not slowed down by subnormal numbers.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,6 @@ use memmap2::{Mmap, MmapMut, MmapOptions};
 use super::{MeasureError, memory};
 use crate::units::Bytes;
 
-/// The byte that fills a buffer.
 const FILL: u8 = 0x1c;
 
 /// The maximum size of a buffer is the available memory divided by this number.

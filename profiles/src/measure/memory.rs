@@ -6,7 +6,7 @@
 //! `MemAvailable`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::control_group::{self, Version};
 use crate::device::{Memory, PageCachePolicy};
@@ -34,16 +34,6 @@ pub fn available() -> Bytes {
     Bytes(groups().iter().map(free).fold(machine, u64::min))
 }
 
-/// Returns the free swap space.
-pub fn swap_available() -> Bytes {
-    Bytes(meminfo("SwapFree:").unwrap_or(0))
-}
-
-/// Returns the memory of other programs that could be swapped out: inactive anonymous pages.
-pub fn swappable() -> Bytes {
-    Bytes(meminfo("Inactive(anon):").unwrap_or(0))
-}
-
 /// Measures the memory that this process can use, and the page-cache policy.
 pub fn measure_memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
@@ -53,13 +43,15 @@ pub fn measure_memory() -> Memory {
         "read from /proc/meminfo"
     };
     let total = total();
+    // Under a limit, swapping out other programs frees nothing.
+    let swap = |name: &str, origin: &str| {
+        (!limited).then(|| Sourced::new(Bytes(meminfo(name).unwrap_or(0)), origin))
+    };
     Memory {
         total: Sourced::new(total, origin),
         available: Sourced::new(available().min(total), origin),
-        // Under a limit, swapping out other programs frees nothing.
-        can_swap: (!limited)
-            .then(|| Sourced::new(swappable(), "read from /proc/meminfo: inactive anonymous pages")),
-        swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
+        can_swap: swap("Inactive(anon):", "read from /proc/meminfo: inactive anonymous pages"),
+        swap_available: swap("SwapFree:", "read from /proc/meminfo"),
         page_cache: if has_mglru() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
         reclaim: None,
     }
@@ -79,37 +71,26 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn groups() -> Vec<Group> {
-    let read = |(version, folder): (Version, PathBuf)| match version {
-        Version::One => version_1(&folder),
-        Version::Two => version_2(&folder),
+    let folders = control_group::folders_under(Path::new("/"), "memory").into_iter();
+    folders.filter_map(|(version, folder)| group(version, &folder)).collect()
+}
+
+/// Reads the limit and the usage of a group, `None` without a limit.
+fn group(version: Version, folder: &Path) -> Option<Group> {
+    let (limit, usage, cache) = match version {
+        Version::One => {
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file", "total_active_file"])
+        }
+        Version::Two => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
     };
-    control_group::folders("memory").into_iter().filter_map(read).collect()
-}
-
-fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-fn statistic(path: &Path, names: &[&str]) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let value = |line: &str| {
-        let (name, value) = line.split_once(' ')?;
-        names.contains(&name).then(|| value.parse::<u64>().ok()).flatten()
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse().ok();
+    let (limit, usage) = (number(limit)?, number(usage)?);
+    let cached = |line: &str| {
+        let (_, value) = line.split_once(' ').filter(|(name, _)| cache.contains(name))?;
+        value.parse::<u64>().ok()
     };
-    text.lines().filter_map(value).sum()
-}
-
-fn version_2(group: &Path) -> Option<Group> {
-    let limit = number(&group.join("memory.max"))?;
-    let usage = number(&group.join("memory.current"))?;
-    let cache = statistic(&group.join("memory.stat"), &["inactive_file", "active_file"]);
-    Some(Group { limit, usage, cache })
-}
-
-fn version_1(group: &Path) -> Option<Group> {
-    let limit = number(&group.join("memory.limit_in_bytes"))?;
-    let usage = number(&group.join("memory.usage_in_bytes"))?;
-    let cache = statistic(&group.join("memory.stat"), &["total_inactive_file", "total_active_file"]);
+    let cache = read("memory.stat").unwrap_or_default().lines().filter_map(cached).sum();
     Some(Group { limit, usage, cache })
 }
 
@@ -130,14 +111,14 @@ mod tests {
         write("memory.max", "1000\n");
         write("memory.current", "800\n");
         write("memory.stat", "anon 300\ninactive_file 400\nactive_file 100\n");
-        let group = version_2(folder.path()).unwrap();
-        assert_eq!((group.limit, group.usage, group.cache), (1000, 800, 500));
+        let read = group(Version::Two, folder.path()).unwrap();
+        assert_eq!((read.limit, read.usage, read.cache), (1000, 800, 500));
         write("memory.max", "max\n");
-        assert!(version_2(folder.path()).is_none(), "no limit");
+        assert!(group(Version::Two, folder.path()).is_none(), "no limit");
         write("memory.limit_in_bytes", "2000\n");
         write("memory.usage_in_bytes", "900\n");
         write("memory.stat", "total_inactive_file 100\ntotal_active_file 50\ninactive_file 7\n");
-        let group = version_1(folder.path()).unwrap();
-        assert_eq!((group.limit, group.usage, group.cache), (2000, 900, 150));
+        let read = group(Version::One, folder.path()).unwrap();
+        assert_eq!((read.limit, read.usage, read.cache), (2000, 900, 150));
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! All threads sum up the words of one large buffer. Each gets its next piece from a shared counter, as with the rows
 //! of a matrix. A sum is the least arithmetic that reads every byte, so the result is an upper bound for decoding.
-//! The buffer is as large as memory allows, because the weights of a model do not stay in a cache between tokens
-//! either.
+//! The buffer is as large as memory allows, because the weights of a model do not stay in a cache.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

@@ -21,6 +21,7 @@ pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;
 pub use mapping::{Buffer, drop_cache};
 pub use sampling::{Effort, Samples};
+pub use scratch::free_space;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,10 +31,8 @@ use crate::units::Bytes;
 /// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// A file operation failed.
     #[error("cannot {verb} `{path}`: {source}", path = .path.display())]
     File { verb: &'static str, path: PathBuf, source: io::Error },
-    /// Memory for a measurement could not be allocated.
     #[error("cannot allocate {bytes} of memory for a measurement: {source}; close other programs")]
     Memory { bytes: Bytes, source: io::Error },
     /// A measured rate is zero or not finite.

@@ -1,4 +1,4 @@
-//! Reads the name, the cores and the quota of this machine's processor.
+//! Reads the name and the quota of this machine's processor.
 
 use std::fs;
 
@@ -19,11 +19,6 @@ pub fn name() -> String {
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Returns the number of cores available to this process.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Returns a description of this process's CPU quota, `None` without a quota.
 pub fn quota_description() -> Option<String> {
     let quota = control_group::processor_quota()?;
@@ -35,8 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_has_name_and_cores() {
+    fn processor_has_name() {
         assert!(!name().is_empty());
-        assert!(cores() >= 1);
     }
 }

@@ -5,6 +5,7 @@
 //! throttle no longer matter. With a CPU quota a sample spans several periods, because within a period a process runs
 //! at full speed or not at all.
 
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use super::{MeasureError, control_group};
@@ -14,10 +15,8 @@ use crate::values::Sourced;
 /// Returns the seconds since the first call.
 #[allow(clippy::disallowed_methods)] // the only clock of the measurements
 pub fn now() -> f64 {
-    use std::sync::OnceLock;
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = *START.get_or_init(Instant::now);
-    Instant::now().duration_since(start).as_secs_f64()
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_secs_f64()
 }
 
 /// Number of periods of a CPU quota that a sample spans.
@@ -82,22 +81,15 @@ impl Effort {
         }
     }
 
-    /// Returns the effort with longer samples if this process has a CPU quota.
+    /// Returns the effort with fewer but longer samples if this process has a CPU quota.
     pub(super) fn under_quota(self) -> Effort {
-        match control_group::processor_quota() {
-            Some(quota) => {
-                let min = Seconds(quota.period.0 * QUOTA_PERIODS);
-                let longer = |own: Seconds| Seconds(own.0.max(min.0));
-                // Each sample spans several periods, so fewer samples are needed.
-                let samples = self.samples.min(3);
-                Effort {
-                    samples,
-                    sample_time: longer(self.sample_time),
-                    time_limit: Seconds(self.time_limit.0 * 2.0),
-                    ..self
-                }
-            }
-            None => self,
+        let Some(quota) = control_group::processor_quota() else { return self };
+        Effort {
+            // Each sample spans several periods, so fewer samples are needed.
+            samples: self.samples.min(3),
+            sample_time: Seconds(self.sample_time.0.max(quota.period.0 * QUOTA_PERIODS)),
+            time_limit: Seconds(self.time_limit.0 * 2.0),
+            ..self
         }
     }
 }
@@ -157,11 +149,10 @@ impl Samples {
         quantity: impl FnOnce(f64) -> T,
         what: &str,
     ) -> Result<Sourced<T>, MeasureError> {
-        if self.median().is_finite() && self.median() > 0.0 {
-            Ok(self.sourced(quantity, what))
-        } else {
-            Err(MeasureError::Unusable { what: what.into() })
+        if !self.median().is_finite() || self.median() <= 0.0 {
+            return Err(MeasureError::Unusable { what: what.into() });
         }
+        Ok(self.sourced(quantity, what))
     }
 }
 

@@ -5,7 +5,7 @@
 //! however the process ends.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,19 +13,16 @@ use super::MeasureError;
 use super::sampling::{Effort, now};
 use crate::units::Bytes;
 
-/// Size in bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Minimum size of the file in bytes, even on a slow disk.
 const MIN_BYTES: u64 = 1 << 20;
 
-/// An open scratch file.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) path: PathBuf,
     /// Two open file descriptions of the same file, so that advice on one does not change the other.
     pub(super) files: [File; 2],
-    /// Size in bytes.
     pub(super) length: u64,
 }
 
@@ -41,7 +38,8 @@ impl Scratch {
         let _unlink = UnlinkOnDrop(path.clone());
         let open = || File::open(&path).map_err(MeasureError::file("open", &path));
         let files = [open()?, open()?];
-        let max_bytes = effort.max_file_size.0.min(free_space(folder).0 / 10).max(MIN_BYTES);
+        let max_bytes =
+            effort.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
         let length =
             fill(&mut writer, max_bytes, effort.time_limit.0).map_err(MeasureError::file("write", &path))?;
         writer.sync_all().map_err(MeasureError::file("flush", &path))?;
@@ -61,7 +59,7 @@ impl Drop for UnlinkOnDrop {
 }
 
 /// Writes up to `max_bytes` bytes for about `seconds`, and returns the number of bytes written.
-fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> std::io::Result<u64> {
+fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE_BYTES];
     let (begun, mut length) = (now(), 0);
@@ -80,28 +78,28 @@ fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> std::io::Result<u64>
     Ok(length)
 }
 
-/// Returns the space that is available to a user in a folder; unlimited on systems that do not report it.
-fn free_space(folder: &Path) -> Bytes {
+/// Returns the free space of a folder's disk for unprivileged users; unlimited on systems that do not report it.
+pub fn free_space(folder: &Path) -> io::Result<Bytes> {
     #[cfg(unix)]
     {
         use std::os::unix::ffi::OsStrExt;
-        let Ok(name) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else { return Bytes(0) };
+        let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
         let mut stats = std::mem::MaybeUninit::<libc::statvfs>::uninit();
         // SAFETY: `name` ends in a zero byte and lives across the call; `stats` is valid for writes of the structure.
         if unsafe { libc::statvfs(name.as_ptr(), stats.as_mut_ptr()) } != 0 {
-            return Bytes(0);
+            return Err(io::Error::last_os_error());
         }
         // SAFETY: the call succeeded, so it filled the structure.
         let stats = unsafe { stats.assume_init() };
         // The fields' types differ between systems.
         #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
         let bytes = (stats.f_bavail as u64).saturating_mul(stats.f_frsize as u64);
-        Bytes(bytes)
+        Ok(Bytes(bytes))
     }
     #[cfg(not(unix))]
     {
         let _ = folder;
-        Bytes(u64::MAX)
+        Ok(Bytes(u64::MAX))
     }
 }
 

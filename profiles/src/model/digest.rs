@@ -1,9 +1,9 @@
 //! Digests of models, by which a plan identifies its model.
 //!
 //! The digest of a file is the SHA-256 over, for each part, the bytes of the header, the size of the file, and the
-//! first 4 KiB of every tensor in file order. That takes milliseconds for 40 GB, and different models differ there.
-//! The digest of a shape is the SHA-256 over the dimensions that determine sizes and the name of the quantisation,
-//! without the context length and the name of the model.
+//! first 4 KiB of every tensor in file order. That takes milliseconds for 40 GB, and different models differ in these
+//! bytes. The digest of a shape is the SHA-256 over the dimensions that determine sizes and the name of the
+//! quantisation, without the context length and the name of the model.
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -7,25 +7,9 @@
 //! use hearth_profiles::Document;
 //! use hearth_profiles::model::ModelDocument;
 //!
-//! let profile = ModelDocument::from_yaml(
-//!     "schema: model/1
-//! name: llama-3-8b
-//! source: 'Llama 3 8B, config.json'
-//! architecture: llama
-//! layers: 32 layers
-//! embedding: 4096
-//! feed_forward: 14336
-//! heads: 32
-//! kv_heads: 8
-//! vocabulary: 128256
-//! tied_embeddings: false
-//! context_length: 8192
-//! quant: q4_k_m
-//! ",
-//! )
-//! .and_then(|document| document.profile())
-//! .unwrap();
-//! assert_eq!(profile.total_bytes().to_string(), "4.58 GiB");
+//! let text = hearth_profiles::model::shipped_yaml("llama-8b").unwrap();
+//! let document = ModelDocument::from_yaml(text).unwrap();
+//! assert_eq!(document.profile().unwrap().total_bytes().to_string(), "4.58 GiB");
 //! ```
 
 use schemars::JsonSchema;
@@ -77,8 +61,8 @@ pub struct ModelDocument {
 }
 
 impl ModelDocument {
-    /// Checks all fields. An error has the first invalid field and the reason.
-    fn check(&self) -> Result<(), (&'static str, String)> {
+    /// Returns the profile, or the first invalid field and the reason.
+    fn checked_profile(&self) -> Result<ModelProfile, (&'static str, String)> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
                 return Err((field, format!("`{field}` is empty: a model needs a name and a source")));
@@ -86,9 +70,8 @@ impl ModelDocument {
         }
         self.shape().check().map_err(|error| (error.field(), error.to_string()))?;
         let quant: Quant = self.quant.parse().map_err(|error| ("quant", format!("{error}")))?;
-        // The profile checks that every row is a whole number of blocks.
+        // This checks that every row is a whole number of blocks.
         ModelProfile::from_shape(&self.name, self.shape(), quant)
-            .map(|_| ())
             .map_err(|error| ("quant", error.to_string()))
     }
 
@@ -111,10 +94,7 @@ impl ModelDocument {
 
     /// Returns the profile of the model. Fails only for an invalid document that was not parsed from text.
     pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
-        self.validate()?;
-        let failed = |what: String| DocumentError::invalid_at("quant", what);
-        let quant: Quant = self.quant.parse().map_err(|error| failed(format!("{error}")))?;
-        ModelProfile::from_shape(&self.name, self.shape(), quant).map_err(|error| failed(error.to_string()))
+        self.checked_profile().map_err(|(key, what)| DocumentError::invalid_at(key, what))
     }
 }
 
@@ -122,7 +102,7 @@ impl Document for ModelDocument {
     const SCHEMA: &'static str = "model/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
-        self.check().map_err(|(key, what)| DocumentError::invalid_at(key, what))
+        self.profile().map(|_| ())
     }
 }
 
@@ -160,8 +140,7 @@ quant: q4_k_m
         let document = ModelDocument::from_yaml(GOOD).unwrap();
         assert_eq!(document.shape(), llama_8b());
         assert_eq!(document.profile().unwrap().quant, "q4_k_m");
-        let written = document.to_yaml();
-        assert_eq!(ModelDocument::from_yaml(&written).unwrap(), document);
+        assert_eq!(ModelDocument::from_yaml(&document.to_yaml()).unwrap(), document);
     }
 
     #[test]

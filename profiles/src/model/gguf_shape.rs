@@ -10,35 +10,31 @@ use crate::units::Layers;
 
 impl GgufModel {
     pub fn shape(&self) -> Result<ModelShape, GgufError> {
-        shape(self)
+        let name = self.metadata.get_str("general.architecture")?;
+        let name = name.ok_or_else(|| GgufError::MissingKey { key: "general.architecture".into() })?;
+        let architecture: Architecture = name
+            .parse()
+            .map_err(|_| GgufError::Architecture { found: name.to_owned(), known: Architecture::known() })?;
+        let keys = Keys { model: self, architecture };
+        let embedding = keys.required("embedding_length")?;
+        let heads = keys.required("attention.head_count")?;
+        let head = embedding.checked_div(heads).unwrap_or(0);
+        let shape = ModelShape {
+            architecture,
+            layers: Layers(keys.required("block_count")?),
+            embedding,
+            feed_forward: keys.required("feed_forward_length")?,
+            heads,
+            kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
+            key_length: keys.number("attention.key_length")?.unwrap_or(head),
+            value_length: keys.number("attention.value_length")?.unwrap_or(head),
+            vocab_size: vocab_size(self, embedding)?,
+            tied_embeddings: self.tensor("output.weight").is_none(),
+            context_length: keys.required("context_length")?,
+        };
+        shape.check().map_err(|error| GgufError::Shape { what: error.to_string() })?;
+        Ok(shape)
     }
-}
-
-fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
-    let name = model.metadata.get_str("general.architecture")?;
-    let name = name.ok_or_else(|| GgufError::MissingKey { key: "general.architecture".into() })?;
-    let architecture: Architecture = name
-        .parse()
-        .map_err(|_| GgufError::Architecture { found: name.to_owned(), known: Architecture::known() })?;
-    let keys = Keys { model, architecture };
-    let embedding = keys.required("embedding_length")?;
-    let heads = keys.required("attention.head_count")?;
-    let head = embedding.checked_div(heads).unwrap_or(0);
-    let shape = ModelShape {
-        architecture,
-        layers: Layers(keys.required("block_count")?),
-        embedding,
-        feed_forward: keys.required("feed_forward_length")?,
-        heads,
-        kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
-        key_length: keys.number("attention.key_length")?.unwrap_or(head),
-        value_length: keys.number("attention.value_length")?.unwrap_or(head),
-        vocab_size: vocab_size(model, embedding)?,
-        tied_embeddings: model.tensor("output.weight").is_none(),
-        context_length: keys.required("context_length")?,
-    };
-    shape.check().map_err(|error| GgufError::Shape { what: error.to_string() })?;
-    Ok(shape)
 }
 
 fn vocab_size(model: &GgufModel, embedding: u32) -> Result<u32, GgufError> {
@@ -64,7 +60,7 @@ impl Keys<'_> {
         self.number(name)?.ok_or_else(missing)
     }
 
-    /// Reads a number. Some converters write an array with the same number for each layer.
+    /// Reads a dimension. Some converters write it as an array, which must have the same number for each layer.
     fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
         let key = format!("{}.{name}", self.architecture);
         let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {
@@ -75,9 +71,7 @@ impl Keys<'_> {
         let Some(items) = per_layer else { return self.model.metadata.get_u32(&key) };
         let uneven = || GgufError::Shape { what: format!("key `{key}` differs between layers") };
         let first = items.first().copied().ok_or_else(uneven)?;
-        if items.iter().any(|&item| item != first) {
-            return Err(uneven());
-        }
-        u32::try_from(first).map(Some).map_err(|_| uneven())
+        let is_uniform = items.iter().all(|&item| item == first);
+        u32::try_from(first).ok().filter(|_| is_uniform).map(Some).ok_or_else(uneven)
     }
 }

@@ -41,12 +41,9 @@ impl TensorSpec {
 /// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
 pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
-    let mut list = vec![TensorSpec {
-        name: "token_embd.weight".to_owned(),
-        dims: vec![embedding, vocabulary],
-        kind: TensorKind::Embedding,
-        layer: None,
-    }];
+    let outside =
+        |name: &str, dims: Vec<u64>, kind| TensorSpec { name: name.to_owned(), dims, kind, layer: None };
+    let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
     for layer in 0..shape.layers.0 {
         list.extend(layer_tensors(shape).into_iter().map(|(name, dims, kind)| TensorSpec {
             name: format!("blk.{layer}.{name}"),
@@ -55,19 +52,9 @@ pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
             layer: Some(layer),
         }));
     }
-    list.push(TensorSpec {
-        name: "output_norm.weight".to_owned(),
-        dims: vec![embedding],
-        kind: TensorKind::Norm,
-        layer: None,
-    });
+    list.push(outside("output_norm.weight", vec![embedding], TensorKind::Norm));
     if !shape.tied_embeddings {
-        list.push(TensorSpec {
-            name: "output.weight".to_owned(),
-            dims: vec![embedding, vocabulary],
-            kind: TensorKind::Matrix,
-            layer: None,
-        });
+        list.push(outside("output.weight", vec![embedding, vocabulary], TensorKind::Matrix));
     }
     list
 }

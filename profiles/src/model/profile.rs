@@ -24,7 +24,7 @@ pub struct ModelProfile {
     pub layers: Vec<TensorGroup>,
     /// The input embedding, with the bytes of the whole matrix and no work: a token only reads one row.
     pub input: TensorGroup,
-    /// Output norm and output head (`b_o`, `f_{q,out}`). The bytes of a tied embedding are in both groups.
+    /// The output norm and the output head. The bytes of a tied embedding are in `input` and in `output`.
     pub output: TensorGroup,
     /// Small tensors that every layer uses, such as rope factors. Every device has a copy.
     pub shared_tensors: TensorGroup,
@@ -49,13 +49,8 @@ impl ModelProfile {
         let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
         for tensor in layout::tensors(&profile.shape) {
             let format = quant.format(&tensor, &profile.shape)?;
-            let block = BlockError {
-                tensor: tensor.name.clone(),
-                row: tensor.dims[0],
-                format,
-                block: format.block_len(),
-            };
-            let bytes = format.row_bytes(tensor.elements()).ok_or(block)?;
+            // `Quant::format` has checked that every row is a whole number of blocks.
+            let bytes = format.row_bytes(tensor.elements()).expect("a shape that passed its check is small");
             profile.add(&tensor.name, tensor.layer, tensor.elements(), format, bytes);
         }
         profile.digest = profile.shape_digest();
@@ -109,7 +104,7 @@ impl ModelProfile {
         self.layers[layer as usize].bytes()
     }
 
-    /// Returns the mean of all layers, by format: b and `f_q` of the planners.
+    /// Returns the mean bytes (b) and the mean work (`f_q` for format q) of a layer, by format.
     pub fn mean_layer(&self) -> TensorGroup {
         TensorGroup::mean(&self.layers)
     }
@@ -176,17 +171,13 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
-/// Returns the layer in the name of a tensor, `None` for tensors outside the layers.
+/// Returns the layer index in the name of a tensor (`blk.N.`), `None` for tensors outside the layers.
 fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
     let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
     let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
-    match layer {
-        Some(layer) if layer < shape.layers.0 => Ok(Some(layer)),
-        _ => {
-            let what = format!("tensor `{name}` is outside the model's {}", shape.layers);
-            Err(GgufError::Shape { what })
-        }
-    }
+    let outside =
+        || GgufError::Shape { what: format!("tensor `{name}` is outside the model's {}", shape.layers) };
+    layer.filter(|layer| *layer < shape.layers.0).map(Some).ok_or_else(outside)
 }
 
 /// Returns the name of the only format of the matrices; else the name of `general.file_type`; else the name of the
@@ -218,10 +209,9 @@ fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError
             return Err(GgufError::MissingTensor { tensor: wanted.name });
         };
         if found[at].dims != wanted.dims {
-            let what = format!(
-                "tensor `{}` has dimensions {:?}, but by the metadata they must be {:?}",
-                wanted.name, found[at].dims, wanted.dims
-            );
+            let (name, is, must) = (&wanted.name, &found[at].dims, &wanted.dims);
+            let what =
+                format!("tensor `{name}` has dimensions {is:?}, but by the metadata they must be {must:?}");
             return Err(GgufError::Shape { what });
         }
     }

@@ -28,16 +28,13 @@ use super::layout::{TensorKind, TensorSpec};
 use super::shape::ModelShape;
 use crate::format::Format;
 
-/// The rule that determines the format of each tensor of a model.
+/// The rule that determines the format of each tensor of a model. The mixed rules are those of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
     /// All matrices in one format.
     Pure(Format),
-    /// llama.cpp's `Q4_K_M`.
     Q4KM,
-    /// llama.cpp's `Q5_K_M`.
     Q5KM,
-    /// llama.cpp's `Q3_K_M`.
     Q3KM,
     /// llama.cpp's `Q2_K`.
     Q2KM,
@@ -48,16 +45,14 @@ pub enum Quant {
 /// The error for a tensor whose rows are not a whole number of blocks of its format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "rows of `{tensor}` have {row} weights, not a multiple of the {block} of a {format} block: \
+    "rows of `{tensor}` have {row_len} weights, not a multiple of the {block_len} of a {format} block: \
      choose a format with smaller blocks"
 )]
 pub struct BlockError {
     pub tensor: String,
-    /// Number of weights in a row.
-    pub row: u64,
+    pub row_len: u64,
     pub format: Format,
-    /// Number of weights in a block.
-    pub block: u64,
+    pub block_len: u64,
 }
 
 impl Quant {
@@ -88,11 +83,12 @@ impl Quant {
         if row.is_multiple_of(format.block_len()) {
             return Ok(format);
         }
-        Err(BlockError { tensor: tensor.name.clone(), row, format, block: format.block_len() })
+        let (row_len, block_len) = (row, format.block_len());
+        Err(BlockError { tensor: tensor.name.clone(), row_len, format, block_len })
     }
 }
 
-/// The role of a tensor in a mixing rule; matrices of a layer have the index of the layer.
+/// The role of a tensor in a mixing rule, with the index of its layer where the rules depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Head,
@@ -118,7 +114,7 @@ fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
 }
 
 impl Quant {
-    /// Returns the format of a matrix by the table in the documentation of this file.
+    /// Returns the format of a matrix by the rules in the module documentation.
     #[allow(clippy::match_same_arms)] // arms follow the table
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
@@ -148,8 +144,8 @@ impl Quant {
     }
 }
 
-/// Returns whether llama.cpp's rule of the same name selects the layer: the first and last eighth, and every third
-/// layer between them.
+/// Returns whether llama.cpp's rule `use_more_bits` gives the layer more bits: the first and last eighth of the
+/// layers, and every third layer between them.
 fn use_more_bits(layer: u32, layers: u32) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
@@ -174,7 +170,7 @@ impl fmt::Display for Quant {
     }
 }
 
-/// The error for a name of neither a format nor a mixing rule.
+/// The error for a name that is neither a weight format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
     mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
@@ -241,6 +237,12 @@ mod tests {
     use crate::model::layout::tensors;
     use crate::model::shape::tests::llama_8b;
 
+    fn format(quant: Quant, name: &str) -> Format {
+        let (shape, name) = (llama_8b(), format!("{name}.weight"));
+        let tensor = tensors(&shape).into_iter().find(|tensor| tensor.name == name).unwrap();
+        quant.format(&tensor, &shape).unwrap()
+    }
+
     #[test]
     fn use_more_bits_selects_half_of_the_layers() {
         let more: Vec<u32> = (0..32).filter(|&layer| use_more_bits(layer, 32)).collect();
@@ -250,27 +252,23 @@ mod tests {
 
     #[test]
     fn q4_k_m_formats() {
-        let shape = llama_8b();
-        let list = tensors(&shape);
-        let format = |name: &str| {
-            let tensor = list.iter().find(|tensor| tensor.name == name).unwrap();
-            Quant::Q4KM.format(tensor, &shape).unwrap()
-        };
-        assert_eq!(format("token_embd.weight"), Format::Q4K);
-        assert_eq!(format("output.weight"), Format::Q6K);
-        assert_eq!(format("output_norm.weight"), Format::F32);
-        assert_eq!(format("blk.3.attn_v.weight"), Format::Q6K);
-        assert_eq!(format("blk.4.attn_v.weight"), Format::Q4K);
-        assert_eq!(format("blk.31.ffn_down.weight"), Format::Q6K);
-        assert_eq!(format("blk.31.ffn_up.weight"), Format::Q4K);
+        for (name, expected) in [
+            ("token_embd", Format::Q4K),
+            ("output", Format::Q6K),
+            ("output_norm", Format::F32),
+            ("blk.3.attn_v", Format::Q6K),
+            ("blk.4.attn_v", Format::Q4K),
+            ("blk.31.ffn_down", Format::Q6K),
+            ("blk.31.ffn_up", Format::Q4K),
+        ] {
+            assert_eq!(format(Quant::Q4KM, name), expected, "{name}");
+        }
     }
 
     #[test]
     fn mixed_formats_follow_their_table() {
         use Format::{Iq1S, Q2K, Q3K, Q4K, Q5K, Q6K};
 
-        let shape = llama_8b();
-        let list = tensors(&shape);
         let names = [
             "token_embd",
             "output",
@@ -280,20 +278,16 @@ mod tests {
             "blk.9.ffn_down",
             "blk.9.attn_output",
         ];
-        let formats = |quant: Quant| {
-            names.map(|name| {
-                let name = format!("{name}.weight");
-                quant.format(list.iter().find(|tensor| tensor.name == name).unwrap(), &shape).unwrap()
-            })
-        };
+        let formats = |quant: Quant| names.map(|name| format(quant, name));
         assert_eq!(formats(Quant::Q5KM), [Q5K, Q6K, Q6K, Q6K, Q6K, Q6K, Q5K]);
         // 32 layers: the first sixteenth is two of them.
         assert_eq!(formats(Quant::Q3KM), [Q3K, Q6K, Q5K, Q4K, Q5K, Q4K, Q4K]);
         // 32 heads share 8 keys.
         assert_eq!(formats(Quant::Q2KM), [Q2K, Q6K, Q4K, Q4K, Q3K, Q3K, Q3K]);
         assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Q2K]);
-        let plain = ModelShape { kv_heads: 32, ..shape.clone() };
-        assert_eq!(Quant::Q2KM.format(&list[4], &plain), Ok(Q3K), "{}", list[4].name);
+        let plain = ModelShape { kv_heads: 32, ..llama_8b() };
+        let value = &tensors(&plain)[4];
+        assert_eq!(Quant::Q2KM.format(value, &plain), Ok(Q3K), "{}", value.name);
     }
 
     #[test]

@@ -67,11 +67,8 @@ pub struct UnknownArchitecture(pub String);
 impl FromStr for Architecture {
     type Err = UnknownArchitecture;
     fn from_str(text: &str) -> Result<Self, UnknownArchitecture> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|architecture| architecture.name() == text)
-            .ok_or_else(|| UnknownArchitecture(text.to_owned()))
+        let found = Self::ALL.iter().copied().find(|architecture| architecture.name() == text);
+        found.ok_or_else(|| UnknownArchitecture(text.to_owned()))
     }
 }
 
@@ -164,7 +161,7 @@ impl ModelShape {
     }
 
     /// Returns the size of one layer's KV cache for `context` tokens with elements of `element` bytes (2 for f16):
-    /// `element (h_k e_k + h_v e_v) context`.
+    /// `element * kv_heads * (key_length + value_length) * context`.
     pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
         element * ((self.key_width() + self.value_width()) * u64::from(context))
     }
@@ -187,7 +184,6 @@ impl ModelShape {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns the shape of Llama 3 8B.
     pub(crate) fn llama_8b() -> ModelShape {
         ModelShape {
             architecture: Architecture::Llama,

@@ -16,7 +16,7 @@ fn error(device: &str, from: &str, to: &str) -> (String, DocumentError) {
     (changed, error)
 }
 
-/// Checks that an error in the document of D3 contains `what` and is on the line that begins with `line_begins`.
+/// Checks that an error in the shipped document `d3` contains `what`, at the line that begins with `line_begins`.
 fn check(from: &str, to: &str, what: &str, line_begins: &str) {
     let (text, error) = error("d3", from, to);
     assert!(error.what().contains(what), "{error}");

@@ -15,7 +15,6 @@ fn parse_device(text: &str) {
     }
 }
 
-/// Checks that an accepted document has a profile.
 fn parse_model(text: &str) {
     if let Ok(document) = ModelDocument::from_yaml(text) {
         let profile = document.profile().expect("what was parsed has a profile");
@@ -34,7 +33,7 @@ fn shipped() -> impl Strategy<Value = (&'static str, fn(&str))> {
     ]
 }
 
-/// Generates a number, a quantity or YAML structure that replaces a value.
+/// Generates the text that replaces a value: a number, a quantity, a YAML structure, or random characters.
 fn replacement() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<i64>().prop_map(|number| number.to_string()),
@@ -55,7 +54,7 @@ fn replacement() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Doubles the number of cases, for two kinds of documents.
+/// Doubles the number of cases, because they are divided between device and model documents.
 fn cases() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig { cases: usual.cases.saturating_mul(2), ..usual }

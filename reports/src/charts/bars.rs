@@ -5,14 +5,14 @@ use hearth_schema::Trace;
 use plotters::element::Text;
 
 use super::drawing::{Class, Drawing, TooltipShape};
-use super::{Axis, Scale, label, plot, text};
+use super::{Axis, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
 
 /// Pixels from one bar to the next, including the heading of the bar.
 const BAR_STEP: f64 = 48.0;
-/// Offset of a heading from the top of its step, as a fraction of [`BAR_STEP`].
+/// Offset of a bar's heading from the top of the bar's step, as a fraction of [`BAR_STEP`].
 const HEADING: f64 = 0.04;
 /// Top and bottom of a bar within its step, as fractions of [`BAR_STEP`].
 const BAR: [f64; 2] = [0.42, 0.84];
@@ -21,7 +21,6 @@ const BAR: [f64; 2] = [0.42, 0.84];
 const TERM_CLASSES: [Class; 7] =
     [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
 
-/// A stacked bar with a heading.
 struct Bar {
     heading: String,
     /// Class, meaning and milliseconds of each segment.
@@ -46,8 +45,8 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// Draws the times per token that each device computes, waits and reads ahead. `max` is the time across the whole
-/// width, in milliseconds.
+/// Draws a stacked bar for each device: the time per token in which it computes, copies, waits and reads ahead.
+/// `max` is the time across the whole width, in milliseconds.
 pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());
@@ -99,16 +98,16 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
             drawing.add_to_legend(bar.segments[index].0, bar.segments[index].1);
         }
     }
-    let x = Axis::new(Scale::linear(0.0, max), 6, &|value| label(*value, "ms"));
+    let x = Axis::new(0.0..max, 6, &|value| label(*value, "ms"));
     plot(&mut drawing, BAR_STEP * bars.len() as f64, x, Axis::rows(bars.len()), |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;
             chart.draw_series([Text::new(bar.heading.clone(), (0.0, row + HEADING), text(Class::Name))])?;
             let mut start = 0.0;
             for (class, meaning, value) in bar.segments.iter().filter(|segment| visible(segment.2)) {
-                let corners = [(start, row + BAR[0]), (start + value, row + BAR[1])];
-                let hover = format!("{meaning}: {}", numbers::milliseconds(*value));
-                chart.draw_series([TooltipShape::bar(corners, *class, hover)])?;
+                let corners = vec![(start, row + BAR[0]), (start + value, row + BAR[1])];
+                let tooltip = format!("{meaning}: {}", numbers::milliseconds(*value));
+                chart.draw_series([TooltipShape { points: corners, class: *class, tooltip }])?;
                 start += value;
             }
         }

@@ -8,8 +8,6 @@
 //! [`Canvas`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
 //! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red component of a plotters colour
 //! is the index of a [`Class`].
-//!
-//! Not here: the charts themselves ([`super::gantt`], [`super::bars`] and the other modules).
 
 use std::convert::Infallible;
 use std::fmt::{self, Write};
@@ -86,55 +84,33 @@ impl Color for Class {
 pub type Point = (f64, f64);
 
 /// An SVG drawing under construction.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Drawing {
-    title: String,
-    /// Prefix of SVG identifiers, unique among the drawings of a page.
-    id: String,
-    gutter: u32,
-    height: f64,
+    pub title: String,
+    /// Prefix of SVG identifiers, unique among the drawings of a page; also the name of the SVG file.
+    pub id: String,
+    /// Width of the gutter, in pixels.
+    pub gutter: u32,
+    /// Height in pixels.
+    pub height: f64,
     body: String,
     legend: Vec<(Class, String)>,
     arrows: bool,
     /// Maximum width in pixels, including the gutter.
     max_width: Option<u32>,
-    /// Tooltip of the next shape; empty if it has none.
-    tooltip: String,
+    /// Tooltip of the next rectangle or dot; empty if it has none.
+    pub tooltip: String,
 }
 
 impl Drawing {
     /// Creates an empty drawing. `id` is written unescaped, so it must not come from a trace; `gutter` is in pixels.
     pub fn new(id: &str, title: &str, gutter: u32) -> Self {
-        Self {
-            title: title.into(),
-            id: id.into(),
-            gutter,
-            height: 0.0,
-            body: String::new(),
-            legend: Vec::new(),
-            arrows: false,
-            max_width: None,
-            tooltip: String::new(),
-        }
-    }
-
-    pub fn title(&self) -> &str {
-        &self.title
-    }
-
-    /// The width of the gutter in pixels.
-    pub fn gutter(&self) -> u32 {
-        self.gutter
+        Self { title: title.into(), id: id.into(), gutter, ..Self::default() }
     }
 
     /// Limits the width of the plot to `width` pixels.
     pub fn limit_width(&mut self, width: u32) {
         self.max_width = Some(width + self.gutter + MARGIN_RIGHT);
-    }
-
-    /// Increases the height to at least `height` pixels.
-    pub fn extend_to(&mut self, height: f64) {
-        self.height = self.height.max(height);
     }
 
     /// Adds a class and its meaning to the legend, unless the legend has them already.
@@ -144,12 +120,7 @@ impl Drawing {
         }
     }
 
-    /// Sets the tooltip of the next rectangle or dot.
-    pub fn set_tooltip(&mut self, text: &str) {
-        text.clone_into(&mut self.tooltip);
-    }
-
-    /// Adds a rectangle: `x` are fractions of the width, `y` are pixels from the top.
+    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones (pixels).
     pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2]) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
@@ -164,17 +135,12 @@ impl Drawing {
     }
 
     fn dot(&mut self, class: Class, (x, y): Point, radius: f64) {
-        let _ = write!(
-            self.body,
-            r#"<circle class="{class}" cx="{}%" cy="{}" r="{}""#,
-            number(100.0 * x),
-            number(y),
-            number(radius)
-        );
+        let (x, y, radius) = (number(100.0 * x), number(y), number(radius));
+        let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{radius}""#);
         self.close("circle");
     }
 
-    /// Ends a shape, with its tooltip if it has one.
+    /// Ends a shape and adds its tooltip.
     fn close(&mut self, element: &str) {
         let _ = match self.tooltip.as_str() {
             "" => writeln!(self.body, "/>"),
@@ -183,51 +149,44 @@ impl Drawing {
         self.tooltip.clear();
     }
 
-    /// Adds a text that is centred at `x`, a fraction of the width; `y` is the baseline in pixels from the top.
+    /// Adds a text that is centred at `x`; `y` is the baseline.
     pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
-        let place = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
-        self.text(class, &place, text);
+        let attributes = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
+        self.text(class, &attributes, text);
     }
 
-    /// Adds a text at the left edge of the gutter; `y` is the baseline in pixels from the top.
+    /// Adds a text at the left edge of the gutter; `y` is the baseline.
     pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
-        let place = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
-        self.text(class, &place, text);
+        let attributes = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
+        self.text(class, &attributes, text);
     }
 
-    fn text(&mut self, class: Class, place: &str, text: &str) {
-        let _ = writeln!(self.body, r#"<text class="{class}" {place}>{}</text>"#, escape::markup(text));
+    fn text(&mut self, class: Class, attributes: &str, text: &str) {
+        let _ = writeln!(self.body, r#"<text class="{class}" {attributes}>{}</text>"#, escape::markup(text));
     }
 
-    /// Adds a straight line between two points.
     pub fn line(&mut self, class: Class, from: Point, to: Point) {
         self.stroke(class, from, to, "");
     }
 
-    /// Adds an arrow from one point to another.
     pub fn arrow(&mut self, class: Class, from: Point, to: Point) {
         self.arrows = true;
         let head = format!(r#" marker-end="url(#{}-head)""#, self.id);
         self.stroke(class, from, to, &head);
     }
 
-    fn stroke(&mut self, class: Class, from: Point, to: Point, more: &str) {
-        let _ = writeln!(
-            self.body,
-            r#"<line class="{class}" x1="{}%" y1="{}" x2="{}%" y2="{}"{more}/>"#,
-            number(100.0 * from.0),
-            number(from.1),
-            number(100.0 * to.0),
-            number(to.1)
-        );
+    fn stroke(&mut self, class: Class, from: Point, to: Point, attributes: &str) {
+        let [x1, x2] = [from, to].map(|(x, _)| number(100.0 * x));
+        let [y1, y2] = [from, to].map(|(_, y)| number(y));
+        let line =
+            format!(r#"<line class="{class}" x1="{x1}%" y1="{y1}" x2="{x2}%" y2="{y2}"{attributes}/>"#);
+        let _ = writeln!(self.body, "{line}");
     }
 
     /// Returns the drawing as HTML for a page that includes [`STYLE`].
     pub fn inline_html(&self) -> String {
-        let mut out = String::new();
         let limit = self.max_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
-        let _ = write!(
-            out,
+        let mut out = format!(
             "<div class=\"drawing\" style=\"padding-left:{}px;padding-right:{MARGIN_RIGHT}px{limit}\">\
              <svg width=\"100%\" height=\"{}\" role=\"img\" aria-label=\"{}\" overflow=\"visible\">\n{}{}</svg></div>",
             self.gutter,
@@ -253,9 +212,7 @@ impl Drawing {
         let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - margins;
         let rows = self.legend.len().div_ceil(4) as f64;
         let height = TITLE_HEIGHT + self.height + 16.0 + rows * LEGEND_ROW;
-        let mut out = String::new();
-        let _ = write!(
-            out,
+        let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{FILE_WIDTH}\" height=\"{h}\" \
              viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
              <rect class=\"paper\" width=\"{FILE_WIDTH}\" height=\"{h}\"/>\n\
@@ -274,9 +231,8 @@ impl Drawing {
             let y = TITLE_HEIGHT + self.height + 12.0 + (index / 4) as f64 * LEGEND_ROW;
             let _ = writeln!(
                 out,
-                "<rect class=\"key {}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
+                "<rect class=\"key {class}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
                  <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
-                class,
                 x + 18.0,
                 y + 10.0,
                 escape::markup(meaning)
@@ -328,18 +284,16 @@ impl Canvas<'_> {
     /// Adds a polyline or polygon in a nested SVG whose coordinate system stretches with the plot.
     fn shape(&mut self, element: &str, class: Class, points: impl IntoIterator<Item = BackendCoord>) {
         let (gutter, height) = (self.gutter(), self.0.height);
-        let _ = write!(
+        let points: Vec<String> = points.into_iter().map(|(x, y)| format!("{},{y}", x - gutter)).collect();
+        let _ = writeln!(
             self.0.body,
             "<svg width=\"100%\" height=\"{}\" viewBox=\"0 0 {PLOT_UNITS} {}\" preserveAspectRatio=\"none\" \
-             overflow=\"visible\"><{element} class=\"{class}\" vector-effect=\"non-scaling-stroke\" points=\"",
+             overflow=\"visible\"><{element} class=\"{class}\" vector-effect=\"non-scaling-stroke\" \
+             points=\"{}\"/></svg>",
             number(height),
-            number(height * f64::from(UNITS_PER_PIXEL))
+            number(height * f64::from(UNITS_PER_PIXEL)),
+            points.join(" ")
         );
-        for (index, (x, y)) in points.into_iter().enumerate() {
-            let gap = if index == 0 { "" } else { " " };
-            let _ = write!(self.0.body, "{gap}{},{y}", x - gutter);
-        }
-        self.0.body.push_str("\"/></svg>\n");
     }
 }
 
@@ -366,7 +320,7 @@ impl DrawingBackend for Canvas<'_> {
     fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let (from, to) = (self.point(from), self.point(to));
-            self.0.stroke(class, from, to, "");
+            self.0.line(class, from, to);
         }
         Ok(())
     }
@@ -441,8 +395,8 @@ impl DrawingBackend for Canvas<'_> {
             FontTransform::Rotate270 => format!(r#" transform="rotate(-90 {x} {})""#, number(y)),
             _ => String::new(),
         };
-        let place = format!(r#"x="{x}" y="{}" text-anchor="{side}"{turn}"#, number(y));
-        self.0.text(class, &place, text);
+        let attributes = format!(r#"x="{x}" y="{}" text-anchor="{side}"{turn}"#, number(y));
+        self.0.text(class, &attributes, text);
         Ok(())
     }
 
@@ -457,20 +411,10 @@ impl DrawingBackend for Canvas<'_> {
 
 /// A bar or a dot with a tooltip.
 pub struct TooltipShape {
-    /// Two opposite corners of a bar, or the centre of a dot.
-    points: Vec<(f64, f64)>,
-    class: Class,
-    tooltip: String,
-}
-
-impl TooltipShape {
-    pub fn bar(corners: [(f64, f64); 2], class: Class, tooltip: String) -> Self {
-        Self { points: corners.to_vec(), class, tooltip }
-    }
-
-    pub fn dot(centre: (f64, f64), class: Class, tooltip: String) -> Self {
-        Self { points: vec![centre], class, tooltip }
-    }
+    /// Top left and bottom right corner of a bar, or the centre of a dot.
+    pub points: Vec<(f64, f64)>,
+    pub class: Class,
+    pub tooltip: String,
 }
 
 impl<'a> PointCollection<'a, (f64, f64)> for &'a TooltipShape {
@@ -489,7 +433,7 @@ impl Drawable<Canvas<'_>> for TooltipShape {
         canvas: &mut Canvas<'_>,
         _: (u32, u32),
     ) -> DrawResult {
-        canvas.0.set_tooltip(&self.tooltip);
+        canvas.0.tooltip.clone_from(&self.tooltip);
         let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
         match points[..] {
             [a, b] => {
@@ -507,10 +451,18 @@ mod tests {
 
     #[test]
     fn numbers_are_short_and_finite() {
-        assert_eq!(number(12.5), "12.5");
-        assert_eq!(number(100.0), "100");
-        assert_eq!(number(-0.0001), "0");
-        assert_eq!(number(f64::NAN), "0");
+        assert_eq!([12.5, 100.0, -0.0001, f64::NAN].map(number), ["12.5", "100", "0", "0"]);
+    }
+
+    #[test]
+    fn text_cannot_leave_its_element() {
+        let mut drawing = Drawing::new("d", "</title><script>", 40);
+        drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
+        drawing.tooltip = "\"><script>".into();
+        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0]);
+        for text in [drawing.inline_html(), drawing.standalone_svg()] {
+            assert!(!text.contains("<script"), "{text}");
+        }
     }
 
     #[test]
@@ -518,17 +470,6 @@ mod tests {
         assert_eq!(Class::Series7.to_string(), "series-7");
         for (_, name) in CLASSES {
             assert!(STYLE.contains(&format!(".{name}")), "{name}");
-        }
-    }
-
-    #[test]
-    fn text_cannot_leave_its_element() {
-        let mut drawing = Drawing::new("d", "</title><script>", 40);
-        drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
-        drawing.set_tooltip("\"><script>");
-        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0]);
-        for text in [drawing.inline_html(), drawing.standalone_svg()] {
-            assert!(!text.contains("<script"), "{text}");
         }
     }
 }

@@ -1,13 +1,12 @@
 //! The Gantt chart of one token: the work of every device while the token goes around the ring.
 //!
-//! It looks like Fig. 6 of the prima.cpp paper: a row for each processor and disk, time on the horizontal axis,
-//! reading ahead in green, computation that waits for the disk in orange, messages as arrows, and empty space where a
-//! device waits. Reports draw the token of median duration.
-//!
-//! Not here: how steps are split into intervals (`crate::timeline::activities`).
+//! The layout is that of Fig. 6 of the prima.cpp paper: a row for each processor and disk, time on the horizontal
+//! axis, reading ahead in green, computation that waits for the disk in orange, messages as arrows, and empty space
+//! where a device waits. Reports draw the token of median duration.
 
 use std::collections::BTreeSet;
 
+use hearth_core::metrics::token_times::DecodeStep;
 use hearth_schema::Trace;
 use hearth_schema::trace::{Kind, Record, Resource};
 
@@ -16,7 +15,6 @@ use super::{label, millis, round_values};
 use crate::comparison::Run;
 use crate::text::numbers;
 use crate::timeline::activities::{self, Activity, Interval, Lane};
-use crate::timeline::tokens::Token;
 use crate::timeline::{events, messages};
 
 // Dimensions in pixels.
@@ -32,19 +30,19 @@ const MERGE_SHARE: f64 = 0.0005;
 /// Maximum number of arrows; more arrows could not be distinguished.
 const MAX_ARROWS: usize = 4000;
 
-/// Activities in the order of the legend.
-const LEGEND: [Activity; 7] = [
-    Activity::Cpu,
-    Activity::Gpu,
-    Activity::Copy,
-    Activity::Queue,
-    Activity::DemandRead,
-    Activity::HiddenRead,
-    Activity::ConcurrentRead,
+/// The class of each activity and its text in the legend, in the order of the legend.
+const LEGEND: [(Activity, Class, &str); 7] = [
+    (Activity::Cpu, Class::Cpu, "computing, CPU"),
+    (Activity::Gpu, Class::Gpu, "computing, GPU"),
+    (Activity::Copy, Class::Memory, "copying"),
+    (Activity::Queue, Class::Queue, "waiting for a processor"),
+    (Activity::DemandRead, Class::Demand, "waiting for the disk"),
+    (Activity::HiddenRead, Class::Hidden, "reading ahead, hidden"),
+    (Activity::ConcurrentRead, Class::Concurrent, "reading ahead while computing"),
 ];
 
-/// Draws the chart of one token. `span` is the time across the whole width, in nanoseconds.
-pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
+/// Draws the Gantt chart of one token. `span` is the time across the whole width, in nanoseconds.
+pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
     let intervals = activities::intervals_within(&trace.records, [token.start, token.end]);
@@ -77,7 +75,6 @@ pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     drawing
 }
 
-/// A row of the chart.
 struct Row {
     /// Index of the device in the ring.
     device: u16,
@@ -117,7 +114,7 @@ fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
 
 fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
     let max = millis(span);
-    for tick in round_values(max, 8) {
+    for tick in round_values(&(0.0..max), 8) {
         let x = if max > 0.0 { tick / max } else { 0.0 };
         // No grid line at zero: the device names, which are wider than the gutter, are there.
         if tick > 0.0 {
@@ -126,15 +123,21 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
         drawing.centred_text(Class::Tick, (x, bottom + 14.0), &label(tick, ""));
     }
     drawing.gutter_text(Class::Tick, bottom + 14.0, "ms");
-    drawing.extend_to(bottom + AXIS_HEIGHT);
+    drawing.height = bottom + AXIS_HEIGHT;
 }
 
-fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Trace, token: Token, span: u64) {
-    for activity in
-        LEGEND.into_iter().filter(|shown| intervals.iter().any(|interval| interval.activity == *shown))
-    {
-        let (class, meaning) = style(activity);
-        drawing.add_to_legend(class, meaning);
+fn fill(
+    drawing: &mut Drawing,
+    rows: &[Row],
+    intervals: &[Interval],
+    trace: &Trace,
+    token: DecodeStep,
+    span: u64,
+) {
+    for (activity, class, meaning) in LEGEND {
+        if intervals.iter().any(|interval| interval.activity == activity) {
+            drawing.add_to_legend(class, meaning);
+        }
     }
     let near = (span as f64 * MERGE_SHARE) as u64;
     let mut index = 0;
@@ -154,19 +157,19 @@ fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Tra
         let Some(row) = rows.iter().find(|row| (row.device, row.lane) == (first.device, first.lane)) else {
             continue;
         };
-        let (class, meaning) = style(first.activity);
-        let hover = if count == 1 {
-            hover(&trace.records[first.record], meaning, first.end - first.start)
+        let style = LEGEND.iter().find(|(activity, ..)| *activity == first.activity);
+        let (_, class, meaning) = *style.expect("every activity is in the legend");
+        drawing.tooltip = if count == 1 {
+            tooltip(&trace.records[first.record], meaning, first.end - first.start)
         } else {
             format!("{meaning}: {count} steps, within {}", numbers::milliseconds(millis(end - first.start)))
         };
         let x = [share(first.start, token, span), share(end, token, span)];
-        drawing.set_tooltip(&hover);
         drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT]);
     }
 }
 
-fn hover(record: &Record, meaning: &str, nanos: u64) -> String {
+fn tooltip(record: &Record, meaning: &str, nanos: u64) -> String {
     let what = match record.kind {
         Kind::Embed => "embedding".into(),
         Kind::Output => "output and sampling".into(),
@@ -185,19 +188,7 @@ fn hover(record: &Record, meaning: &str, nanos: u64) -> String {
     format!("{meaning}: {what}, round {}, {}", record.round, numbers::milliseconds(millis(nanos)))
 }
 
-fn style(activity: Activity) -> (Class, &'static str) {
-    match activity {
-        Activity::Cpu => (Class::Cpu, "computing, CPU"),
-        Activity::Gpu => (Class::Gpu, "computing, GPU"),
-        Activity::Copy => (Class::Memory, "copying"),
-        Activity::Queue => (Class::Queue, "waiting for a processor"),
-        Activity::DemandRead => (Class::Demand, "waiting for the disk"),
-        Activity::HiddenRead => (Class::Hidden, "reading ahead, hidden"),
-        Activity::ConcurrentRead => (Class::Concurrent, "reading ahead while computing"),
-    }
-}
-
-fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span: u64) {
+fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: DecodeStep, span: u64) {
     let records: Vec<Record> =
         trace.records.iter().filter(|record| record.pass == token.pass).cloned().collect();
     let middle = |device: u16, lane: Lane| {
@@ -205,7 +196,7 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
         row.map(|row| row.top + LANE_HEIGHT / 2.0)
     };
     for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
-        let (sent, received) = (&records[message.send_record], &records[message.receive_record]);
+        let [sent, received] = message.map(|index| &records[index]);
         let inside = |at: u64| (token.start..=token.end).contains(&at);
         if !inside(sent.start) || !inside(received.end) {
             continue;
@@ -229,6 +220,6 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
     }
 }
 
-fn share(at: u64, token: Token, span: u64) -> f64 {
+fn share(at: u64, token: DecodeStep, span: u64) -> f64 {
     at.saturating_sub(token.start) as f64 / span.max(1) as f64
 }

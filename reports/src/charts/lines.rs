@@ -1,8 +1,6 @@
 //! Line charts: a line for each series, with a value at each position of the horizontal axis.
 //!
 //! Where a required value is missing, the line is broken and the axis has a cross.
-//!
-//! Not here: computing the values.
 
 use plotters::element::{PathElement, Text};
 
@@ -58,25 +56,25 @@ impl LineChart {
         for (index, series) in self.series.iter().enumerate().filter(|(_, series)| !series.name.is_empty()) {
             drawing.add_to_legend(Class::series(index), &escape::name(&series.name));
         }
-        let fractions = self.labelled().iter().map(|position| position.fraction).collect::<Vec<_>>();
+        let fractions = self.labelled().iter().map(|position| position.fraction).collect();
         let name = |fraction: &f64| {
             let found = self.positions.iter().find(|position| position.fraction == *fraction);
             found.map_or_else(String::new, |position| escape::name(&position.label))
         };
-        let (labels, x_title) = (fractions.len(), escape::phrase(&self.x_title));
-        let x = Axis::new(Scale::Ticks((0.0..1.0).into(), fractions), labels, &name).with_title(&x_title);
+        let scale = Scale { range: 0.0..1.0, is_logarithmic: false, ticks: fractions };
+        let x = Axis { scale, format_label: &name, title: &escape::phrase(&self.x_title), grid: false };
         let unit = |value: &f64| label(*value, &self.unit);
-        let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &unit).with_grid();
+        let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &unit) };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
             for (index, series) in self.series.iter().enumerate() {
                 let class = Class::series(index);
-                for run in self.unbroken(series).filter(|run| run.len() > 1) {
+                for run in self.unbroken(series).into_iter().filter(|run| run.len() > 1) {
                     chart.draw_series([PathElement::new(run, class)])?;
                 }
                 let dots = self.positions.iter().zip(&series.values).filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
-                    let hover = self.hover(series, position, value);
-                    Some(TooltipShape::dot((position.fraction, value), class, hover))
+                    let tooltip = self.tooltip(series, position, value);
+                    Some(TooltipShape { points: vec![(position.fraction, value)], class, tooltip })
                 });
                 chart.draw_series(dots)?;
                 let missing = self
@@ -93,24 +91,20 @@ impl LineChart {
         Some(drawing)
     }
 
-    fn hover(&self, series: &Series, position: &Position, value: f64) -> String {
+    fn tooltip(&self, series: &Series, position: &Position, value: f64) -> String {
         let name =
             if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
-        let digits = numbers::digits_for(value).saturating_sub(1);
-        format!("{name}{}: {} {}", position.label, numbers::FixedPoint::new(value, digits).text(), self.unit)
+        format!("{name}{}: {} {}", position.label, numbers::three_digits(value), self.unit)
     }
 
     /// Splits the points of a series at missing values; does not split if missing values are not marked.
-    fn unbroken(&self, series: &Series) -> impl Iterator<Item = Vec<(f64, f64)>> {
-        let mut runs = vec![Vec::new()];
-        for (position, value) in self.positions.iter().zip(&series.values) {
-            match value.filter(|value| value.is_finite()) {
-                Some(value) => runs.last_mut().expect("at least one run").push((position.fraction, value)),
-                None if self.mark_missing => runs.push(Vec::new()),
-                None => {}
-            }
-        }
-        runs.into_iter()
+    fn unbroken(&self, series: &Series) -> Vec<Vec<(f64, f64)>> {
+        let point = |(position, value): (&Position, &Option<f64>)| {
+            Some((position.fraction, value.filter(|value| value.is_finite())?))
+        };
+        let mut points: Vec<_> = self.positions.iter().zip(&series.values).map(point).collect();
+        points.retain(|point| self.mark_missing || point.is_some());
+        points.split(Option::is_none).map(|run| run.iter().copied().flatten().collect()).collect()
     }
 
     /// Returns positions whose labels do not overlap. The other labels are only in the tooltips of the dots.

@@ -2,12 +2,12 @@
 
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::Counter;
+use hearth_schema::trace::{Counter, TracedDevice};
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, MAX_POINTS, Scale, label, plot, text};
+use super::{Axis, MAX_POINTS, label, plot, text};
 use crate::comparison::Run;
 use crate::text::{escape, numbers};
 
@@ -16,7 +16,6 @@ const STRIP_STEP: f64 = 62.0;
 /// Top and bottom of a strip within its step, as fractions of [`STRIP_STEP`].
 const STRIP: [f64; 2] = [0.32, 0.84];
 
-/// The strip of one device.
 struct Strip {
     heading: String,
     /// Seconds and height (0 to 1) of each reading.
@@ -33,14 +32,8 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
         let bytes = points.last()?.1 * max as f64;
         Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(bytes)), points })
     });
-    let title = format!("{}: weights in memory", run.heading());
-    Some(draw(
-        &format!("residency-{}", run.label),
-        &title,
-        Class::Series0,
-        strips.collect(),
-        readings.seconds,
-    ))
+    let (id, title) = (format!("residency-{}", run.label), format!("{}: weights in memory", run.heading()));
+    Some(draw(&id, &title, Class::Series0, strips.collect(), readings.seconds))
 }
 
 /// Draws the memory pressure of each device over a run; `None` unless other programs allocated memory or were swapped
@@ -51,18 +44,17 @@ pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     if !trace.run_events.iter().any(pressed) {
         return None;
     }
-    let strip = |(index, device): (usize, &hearth_schema::trace::TracedDevice)| {
+    let strip = |(index, device): (usize, &TracedDevice)| {
         let points = readings.of_device(index, device.memory_total.max(1) as f64);
         let max = points.iter().map(|&(_, share)| share).fold(0.0, f64::max);
         let heading = format!("{}, at most {}", escape::name(&device.name), numbers::percent(max));
         Strip { heading, points }
     };
     let strips = trace.header.devices.iter().enumerate().map(strip).collect();
-    let title = format!("{}: memory pressure", run.heading());
-    Some(draw(&format!("pressure-{}", run.label), &title, Class::Series1, strips, readings.seconds))
+    let (id, title) = (format!("pressure-{}", run.label), format!("{}: memory pressure", run.heading()));
+    Some(draw(&id, &title, Class::Series1, strips, readings.seconds))
 }
 
-/// The readings of one counter.
 struct Readings {
     /// Device index, seconds since the first reading, and value of each reading.
     values: Vec<(usize, f64, u64)>,
@@ -95,7 +87,7 @@ impl Readings {
 
 fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
     let mut drawing = Drawing::new(id, title, 0);
-    let x = Axis::new(Scale::linear(0.0, seconds), 6, &|value| label(*value, "s"));
+    let x = Axis::new(0.0..seconds, 6, &|value| label(*value, "s"));
     plot(&mut drawing, STRIP_STEP * strips.len() as f64, x, Axis::rows(strips.len()), |chart| {
         for (row, strip) in strips.into_iter().enumerate() {
             let row = row as f64;

@@ -1,8 +1,6 @@
 //! Charts: bars, lines, scatter plots and the Gantt chart of a token, drawn with plotters as SVG.
 //!
 //! Charts are made from a comparison or from traces. The functions return `None` if there is nothing to draw.
-//!
-//! Not here: captions and the order of charts on a page (`crate::sections`).
 
 pub mod bars;
 pub mod drawing;
@@ -16,12 +14,11 @@ use std::ops::Range;
 
 use plotters::chart::{ChartBuilder, ChartContext, LabelAreaPosition};
 use plotters::coord::cartesian::Cartesian2d;
-use plotters::coord::combinators::LogCoord;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{IntoFont, TRANSPARENT, TextStyle};
+use plotters::style::{Color, IntoFont, TRANSPARENT, TextStyle};
 
 use drawing::{Canvas, Class, Drawing, UNITS_PER_PIXEL};
 
@@ -37,18 +34,10 @@ const MARGIN_TOP: f64 = 8.0;
 type Chart<'c, 'd> = ChartContext<'c, Canvas<'d>, Cartesian2d<Scale, Scale>>;
 type PlotResult = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
 
-/// The scale of an axis. The values of `Ticks` and `Log` are the positions of the ticks; those of `Linear` are chosen
-/// by plotters.
-enum Scale {
-    Linear(RangedCoordf64),
-    Ticks(RangedCoordf64, Vec<f64>),
-    Log(LogCoord<f64>, Vec<f64>),
-}
-
-impl Scale {
-    fn linear(from: f64, to: f64) -> Self {
-        Scale::Linear((from..to).into())
-    }
+struct Scale {
+    range: Range<f64>,
+    is_logarithmic: bool,
+    ticks: Vec<f64>,
 }
 
 impl Ranged for Scale {
@@ -56,56 +45,39 @@ impl Ranged for Scale {
     type ValueType = f64;
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        match self {
-            Scale::Linear(coord) | Scale::Ticks(coord, _) => coord.map(value, limit),
-            Scale::Log(coord, _) => coord.map(value, limit),
-        }
+        let scaled = |value: f64| if self.is_logarithmic { value.ln() } else { value };
+        let range = scaled(self.range.start)..scaled(self.range.end);
+        RangedCoordf64::from(range).map(&scaled(*value), limit)
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        match self {
-            Scale::Linear(coord) => coord.key_points(hint),
-            Scale::Ticks(_, ticks) | Scale::Log(_, ticks) if hint.max_num_points() > 0 => ticks.clone(),
-            Scale::Ticks(..) | Scale::Log(..) => Vec::new(),
-        }
+        if hint.max_num_points() > 0 { self.ticks.clone() } else { Vec::new() }
     }
 
     fn range(&self) -> Range<f64> {
-        match self {
-            Scale::Linear(coord) | Scale::Ticks(coord, _) => coord.range(),
-            Scale::Log(coord, _) => coord.range(),
-        }
+        self.range.clone()
     }
 }
 
 struct Axis<'a> {
     scale: Scale,
-    /// Maximum number of labels.
-    labels: usize,
-    /// Formats a label.
-    label: &'a dyn Fn(&f64) -> String,
+    format_label: &'a dyn Fn(&f64) -> String,
     /// The title of the axis; empty if it has none.
     title: &'a str,
     grid: bool,
 }
 
 impl<'a> Axis<'a> {
-    /// Creates an axis without a title and without grid lines.
-    fn new(scale: Scale, labels: usize, label: &'a dyn Fn(&f64) -> String) -> Self {
-        Self { scale, labels, label, title: "", grid: false }
+    /// Creates a linear axis without a title and without grid lines.
+    fn new(range: Range<f64>, max_ticks: usize, format_label: &'a dyn Fn(&f64) -> String) -> Self {
+        let ticks = round_values(&range, max_ticks);
+        let scale = Scale { range, is_logarithmic: false, ticks };
+        Self { scale, format_label, title: "", grid: false }
     }
 
     /// Creates a vertical axis without labels for `count` rows, the first row at the top.
     fn rows(count: usize) -> Self {
-        Self::new(Scale::linear(count as f64, 0.0), 0, &|_| String::new())
-    }
-
-    fn with_title(self, title: &'a str) -> Self {
-        Self { title, ..self }
-    }
-
-    fn with_grid(self) -> Self {
-        Self { grid: true, ..self }
+        Self::new(count as f64..0.0, 0, &|_| String::new())
     }
 }
 
@@ -117,9 +89,10 @@ fn plot(
     y: Axis<'_>,
     content: impl FnOnce(&mut Chart<'_, '_>) -> PlotResult,
 ) {
+    let label_counts = [&x, &y].map(|axis| axis.scale.ticks.len());
     let below = 24.0 + if x.title.is_empty() { 0.0 } else { 18.0 };
-    let gutter = drawing.gutter();
-    drawing.extend_to(MARGIN_TOP + height + below);
+    let gutter = drawing.gutter;
+    drawing.height = MARGIN_TOP + height + below;
     let draw = || -> PlotResult {
         let area = Canvas(drawing).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
@@ -136,17 +109,13 @@ fn plot(
         }
         mesh.max_light_lines(0)
             .bold_line_style(Class::Grid)
-            .axis_style(if y.grid {
-                TRANSPARENT.into()
-            } else {
-                plotters::style::ShapeStyle::from(Class::Grid)
-            })
+            .axis_style(if y.grid { TRANSPARENT } else { Class::Grid.to_rgba() })
             .label_style(text(Class::Tick))
             .set_all_tick_mark_size(4 * UNITS_PER_PIXEL)
-            .x_labels(x.labels)
-            .y_labels(y.labels)
-            .x_label_formatter(x.label)
-            .y_label_formatter(y.label);
+            .x_labels(label_counts[0])
+            .y_labels(label_counts[1])
+            .x_label_formatter(x.format_label)
+            .y_label_formatter(y.format_label);
         if !x.title.is_empty() {
             mesh.x_desc(x.title);
         }
@@ -168,9 +137,9 @@ fn centred(class: Class) -> TextStyle<'static> {
     text(class).pos(Pos::new(HPos::Center, VPos::Bottom))
 }
 
-/// Returns at most `count` round values from zero to `max`.
-fn round_values(max: f64, count: usize) -> Vec<f64> {
-    RangedCoordf64::from(0.0..max).key_points(count)
+/// Returns at most `count` round values within a range.
+fn round_values(range: &Range<f64>, count: usize) -> Vec<f64> {
+    RangedCoordf64::from(range.clone()).key_points(count)
 }
 
 /// Formats a label of an axis, rounded to nine significant digits to hide floating-point errors.
@@ -182,7 +151,6 @@ fn label(value: f64, unit: &str) -> String {
     format!("{value}{gap}{unit}").replace('-', "\u{2212}")
 }
 
-/// Converts nanoseconds to milliseconds.
 fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
@@ -193,7 +161,7 @@ mod tests {
 
     #[test]
     fn axis_labels_are_round() {
-        assert_eq!(round_values(74.0, 5), [0.0, 20.0, 40.0, 60.0]);
+        assert_eq!(round_values(&(0.0..74.0), 5), [0.0, 20.0, 40.0, 60.0]);
         assert_eq!(label(0.1 + 0.2, "ms"), "0.3 ms");
         assert_eq!(label(15_000.0, ""), "15000");
         assert_eq!(label(0.0, "ms"), "0 ms");

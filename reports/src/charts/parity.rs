@@ -2,10 +2,7 @@
 //!
 //! Exact predictions are on the diagonal. Predictions within the band differ from the reference by a factor of at
 //! most 1.1; on logarithmic axes the band has the same width for 10 ms and 10 s.
-//!
-//! Not here: the values ([`crate::comparison`], [`crate::published`], [`crate::validation`]).
 
-use plotters::coord::combinators::IntoLogRange;
 use plotters::element::{PathElement, Polygon};
 
 use super::drawing::{Class, Drawing, TooltipShape};
@@ -83,7 +80,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     dots
 }
 
-/// Draws the dots; `None` if none of them can be drawn. `id` is the prefix of the SVG identifiers.
+/// Draws a parity plot; `None` if no dot can be drawn. `id` is the prefix of the SVG identifiers.
 pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
     let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));
@@ -102,9 +99,8 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     }
     drawing.add_to_legend(Class::Band, "within 10 %");
     let ticks = ticks(min, max);
-    let scale = || Scale::Log((min..max).log_scale().into(), ticks.clone());
-    let axis =
-        |title| Axis::new(scale(), ticks.len(), &|value| label(*value, "")).with_title(title).with_grid();
+    let scale = || Scale { range: min..max, is_logarithmic: true, ticks: ticks.clone() };
+    let axis = |title| Axis { scale: scale(), format_label: &|value| label(*value, ""), title, grid: true };
     let (x, y) = (format!("reference, {unit}"), format!("predicted, {unit}"));
     plot(&mut drawing, HEIGHT, axis(x.as_str()), axis(y.as_str()), |chart| {
         let band = vec![
@@ -122,20 +118,20 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
             PathElement::new(range.map(|reference| (reference, dot.predicted)), dot.class)
         };
         chart.draw_series(ranges.map(range))?;
-        chart.draw_series(
-            dots.iter()
-                .map(|dot| TooltipShape::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))),
-        )?;
+        chart.draw_series(dots.iter().map(|dot| TooltipShape {
+            points: vec![(dot.reference, dot.predicted)],
+            class: dot.class,
+            tooltip: tooltip(dot, unit),
+        }))?;
         Ok(())
     });
     Some(drawing)
 }
 
-fn hover(dot: &Dot, unit: &str) -> String {
-    let show =
-        |value: f64| numbers::FixedPoint::new(value, numbers::digits_for(value).saturating_sub(1)).text();
+fn tooltip(dot: &Dot, unit: &str) -> String {
     let error = numbers::FixedPoint::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed();
-    let (name, predicted, reference) = (&dot.name, show(dot.predicted), show(dot.reference));
+    let name = &dot.name;
+    let [predicted, reference] = [dot.predicted, dot.reference].map(numbers::three_digits);
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
 
@@ -160,8 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn exact_prediction_is_on_the_diagonal() {
-        let drawing = draw("parity", "t", "ms", &[dot(10.0, 10.0), dot(1000.0, 500.0)]).expect("a drawing");
+    fn exact_prediction_is_on_the_diagonal_of_logarithmic_axes() {
+        let times = [dot(10.0, 10.0), dot(1000.0, 500.0), dot(100.0, 110.0)];
+        let drawing = draw("parity", "t", "ms", &times).expect("a drawing");
         let text = drawing.standalone_svg();
         let dots: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
         let number = |line: &str, key: &str| -> f64 {
@@ -175,6 +172,10 @@ mod tests {
         let (x, y) = (number(dots[1], "cx=\""), number(dots[1], "cy=\""));
         assert!(y > diagonal(x) + 1.0);
         assert!(!text.contains("<one>") && text.contains("(\u{2212}50.0 %)"), "{text}");
+        // On logarithmic axes, 100 is halfway between 10 and 1000.
+        let x = [0, 1, 2].map(|at| number(dots[at], "cx=\""));
+        assert!((x[2] - f64::midpoint(x[0], x[1])).abs() < 0.1, "{x:?}");
+        assert!(dots.len() == 3 && text.contains("(+10.0 %)"), "{text}");
     }
 
     #[test]

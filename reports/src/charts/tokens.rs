@@ -1,5 +1,6 @@
 //! Charts of the time of every token: in order, and as a cumulative distribution.
 
+use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::Trace;
 use plotters::element::PathElement;
 
@@ -7,7 +8,6 @@ use super::drawing::{Class, Drawing};
 use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
-use crate::timeline::tokens::{self, Token};
 
 /// Draws the time of every token in order, with vertical lines at the beginning and the end of each event.
 pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
@@ -24,8 +24,9 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
         drawing.add_to_legend(Class::Event, "an event begins or ends");
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
-    let x = Axis::new(Scale::linear(1.0, count as f64), 6, &whole).with_title("token");
-    let y = Axis::new(Scale::linear(0.0, max * 1.05), 5, &|value| label(*value, "ms")).with_grid();
+    let x = Axis { title: "token", ..Axis::new(1.0..count as f64, 6, &whole) };
+    let ms = |value: &f64| label(*value, "ms");
+    let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &ms) };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
@@ -40,7 +41,7 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
 
 /// Returns the number of the token (from 1) that is in progress when each event begins or ends.
 fn tokens_at_events(trace: &Trace) -> Vec<f64> {
-    let ends: Vec<u64> = tokens::of(trace).iter().map(|token| token.end).collect();
+    let ends: Vec<u64> = TokenTimes::from_trace(trace).decode_steps.iter().map(|token| token.end).collect();
     let number = |moment: u64| {
         let ended = ends.iter().filter(|&&end| end <= moment).count();
         (ended + 1).min(ends.len().max(1)) as f64
@@ -66,9 +67,9 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     explain(&mut drawing, runs, &times);
     // There is no space for a label of 100 % above that of 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
-    let x = Axis::new(Scale::linear(from, to), 6, &|value| label(*value, "ms"));
-    let shares = Scale::Ticks((0.0..1.0).into(), vec![0.0, 0.5, 0.95, 1.0]);
-    let y = Axis::new(shares, 4, &percent).with_grid();
+    let x = Axis::new(from..to, 6, &|value| label(*value, "ms"));
+    let scale = Scale { range: 0.0..1.0, is_logarithmic: false, ticks: vec![0.0, 0.5, 0.95, 1.0] };
+    let y = Axis { scale, format_label: &percent, title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(steps(times, from, to), Class::series(index))])?;
@@ -101,8 +102,10 @@ fn explain(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
 
 /// Returns the time of each token of each run, in milliseconds.
 fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
-    let of = |trace: &Trace| tokens::of(trace).iter().map(Token::duration).map(millis).collect();
-    runs.iter().map(|(_, trace)| of(trace)).collect()
+    let times = |(_, trace): &(&Run, &Trace)| {
+        TokenTimes::from_trace(trace).decode_steps.iter().map(DecodeStep::duration).map(millis).collect()
+    };
+    runs.iter().map(times).collect()
 }
 
 /// Averages consecutive times, so that at most [`MAX_POINTS`] points remain. A point is the token number, from 1, and

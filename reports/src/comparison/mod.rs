@@ -7,38 +7,31 @@
 //!
 //! With more than two traces, each run is paired with the first run of the other origin and the same plan. The other
 //! runs remain unpaired, and a note explains why.
-//!
-//! Not here: rounding (`crate::text::numbers`) and layout (`crate::sections::tables`).
 
 pub mod terms;
 
-use std::collections::BTreeSet;
-
-use hearth_core::metrics;
-use hearth_core::metrics::Metrics;
 use hearth_core::metrics::intervals::ConfidenceIntervals;
 use hearth_core::metrics::token_times::TokenTimes;
+use hearth_core::metrics::{self, Metrics};
 use hearth_schema::Trace;
 use hearth_schema::trace::{Origin, Outcome};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::text::escape;
 
 /// The role of a quantity in a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// A term of the time per token.
-    #[serde(alias = "part")]
     Term,
     /// The mean time per token, the sum of the terms.
     Total,
-    /// A quantity outside the sum.
-    #[serde(alias = "beside")]
+    /// A quantity that is not a part of the time per token, such as `ttft`.
     Other,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Unit {
     #[serde(rename = "ms")]
     Milliseconds,
@@ -48,12 +41,11 @@ pub enum Unit {
     Bytes,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Quantity {
     /// The key of the quantity, such as `cpu`, `tpot` or `bytes_read_per_token`.
     pub key: String,
     pub unit: Unit,
-    #[serde(alias = "place")]
     pub role: Role,
     /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
@@ -63,7 +55,7 @@ pub struct Quantity {
 }
 
 /// The metrics of one trace.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
     /// `simulated` or `measured`; further runs of the same origin are numbered, as in `measured-2`.
     pub label: String,
@@ -73,7 +65,6 @@ pub struct Run {
     #[serde(rename = "plan")]
     pub plan_digest: String,
     /// Number of tokens in the prompts that were processed completely.
-    #[serde(default, alias = "prompts")]
     pub prompt_tokens: u64,
     /// Number of generated tokens after the first.
     #[serde(rename = "tokens")]
@@ -84,11 +75,10 @@ pub struct Run {
 }
 
 /// A predicted and a measured value of one quantity.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     pub key: String,
     pub unit: Unit,
-    #[serde(alias = "place")]
     pub role: Role,
     pub predicted: Option<f64>,
     pub measured: Option<f64>,
@@ -101,7 +91,7 @@ pub struct Row {
 }
 
 /// A simulated and a measured run of the same plan.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pair {
     /// Index of the simulated run in [`Comparison::runs`].
     pub predicted: usize,
@@ -111,17 +101,16 @@ pub struct Pair {
 }
 
 /// A cell of a table of published results that belongs to the scenario of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PublishedCell {
     /// Index of the run in [`Comparison::runs`].
     pub run: usize,
-    /// The name of the document.
+    /// The name of the `published/1` document.
     pub document: String,
     pub source: String,
     pub row: String,
     pub system: String,
     /// Whether the tables compare the run with this cell: its system was requested, or it is the only cell.
-    #[serde(alias = "chosen")]
     pub selected: bool,
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
@@ -129,25 +118,25 @@ pub struct PublishedCell {
     pub outcome: Option<Outcome>,
     /// Maximum relative error of a simulated time.
     pub tolerance: f64,
-    /// Whether parameters of the shipped device profiles were fitted to this row.
+    /// Whether parameters of the shipped device profiles were fitted to the row of this cell.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
 }
 
 /// All runs of a report, and the pairs among them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The runs, in the order of the given traces.
+    /// The runs, in the order of the traces.
     pub runs: Vec<Run>,
-    /// The pairs, in the order of the run that comes first.
+    /// The pairs: each run with the first run of the same plan and the other origin, without duplicates.
     pub pairs: Vec<Pair>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
     /// Published results of the same scenarios, if requested.
-    #[serde(rename = "published", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "published", skip_serializing_if = "Vec::is_empty")]
     pub published_cells: Vec<PublishedCell>,
     /// Caveats of the documents of published results.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
 }
 
@@ -180,50 +169,32 @@ impl Run {
 
     /// Returns the quantities in the order of a table, the terms first.
     pub fn quantities(&self) -> Vec<Quantity> {
-        let (metrics, known) = (&self.metrics, self.intervals);
+        let (metrics, intervals) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
-        let with_interval = |key: &str, role, value, interval_half_width| Quantity {
+        let time = |key: &str, role, value, interval_half_width| Quantity {
             key: key.into(),
             unit: Unit::Milliseconds,
             role,
             value,
             interval_half_width,
         };
-        let ms = |key: &str, role, value| with_interval(key, role, value, None);
-        let mut rows: Vec<Quantity> = metrics
-            .terms_ms
-            .rows()
-            .into_iter()
-            .enumerate()
-            .map(|(index, (key, value))| {
-                with_interval(key, Role::Term, tpot.map(|_| value), known.map(|known| known.terms[index]))
-            })
-            .collect();
-        rows.push(with_interval(
-            "tpot",
-            Role::Total,
-            tpot.map(|tpot| tpot.mean),
-            known.map(|known| known.tpot),
-        ));
-        rows.push(ms(terms::HIDDEN_DISK.key, Role::Other, tpot.map(|_| metrics.terms_ms.hidden_disk)));
-        rows.push(ms("tpot_p50", Role::Other, tpot.map(|tpot| tpot.p50)));
-        rows.push(ms("tpot_p95", Role::Other, tpot.map(|tpot| tpot.p95)));
-        rows.push(ms("ttft", Role::Other, metrics.ttft_ms));
-        rows.push(Quantity {
-            key: "tokens_per_s".into(),
-            unit: Unit::TokensPerSecond,
-            role: Role::Other,
-            value: metrics.tokens_per_s,
-            interval_half_width: None,
+        let terms = metrics.terms_ms.rows().into_iter().enumerate().map(|(index, (key, value))| {
+            time(key, Role::Term, tpot.map(|_| value), intervals.map(|intervals| intervals.terms[index]))
         });
-        rows.push(Quantity {
-            key: "bytes_read_per_token".into(),
-            unit: Unit::Bytes,
-            role: Role::Other,
-            value: metrics.bytes_read_per_token().filter(|_| tpot.is_some()),
-            interval_half_width: None,
-        });
-        rows
+        let total =
+            time("tpot", Role::Total, tpot.map(|tpot| tpot.mean), intervals.map(|intervals| intervals.tpot));
+        let bytes_read = metrics.bytes_read_per_token().filter(|_| tpot.is_some());
+        let others = [
+            (terms::HIDDEN_DISK.key, Unit::Milliseconds, tpot.map(|_| metrics.terms_ms.hidden_disk)),
+            ("tpot_p50", Unit::Milliseconds, tpot.map(|tpot| tpot.p50)),
+            ("tpot_p95", Unit::Milliseconds, tpot.map(|tpot| tpot.p95)),
+            ("ttft", Unit::Milliseconds, metrics.ttft_ms),
+            ("tokens_per_s", Unit::TokensPerSecond, metrics.tokens_per_s),
+            ("bytes_read_per_token", Unit::Bytes, bytes_read),
+        ];
+        let others =
+            others.map(|(key, unit, value)| Quantity { unit, ..time(key, Role::Other, value, None) });
+        terms.chain([total]).chain(others).collect()
     }
 }
 
@@ -298,25 +269,29 @@ impl Pair {
 }
 
 fn labels(traces: &[Trace]) -> Vec<String> {
-    let mut counts = [0, 0];
-    traces
-        .iter()
-        .map(|trace| {
-            let (slot, word) = match trace.header.origin {
-                Origin::Simulated => (0, "simulated"),
-                Origin::Measured => (1, "measured"),
-            };
-            counts[slot] += 1;
-            if counts[slot] == 1 { word.to_owned() } else { format!("{word}-{}", counts[slot]) }
-        })
-        .collect()
+    let origins: Vec<Origin> = traces.iter().map(|trace| trace.header.origin).collect();
+    let label = |(index, origin): (usize, &Origin)| {
+        let word = origin_word(*origin);
+        match origins[..index].iter().filter(|earlier| *earlier == origin).count() {
+            0 => word.to_owned(),
+            earlier => format!("{word}-{}", earlier + 1),
+        }
+    };
+    origins.iter().enumerate().map(label).collect()
+}
+
+/// Returns `simulated` or `measured`.
+pub(crate) fn origin_word(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Simulated => "simulated",
+        Origin::Measured => "measured",
+    }
 }
 
 /// Pairs each run with the first run of the same plan and the other origin. Returns indices of simulated and measured
 /// runs, without duplicates.
 fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
-    let mut found = BTreeSet::new();
-    let mut ordered = Vec::new();
+    let mut pairs = Vec::new();
     for (index, trace) in traces.iter().enumerate() {
         let partner = traces.iter().position(|other| {
             other.header.origin != trace.header.origin && other.header.plan_digest == trace.header.plan_digest
@@ -326,25 +301,23 @@ fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
             Origin::Simulated => (index, partner),
             Origin::Measured => (partner, index),
         };
-        if found.insert(pair) {
-            ordered.push(pair);
+        if !pairs.contains(&pair) {
+            pairs.push(pair);
         }
     }
-    ordered
-}
-
-/// Returns a note if the traces are of different models.
-fn different_models(traces: &[Trace]) -> Option<String> {
-    let first = &traces.first()?.header.model;
-    let other = &traces.iter().find(|trace| trace.header.model != *first)?.header.model;
-    Some(format!(
-        "The traces are of different models, `{first}` and `{other}`: their times cannot be compared."
-    ))
+    pairs
 }
 
 fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(different_models(traces));
+    let mut models = traces.iter().map(|trace| &trace.header.model);
+    if let Some(first) = models.next()
+        && let Some(other) = models.find(|model| *model != first)
+    {
+        notes.push(format!(
+            "The traces are of different models, `{first}` and `{other}`: their times cannot be compared."
+        ));
+    }
     if runs.iter().any(|run| run.plan_digest != runs[0].plan_digest) {
         notes.push(
             "The traces are of different plans. Runs of different plans do different work, so no error is computed \
@@ -355,66 +328,52 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
         notes.push(format!(
             "All {} traces are {}, so no prediction is compared with a measurement.",
             runs.len(),
-            {
-                match runs[0].origin {
-                    Origin::Simulated => "simulated",
-                    Origin::Measured => "measured",
-                }
-            }
+            origin_word(runs[0].origin)
         ));
     }
-    for pair in pairs {
-        let (left, right) = (&runs[pair.predicted], &runs[pair.measured]);
-        let names = |run: &Run| -> Vec<String> {
-            run.metrics.devices.iter().map(|device| device.name.clone()).collect()
-        };
-        if names(left) != names(right) {
-            notes.push(format!(
-                "{} and {} have different device names, although the plan is the same.",
-                left.heading(),
-                right.label
-            ));
-        }
-        if left.prompt_tokens != right.prompt_tokens && left.prompt_tokens > 0 && right.prompt_tokens > 0 {
-            notes.push(format!(
-                "{} read a prompt of {} tokens and {} one of {}: their times to first token are for different work.",
-                left.heading(),
-                left.prompt_tokens,
-                right.label,
-                right.prompt_tokens
-            ));
-        }
-        if left.decoded_tokens != right.decoded_tokens && left.decoded_tokens > 0 && right.decoded_tokens > 0
-        {
-            notes.push(format!(
-                "{} has {} tokens after the first and {} has {}: their means are for different work.",
-                left.heading(),
-                left.decoded_tokens,
-                right.label,
-                right.decoded_tokens
-            ));
-        }
-    }
+    notes.extend(pairs.iter().flat_map(|pair| pair_notes(&runs[pair.predicted], &runs[pair.measured])));
     for run in runs {
         let ended = match run.metrics.outcome {
             Outcome::Ok => None,
             Outcome::OutOfMemory => Some("a device ran out of memory"),
             Outcome::Killed => Some("a device died or was stopped"),
         };
+        let heading = run.heading();
         if let Some(ended) = ended {
-            notes.push(format!(
-                "{} did not finish: {ended}. It has {}.",
-                run.heading(),
-                tokens_in_words(run.decoded_tokens)
-            ));
+            let tokens = tokens_in_words(run.decoded_tokens);
+            notes.push(format!("{heading} did not finish: {ended}. It has {tokens}."));
         } else if run.decoded_tokens == 0 {
-            notes.push(format!(
-                "{} has no token after the first, so it has no time per token.",
-                run.heading()
-            ));
+            notes.push(format!("{heading} has no token after the first, so it has no time per token."));
         }
     }
     notes.extend(unvalidated(traces, runs));
+    notes
+}
+
+/// Returns a note for each difference between a predicted and a measured run of the same plan.
+fn pair_notes(predicted: &Run, measured: &Run) -> Vec<String> {
+    let (heading, label) = (predicted.heading(), &measured.label);
+    let differ = |one: u64, other: u64| one != other && one > 0 && other > 0;
+    let mut notes = Vec::new();
+    let [names, other_names] =
+        [predicted, measured].map(|run| run.metrics.devices.iter().map(|device| &device.name));
+    if names.ne(other_names) {
+        notes.push(format!(
+            "{heading} and {label} have different device names, although the plan is the same."
+        ));
+    }
+    let (prompt, other) = (predicted.prompt_tokens, measured.prompt_tokens);
+    if differ(prompt, other) {
+        notes.push(format!(
+            "{heading} read a prompt of {prompt} tokens and {label} one of {other}: their times to first token are for different work."
+        ));
+    }
+    let (decoded, other) = (predicted.decoded_tokens, measured.decoded_tokens);
+    if differ(decoded as u64, other as u64) {
+        notes.push(format!(
+            "{heading} has {decoded} tokens after the first and {label} has {other}: their means are for different work."
+        ));
+    }
     notes
 }
 

@@ -1,12 +1,11 @@
 //! Names and definitions of the terms of the time per token, in the order of [`hearth_core::metrics::Terms::rows`].
 
-/// A term of the time per token.
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
-    /// The key in metrics and CSV files.
+    /// The key of the term in metrics and CSV files.
     pub key: &'static str,
     pub label: &'static str,
-    /// The name within a sentence.
+    /// The term as a part of a sentence, such as `computing on CPUs`.
     pub phrase: &'static str,
     pub meaning: &'static str,
 }

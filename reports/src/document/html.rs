@@ -1,7 +1,7 @@
 //! Prints a report as one self-contained HTML page.
 //!
 //! Styles and drawings are inline, so the page loads nothing and needs no script. A content security policy forbids
-//! both, as a second protection if a name is not escaped correctly.
+//! loading and scripts, as a second protection if a name is not escaped correctly.
 
 use std::fmt::Write;
 
@@ -51,12 +51,12 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 print(out, table);
                 Ok(())
             }
-            Block::Figure(figure) => writeln!(
+            Block::Figure(drawing, caption) => writeln!(
                 out,
                 "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
-                markup(figure.drawing.title()),
-                figure.drawing.inline_html(),
-                text(&figure.caption)
+                markup(&drawing.title),
+                drawing.inline_html(),
+                text(caption)
             ),
             Block::Definitions(title, meanings) => {
                 let _ = write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title));

@@ -26,10 +26,9 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 let _ = writeln!(out, "> **Note.** {}", text(note).trim_end());
             }
             Block::Table(table) => print(out, table),
-            Block::Figure(figure) => {
-                let title = escape::markdown(figure.drawing.title());
-                let _ =
-                    writeln!(out, "![{title}]({}.svg)\n\n{}", figure.name, text(&figure.caption).trim_end());
+            Block::Figure(drawing, caption) => {
+                let title = escape::markdown(&drawing.title);
+                let _ = writeln!(out, "![{title}]({}.svg)\n\n{}", drawing.id, text(caption).trim_end());
             }
             Block::Definitions(title, meanings) => {
                 let _ = writeln!(out, "{title}:\n");

@@ -2,8 +2,6 @@
 //!
 //! A report consists of sections, and a section of blocks. [`html`] and [`markdown`] print the same blocks. [`Text`]
 //! distinguishes the words of this program from names of a trace, so that each format can escape and format them.
-//!
-//! Not here: the contents of the sections ([`crate::sections`], [`crate::published`], [`crate::validation`]).
 
 mod html;
 mod markdown;
@@ -13,8 +11,8 @@ use crate::charts::drawing::Drawing;
 /// The text of a cell without a value: an en dash.
 pub const NO_VALUE: &str = "\u{2013}";
 
-/// A part of a sentence.
-#[derive(Debug, Clone, PartialEq)]
+/// A part of a text. Its kind determines how a format escapes and formats it.
+#[derive(Debug, Clone)]
 pub enum Span {
     /// Words of this program.
     Words(String),
@@ -24,8 +22,7 @@ pub enum Span {
     Code(String),
 }
 
-/// The text of a paragraph, a caption or a table cell.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Text(pub Vec<Span>);
 
 impl Text {
@@ -39,7 +36,6 @@ impl Text {
         self
     }
 
-    /// Appends a digest or a command line.
     pub fn code(mut self, code: impl Into<String>) -> Self {
         self.0.push(Span::Code(code.into()));
         self
@@ -58,6 +54,11 @@ impl Text {
                 Span::Words(text) | Span::Name(text) | Span::Code(text) => text.as_str(),
             })
             .collect()
+    }
+
+    /// Returns a value as the text of a cell, or [`NO_VALUE`].
+    pub fn value(value: Option<impl Into<String>>) -> Self {
+        value.map_or_else(|| NO_VALUE.into(), |value| value.into().into())
     }
 }
 
@@ -83,10 +84,9 @@ pub enum RowStyle {
 }
 
 /// A table whose first column is text.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Table {
     pub caption: Text,
-    /// The headings of the columns.
     pub headings: Vec<String>,
     /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
@@ -101,12 +101,17 @@ impl Table {
         headings: impl IntoIterator<Item = impl Into<String>>,
         rows: impl IntoIterator<Item = Vec<Text>>,
     ) -> Self {
-        Self {
-            caption: caption.into(),
-            headings: headings.into_iter().map(Into::into).collect(),
-            rows: rows.into_iter().map(|row| (RowStyle::Plain, row)).collect(),
-            all_text: false,
-        }
+        Self::styled(caption, headings, rows.into_iter().map(|row| (RowStyle::Plain, row)))
+    }
+
+    /// Creates a table of numbers in rows with styles.
+    pub fn styled(
+        caption: impl Into<Text>,
+        headings: impl IntoIterator<Item = impl Into<String>>,
+        rows: impl IntoIterator<Item = (RowStyle, Vec<Text>)>,
+    ) -> Self {
+        let headings = headings.into_iter().map(Into::into).collect();
+        Self { caption: caption.into(), headings, rows: rows.into_iter().collect(), all_text: false }
     }
 
     pub fn all_text(self) -> Self {
@@ -119,30 +124,20 @@ impl Table {
     }
 }
 
-/// A drawing with a caption.
-#[derive(Debug, Clone)]
-pub struct Figure {
-    /// The file name without the extension.
-    pub name: String,
-    pub drawing: Drawing,
-    pub caption: Text,
-}
-
-/// A part of a section.
 #[derive(Debug, Clone)]
 pub enum Block {
     Paragraph(Text),
     /// A warning or a caveat.
     Note(Text),
     Table(Table),
-    Figure(Figure),
+    /// A drawing with a caption.
+    Figure(Drawing, Text),
     /// A title, and terms with their definitions; collapsible in HTML.
     Definitions(&'static str, Vec<(&'static str, &'static str)>),
     /// A title and a list of sentences; collapsible in HTML.
     Details(&'static str, Vec<String>),
 }
 
-/// A section of a report.
 #[derive(Debug, Clone)]
 pub struct Section {
     pub title: String,
@@ -151,7 +146,6 @@ pub struct Section {
     pub blocks: Vec<Block>,
 }
 
-/// A complete report.
 #[derive(Debug, Clone)]
 pub struct Document {
     pub title: Text,
@@ -172,20 +166,13 @@ impl Document {
     /// Returns the names and contents of the HTML page, the Markdown file and each figure.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let figures =
-            self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone_svg()));
+            self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
+                Block::Figure(drawing, _) => Some((format!("{}.svg", drawing.id), drawing.standalone_svg())),
+                _ => None,
+            });
         let pages =
             [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
         pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()
-    }
-
-    /// Returns all figures in order.
-    fn figures(&self) -> impl Iterator<Item = &Figure> {
-        let blocks =
-            self.opening_blocks.iter().chain(self.sections.iter().flat_map(|section| &section.blocks));
-        blocks.filter_map(|block| match block {
-            Block::Figure(figure) => Some(figure),
-            _ => None,
-        })
     }
 }
 

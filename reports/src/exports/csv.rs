@@ -4,8 +4,8 @@ use hearth_core::metrics::DeviceMetrics;
 
 use crate::comparison::{Comparison, PublishedCell, Run, Unit};
 use crate::sections::tables::{Digits, errors, published_value, round_quantities};
-use crate::text::escape;
 use crate::text::numbers::FixedPoint;
+use crate::text::{distinct, escape};
 
 /// Digits after the decimal point of a time in milliseconds: nanosecond resolution.
 const DIGITS: u32 = 6;
@@ -41,11 +41,11 @@ pub fn fields(line: &str) -> Vec<String> {
 
 /// Returns the contents of `comparison.csv`.
 pub fn comparison(comparison: &Comparison) -> Vec<u8> {
-    let runs: Vec<&Run> = comparison.runs.iter().collect();
+    let runs = &comparison.runs;
     let mut rows = vec![head(comparison)];
     let columns: Vec<Vec<Option<FixedPoint>>> =
         runs.iter().map(|run| round_quantities(&run.quantities(), ALL_DIGITS)).collect();
-    for (index, quantity) in runs.first().map(|run| run.quantities()).unwrap_or_default().iter().enumerate() {
+    for (index, quantity) in runs.first().map(Run::quantities).unwrap_or_default().iter().enumerate() {
         let values: Vec<Option<FixedPoint>> = columns.iter().map(|column| column[index]).collect();
         let unit = match quantity.unit {
             Unit::Milliseconds => "ms",
@@ -61,15 +61,16 @@ pub fn comparison(comparison: &Comparison) -> Vec<u8> {
         rows.push(fields);
     }
     let width = rows[0].len();
-    for name in device_names(&runs) {
+    let devices = runs.iter().flat_map(|run| &run.metrics.devices);
+    for name in distinct(devices.map(|device| device.name.as_str())) {
         for (key, unit, digits, per_token, value) in DEVICE_QUANTITIES {
-            let value = |run: &&Run| {
+            let value = |run: &Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
                 let known = !device.trace_lost && (!per_token || run.metrics.tpot_ms.is_some());
                 known.then(|| FixedPoint::new(value(device), digits))
             };
             let values: Vec<Option<FixedPoint>> = runs.iter().map(value).collect();
-            let mut fields = row(comparison, [&name, key, unit], &values);
+            let mut fields = row(comparison, [name, key, unit], &values);
             fields.resize(width, String::new());
             rows.push(fields);
         }
@@ -97,17 +98,6 @@ fn head(comparison: &Comparison) -> Vec<String> {
 fn selected(comparison: &Comparison) -> impl Iterator<Item = (&String, &PublishedCell)> {
     let runs = comparison.runs.iter().enumerate();
     runs.filter_map(|(index, run)| Some((&run.label, comparison.published_cell(index)?)))
-}
-
-/// Returns the distinct device names of all runs, in ring order.
-fn device_names(runs: &[&Run]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for device in runs.iter().flat_map(|run| &run.metrics.devices) {
-        if !names.contains(&device.name) {
-            names.push(device.name.clone());
-        }
-    }
-    names
 }
 
 fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) -> Vec<String> {

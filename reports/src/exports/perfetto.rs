@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use hearth_schema::Trace;
 use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::timeline::{activities, events, messages};
 
@@ -39,18 +40,6 @@ const NPU_THREAD: usize = 500_000;
 /// Id of the first thread of run events, larger than the ids of all threads of steps.
 const EVENT_THREAD: usize = 1_000_000;
 
-/// Exports one trace as a JSON file for a timeline viewer.
-pub fn export(trace: &Trace) -> Vec<u8> {
-    write(&[(None, trace)])
-}
-
-/// Exports several traces into one file, each with a prefix for the names of its devices.
-pub fn overlay(traces: &[(&str, &Trace)]) -> Vec<u8> {
-    let named: Vec<(Option<&str>, &Trace)> =
-        traces.iter().map(|(prefix, trace)| (Some(*prefix), *trace)).collect();
-    write(&named)
-}
-
 #[derive(Serialize)]
 struct Event<'e> {
     name: &'e str,
@@ -69,18 +58,12 @@ struct Event<'e> {
     #[serde(skip_serializing_if = "Option::is_none")]
     bp: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    args: Option<Args<'e>>,
+    args: Option<Args>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Args<'e> {
-    Name {
-        name: &'e str,
-    },
-    Order {
-        sort_index: usize,
-    },
+enum Args {
     Step {
         pass: u32,
         round: u32,
@@ -90,12 +73,8 @@ enum Args<'e> {
         #[serde(skip_serializing_if = "Option::is_none")]
         cost_us: Option<CostMicros>,
     },
-    Value {
-        bytes: u64,
-    },
-    Tokens {
-        tokens: u64,
-    },
+    /// An object with a single key.
+    Value(Value),
 }
 
 #[derive(Serialize)]
@@ -122,7 +101,6 @@ impl<'e> Event<'e> {
     }
 }
 
-/// The file under construction.
 struct Events {
     out: Vec<u8>,
     is_empty: bool,
@@ -136,13 +114,18 @@ impl Events {
         self.is_empty = false;
         append(&mut self.out, event);
     }
+
+    fn push_metadata(&mut self, what: &str, [pid, tid]: [usize; 2], args: Value) {
+        self.push(&Event { args: Some(Args::Value(args)), ..Event::new(what, "M", pid, tid) });
+    }
 }
 
 fn append(out: &mut Vec<u8>, value: &impl Serialize) {
     serde_json::to_writer(out, value).expect("events are serializable, and writing to memory cannot fail");
 }
 
-fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
+/// Exports traces into one JSON file for a timeline viewer, each with an optional prefix for its device names.
+pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), is_empty: true, flows: 0 };
     let mut base = 1;
     for (prefix, trace) in traces {
@@ -174,24 +157,14 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
 }
 
 fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize) {
-    for (index, device) in trace.header.devices.iter().enumerate() {
-        let pid = base + index;
-        let name = match prefix {
-            Some(prefix) => format!("{prefix} {}", device.name),
-            None => device.name.clone(),
-        };
-        events.push(&Event {
-            args: Some(Args::Name { name: &name }),
-            ..Event::new("process_name", "M", pid, 0)
-        });
-        let order = Args::Order { sort_index: pid };
-        events.push(&Event { args: Some(order), ..Event::new("process_sort_index", "M", pid, 0) });
+    for (device, pid) in trace.header.devices.iter().zip(base..) {
+        let name = prefix.map_or(device.name.clone(), |prefix| format!("{prefix} {}", device.name));
+        events.push_metadata("process_name", [pid, 0], json!({ "name": name }));
+        events.push_metadata("process_sort_index", [pid, 0], json!({ "sort_index": pid }));
     }
 }
 
-/// An interval on a thread.
 struct Slice {
-    /// Index of the record.
     record: usize,
     /// Whether this is the disk wait of a computing step instead of the step.
     demand: bool,
@@ -205,8 +178,7 @@ struct Slice {
 }
 
 impl Slice {
-    /// Returns the thread id.
-    fn thread(&self) -> usize {
+    fn thread_id(&self) -> usize {
         if self.resource < INTERLEAVED {
             return 1 + self.resource + INTERLEAVED * self.thread_index;
         }
@@ -220,15 +192,8 @@ fn slices(trace: &Trace) -> Vec<Slice> {
     for (index, record) in trace.records.iter().enumerate() {
         let mut push = |resource: Resource, demand, start, end| {
             let resource = THREADS.iter().position(|(known, _)| *known == resource).unwrap_or(0);
-            slices.push(Slice {
-                record: index,
-                demand,
-                device: record.device,
-                resource,
-                start,
-                end,
-                thread_index: 0,
-            });
+            let device = record.device;
+            slices.push(Slice { record: index, demand, device, resource, start, end, thread_index: 0 });
         };
         push(record.resource, false, record.start, record.end);
         if record.resource == Resource::Cpu && activities::is_work(record) {
@@ -242,31 +207,35 @@ fn slices(trace: &Trace) -> Vec<Slice> {
     let mut thread_ends: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
     for slice in &mut slices {
         let ends = thread_ends.entry((slice.device, slice.resource)).or_default();
-        slice.thread_index = ends.iter().position(|&end| end <= slice.start).unwrap_or(ends.len());
-        if slice.thread_index == ends.len() {
-            ends.push(0);
-        }
-        ends[slice.thread_index] = slice.end;
+        slice.thread_index = free_thread(ends, slice.start, slice.end);
     }
     slices
+}
+
+/// Returns the index of the first thread that is free at `start`, and occupies it until `end`. `ends` has the end of
+/// the last slice of each thread; a new thread is added if none is free.
+fn free_thread(ends: &mut Vec<u64>, start: u64, end: u64) -> usize {
+    if let Some(index) = ends.iter().position(|&end| end <= start) {
+        ends[index] = end;
+        return index;
+    }
+    ends.push(end);
+    ends.len() - 1
 }
 
 /// Writes the names and the order of the threads that are used.
 fn threads(events: &mut Events, slices: &[Slice], base: usize) {
     let used: BTreeMap<(u16, usize), &Slice> =
-        slices.iter().map(|slice| ((slice.device, slice.thread()), slice)).collect();
+        slices.iter().map(|slice| ((slice.device, slice.thread_id()), slice)).collect();
     for ((device, tid), slice) in used {
         let (pid, (_, name)) = (base + usize::from(device), THREADS[slice.resource]);
         let name = match slice.thread_index {
             0 => name.to_owned(),
             index => format!("{name} {}", index + 1),
         };
-        events.push(&Event {
-            args: Some(Args::Name { name: &name }),
-            ..Event::new("thread_name", "M", pid, tid)
-        });
-        let order = Args::Order { sort_index: 1000 * slice.resource + slice.thread_index };
-        events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
+        events.push_metadata("thread_name", [pid, tid], json!({ "name": name }));
+        let sort_index = 1000 * slice.resource + slice.thread_index;
+        events.push_metadata("thread_sort_index", [pid, tid], json!({ "sort_index": sort_index }));
     }
 }
 
@@ -276,7 +245,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
         let pid = base + usize::from(record.device);
         let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
         if slice.demand {
-            let event = Event::new("wait for the disk", "X", pid, slice.thread());
+            let event = Event::new("wait for the disk", "X", pid, slice.thread_id());
             events.push(&Event { cat: Some("disk"), ts, dur, ..event });
             continue;
         }
@@ -292,7 +261,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
             cost_us,
         };
         let name = title(record);
-        let event = Event::new(&name, "X", pid, slice.thread());
+        let event = Event::new(&name, "X", pid, slice.thread_id());
         events.push(&Event { cat: Some(category(record.kind)), ts, dur, args: Some(args), ..event });
     }
 }
@@ -302,20 +271,16 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
     let mut readings: Vec<_> = trace.readings.iter().collect();
     readings.sort_by_key(|reading| reading.at);
     for reading in readings {
-        let name = match reading.counter {
-            Counter::BytesRead => "bytes read",
-            Counter::Resident => "resident bytes",
-            Counter::Unreclaimable => "unreclaimable bytes",
-            Counter::Refaults => "refaulted bytes",
-            Counter::Accepted => "accepted drafts",
-        };
-        let args = match reading.counter {
-            Counter::Accepted => Args::Tokens { tokens: reading.value },
-            _ => Args::Value { bytes: reading.value },
+        let (name, unit) = match reading.counter {
+            Counter::BytesRead => ("bytes read", "bytes"),
+            Counter::Resident => ("resident bytes", "bytes"),
+            Counter::Unreclaimable => ("unreclaimable bytes", "bytes"),
+            Counter::Refaults => ("refaulted bytes", "bytes"),
+            Counter::Accepted => ("accepted drafts", "tokens"),
         };
         events.push(&Event {
             ts: Some(micros(reading.at)),
-            args: Some(args),
+            args: Some(Args::Value(json!({ unit: reading.value }))),
             ..Event::new(name, "C", base + usize::from(reading.device), 0)
         });
     }
@@ -331,14 +296,12 @@ fn run_events(out: &mut Events, trace: &Trace, base: usize) {
         let pid = base + device.unwrap_or(0);
         let end = event.end.unwrap_or(last).max(event.start);
         let ends = thread_ends.entry(pid).or_default();
-        let index = ends.iter().position(|&end| end <= event.start).unwrap_or(ends.len());
+        let known_threads = ends.len();
+        let index = free_thread(ends, event.start, end);
         let tid = EVENT_THREAD + index;
-        if index == ends.len() {
-            ends.push(0);
-            let args = Some(Args::Name { name: "events" });
-            out.push(&Event { args, ..Event::new("thread_name", "M", pid, tid) });
+        if index == known_threads {
+            out.push_metadata("thread_name", [pid, tid], json!({ "name": "events" }));
         }
-        ends[index] = end;
         let (ts, dur) = (Some(micros(event.start)), Some(micros(end - event.start)));
         let name = events::describe(event);
         out.push(&Event { cat: Some("event"), ts, dur, ..Event::new(&name, "X", pid, tid) });
@@ -347,10 +310,10 @@ fn run_events(out: &mut Events, trace: &Trace, base: usize) {
 
 fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     let steps = slices.iter().filter(|slice| !slice.demand);
-    let threads: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
+    let threads: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread_id())).collect();
     let thread = |record: usize| threads.get(&record).copied().unwrap_or(0);
-    for message in messages::find(&trace.records) {
-        let (sent, received) = (&trace.records[message.send_record], &trace.records[message.receive_record]);
+    for [send, receive] in messages::find(&trace.records) {
+        let [sent, received] = [send, receive].map(|index| &trace.records[index]);
         // A slice contains its start but not its end, so the arrow ends a nanosecond before the end.
         let arrow_end = received.end.saturating_sub(1).max(received.start);
         // The clocks of two devices are only synchronised approximately, and viewers reject arrows back in time.
@@ -360,9 +323,9 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
         events.flows += 1;
         let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         let (cat, id) = (Some("ring"), Some(events.flows));
-        let start = Event::new("activations", "s", from, thread(message.send_record));
+        let start = Event::new("activations", "s", from, thread(send));
         events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
-        let finish = Event::new("activations", "f", to, thread(message.receive_record));
+        let finish = Event::new("activations", "f", to, thread(receive));
         events.push(&Event { cat, id, ts: Some(micros(arrow_end)), bp: Some("e"), ..finish });
     }
 }

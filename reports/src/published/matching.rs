@@ -52,11 +52,21 @@ pub fn find(
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         for row in rows(run) {
-            let named = |name: &&String| system.is_none_or(|system| system == name.as_str());
-            let cells: Vec<&String> = row.cells.keys().filter(named).collect();
-            for name in &cells {
-                found.push(matched(published, row, name, (index, cells.len() == 1)));
-            }
+            let requested = row.cells.iter().filter(|(name, _)| system.is_none_or(|system| system == *name));
+            let selected = requested.clone().count() == 1;
+            found.extend(requested.map(|(name, cell)| PublishedCell {
+                run: index,
+                document: published.name.clone(),
+                source: escape::phrase(&published.source),
+                row: escape::name(&row.label),
+                system: escape::name(name),
+                selected,
+                tpot_ms: row.tpot(cell).map(|time| time.0 * 1e3),
+                ttft_ms: row.ttft(cell).map(|time| time.0 * 1e3),
+                outcome: cell.outcome,
+                tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
+                is_fitted: published.fitted_rows.contains(&row.label),
+            }));
         }
     }
     match system {
@@ -65,29 +75,6 @@ pub fn find(
     }
 }
 
-fn matched(
-    published: &PublishedResults,
-    row: &Row,
-    system: &str,
-    (run, selected): (usize, bool),
-) -> PublishedCell {
-    let cell = row.cells.get(system).cloned().unwrap_or_default();
-    PublishedCell {
-        run,
-        document: published.name.clone(),
-        source: escape::phrase(&published.source),
-        row: escape::name(&row.label),
-        system: escape::name(system),
-        selected,
-        tpot_ms: row.tpot(&cell).map(|time| time.0 * 1e3),
-        ttft_ms: row.ttft(&cell).map(|time| time.0 * 1e3),
-        outcome: cell.outcome,
-        tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
-        is_fitted: published.fitted_rows.contains(&row.label),
-    }
-}
-
-/// Returns the name of the scenario of a row.
 fn scenario(row: &Row) -> Option<&str> {
     Path::new(row.scenario.as_deref()?).file_stem()?.to_str()
 }

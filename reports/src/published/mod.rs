@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use speeds::{ExclusionReasons, GpuPeaks, GpuRun};
 
-/// Names and texts of the documents in `published/`.
+/// Names and texts of the documents in `reports/published/`.
 pub const SHIPPED_DOCUMENTS: [(&str, &str); 7] = [
     ("heterollm", include_str!("../../published/heterollm.yaml")),
     ("ml-drift", include_str!("../../published/ml-drift.yaml")),
@@ -40,7 +40,6 @@ pub const SHIPPED_DOCUMENTS: [(&str, &str); 7] = [
     ("prima-v1-all-kept", include_str!("../../published/prima-v1-all-kept.yaml")),
 ];
 
-/// Returns the text of a shipped document.
 pub fn shipped(name: &str) -> Option<&'static str> {
     SHIPPED_DOCUMENTS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
@@ -55,23 +54,23 @@ pub struct PublishedResults {
     pub name: String,
     pub title: String,
     pub source: String,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub caveats: Vec<String>,
     /// Labels of the rows to which parameters of the shipped device profiles were fitted.
-    #[serde(rename = "fitted", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "fitted", default)]
     pub fitted_rows: Vec<String>,
     /// Whether a run begins with as many weights in memory as fit.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub warm: bool,
     /// Maximum relative error of a simulated number.
     pub tolerance: Fraction,
     pub systems: Vec<System>,
     pub rows: Vec<Row>,
     /// Names of the systems for which the report has a table of memory by device and processor.
-    #[serde(rename = "footprint", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "footprint", default)]
     pub footprint_systems: Vec<String>,
     /// Ratios of two cells that the text of the publication states.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub claims: Vec<Claim>,
 }
 
@@ -80,20 +79,15 @@ pub struct PublishedResults {
 #[serde(deny_unknown_fields)]
 pub struct System {
     pub name: String,
-    /// The reason for these options.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Why the system is simulated with its options.
+    #[serde(default)]
     pub about: String,
     /// Options of the planner, which replace those of the scenario.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<PlannerOptions>,
     /// The rates of the GPU, for rows with `roofline`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuPeaks>,
-    /// The residency policy of the devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// The options for the processors of the devices' SoCs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
 }
 
@@ -102,51 +96,36 @@ pub struct System {
 #[serde(deny_unknown_fields)]
 pub struct Row {
     pub label: String,
-    /// The path of the scenario, relative to the folder of this document.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
     /// Inference on one GPU, instead of a scenario.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roofline: Option<GpuRun>,
     /// The published numbers by system. A system without a cell is simulated only if a claim names it.
     #[serde(default)]
     pub cells: BTreeMap<String, Cell>,
 }
 
-/// The published numbers of one system in one row.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot: Option<Seconds>,
     /// Time to the first token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Seconds>,
     /// Prompt tokens per second, instead of `ttft`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PerSecond>,
     /// Generated tokens per second, instead of `tpot`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
     /// The reasons why numbers of this cell are excluded from all means and medians.
-    #[serde(
-        rename = "excluded",
-        default,
-        alias = "left_out",
-        skip_serializing_if = "ExclusionReasons::is_empty"
-    )]
+    #[serde(rename = "excluded", default, alias = "left_out")]
     pub exclusion_reasons: ExclusionReasons,
     /// The outcome of the published run; absent if it completed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// The memory pressure by device, as a share of the memory of the device.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
     pub pressure: BTreeMap<String, Fraction>,
     /// The tolerance of this cell, instead of that of the document.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<Fraction>,
     /// The reason why the simulated number is sensitive to a parameter, or why it differs from the published one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
@@ -161,19 +140,12 @@ pub enum ClaimQuantity {
     Energy,
 }
 
-impl ClaimQuantity {
-    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-    fn is_tpot(&self) -> bool {
-        *self == ClaimQuantity::Tpot
-    }
-}
-
-/// A ratio of one quantity of two cells that the text of a publication states.
+/// A ratio that the text of a publication states: one quantity in one cell, divided by the same quantity in another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     pub text: String,
-    #[serde(rename = "ratio", default, skip_serializing_if = "ClaimQuantity::is_tpot")]
+    #[serde(rename = "ratio", default)]
     pub quantity: ClaimQuantity,
     /// Row and system of the numerator.
     #[serde(rename = "of")]
@@ -181,10 +153,8 @@ pub struct Claim {
     /// Row and system of the denominator.
     #[serde(rename = "over")]
     pub denominator: [String; 2],
-    /// The minimum ratio that agrees with the text.
     #[serde(rename = "from")]
     pub min_ratio: f64,
-    /// The maximum ratio that agrees with the text.
     #[serde(rename = "to")]
     pub max_ratio: f64,
 }
@@ -209,11 +179,8 @@ impl PublishedResults {
 
     /// Returns the indices of row and system of a cell that is given by names.
     pub fn cell_index(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
-        Some((self.rows.iter().position(|entry| entry.label == *row)?, self.system(system)?))
-    }
-
-    fn system(&self, name: &str) -> Option<usize> {
-        self.systems.iter().position(|system| system.name == name)
+        let row = self.rows.iter().position(|entry| entry.label == *row)?;
+        Some((row, self.systems.iter().position(|entry| entry.name == *system)?))
     }
 }
 
@@ -222,11 +189,8 @@ impl Document for PublishedResults {
 
     fn validate(&self) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
-        let is_valid = |name: &str| {
-            let mut letters = name.chars();
-            !name.is_empty() && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '-')
-        };
-        if !is_valid(&self.name) {
+        let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+        if self.name.is_empty() || !self.name.chars().all(is_allowed) {
             return refuse(format!("`name` is `{}`; use letters, digits and `-`", self.name));
         }
         let mut systems = BTreeSet::new();
@@ -258,22 +222,17 @@ impl Document for PublishedResults {
             return refuse(format!("`footprint` names `{unknown}`, which is not a system of this document"));
         }
         for claim in &self.claims {
-            if let Some([row, system]) = [&claim.numerator, &claim.denominator]
-                .into_iter()
-                .find(|cell| self.cell_index(cell).is_none())
-            {
+            let cells = [&claim.numerator, &claim.denominator];
+            if let Some([row, system]) = cells.into_iter().find(|cell| self.cell_index(cell).is_none()) {
                 return refuse(format!(
                     "a claim names [{row}, {system}], which is not a cell of this document"
                 ));
             }
-            let mut cells =
-                [&claim.numerator, &claim.denominator].into_iter().filter_map(|cell| self.cell_index(cell));
-            let mismatch = |(row, system): (usize, usize)| {
-                let why = speeds::mismatch(&self.rows[row], &self.systems[system])?;
-                Some(format!("a claim names row `{}`, which {why}", self.rows[row].label))
-            };
-            if let Some(what) = cells.find_map(mismatch) {
-                return refuse(what);
+            for (row, system) in cells.into_iter().filter_map(|cell| self.cell_index(cell)) {
+                let row = &self.rows[row];
+                if let Some(why) = speeds::mismatch(row, &self.systems[system]) {
+                    return refuse(format!("a claim names row `{}`, which {why}", row.label));
+                }
             }
             let (min, max) = (claim.min_ratio, claim.max_ratio);
             if !(min.is_finite() && max.is_finite() && 0.0 < min && min <= max) {

@@ -3,8 +3,6 @@
 //! It has a table of times per token with published and simulated values in each cell, then times to first token,
 //! memory pressure, claims, uncertainty and plans. Values outside their tolerance are in brackets. Remarks and
 //! caveats are copied from the document.
-//!
-//! Not here: the scores ([`super::scores`]).
 
 use std::fmt::Write;
 
@@ -14,10 +12,10 @@ use serde::Serialize;
 use super::results::{CellResult, Results, SimulatedRun};
 use super::scores::{ClaimScore, Scores, TimeError};
 use super::speeds::Speeds;
-use super::{Cell, ClaimQuantity, PublishedResults};
+use super::{Cell, ClaimQuantity, PublishedResults, System};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
-use crate::document::{Block, Document, Figure, NO_VALUE, RowStyle, Table, Text, json};
+use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, json};
 use crate::text::numbers;
 
 /// Returns the names and contents of the files of a comparison: HTML page, Markdown, figures and JSON.
@@ -93,7 +91,6 @@ fn document(published: &PublishedResults, results: &Results, scores: &Scores) ->
 
 fn summary(published: &PublishedResults, scores: &Scores) -> Text {
     let mut sentences = Vec::new();
-    let percent = |share: f64| format!("{:.1} %", share * 100.0);
     if let Some(median) = scores.median_tpot {
         sentences.push(errors_in_words("Times per token", median, &scores.tpot));
         if let Some(held_out) = scores.median_tpot_held_out.filter(|_| !published.fitted_rows.is_empty()) {
@@ -129,10 +126,11 @@ fn summary(published: &PublishedResults, scores: &Scores) -> Text {
 fn errors_in_words(what: &str, median: f64, errors: &[TimeError]) -> String {
     let counted = || errors.iter().filter(|error| !error.is_excluded);
     let (cells, outside) = (counted().count(), counted().filter(|error| !error.is_within).count());
-    format!(
-        "{what}: median error {:.1} %, {outside} of {cells} cells outside their tolerance.",
-        median * 100.0
-    )
+    format!("{what}: median error {}, {outside} of {cells} cells outside their tolerance.", percent(median))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Option<Block> {
@@ -179,7 +177,7 @@ fn time(error: &TimeError) -> String {
     if error.is_within { text } else { format!("[{text}]") }
 }
 
-/// Draws a dot for every cell, with a colour for each system.
+/// Draws a parity plot of the simulated times of all cells over the published times, with a colour for each system.
 fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
     let dot = |error: &TimeError| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
@@ -194,8 +192,8 @@ fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
     };
     let dots: Vec<Dot> = errors.iter().filter_map(dot).collect();
     let drawing = parity::draw("parity", "Simulated and published times", "ms", &dots)?;
-    let caption = "Each dot is a simulated time over the published one. Both axes are logarithmic.".into();
-    Some(Block::Figure(Figure { name: "parity".into(), drawing, caption }))
+    let caption = "Each dot is a simulated time over the published one. Both axes are logarithmic.";
+    Some(Block::Figure(drawing, caption.into()))
 }
 
 fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
@@ -204,21 +202,19 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
         let run = results.get(&index).and_then(CellResult::run);
         let mut style = RowStyle::Group;
         for (device, share) in &cell.pressure {
-            let percent = |share: f64| format!("{:.1} %", share * 100.0);
             // A device that the plan does not use has no weights, so its pressure is 0.
-            let simulated = run
-                .map_or(NO_VALUE.to_owned(), |run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
-            let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
-            rows.push((style, cells.map(Text::from).to_vec()));
+            let simulated = run.map(|run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
+            let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0)];
+            rows.push((style, cells.map(Text::from).into_iter().chain([Text::value(simulated)]).collect()));
             style = RowStyle::Plain;
         }
     }
-    let headings = ["Row", "System", "Device", "Published", "Simulated"].map(String::from).to_vec();
-    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
-    Table { caption, headings, rows, all_text: true }.block()
+    let headings = ["Row", "System", "Device", "Published", "Simulated"];
+    let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
+    Table::styled(caption, headings, rows).all_text().block()
 }
 
-/// Returns a table for each listed system: the memory of every processor, with a row for each run.
+/// Returns a table for each of the `footprint_systems`: the memory of every processor, with a row for each run.
 fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (column, system) in published.systems.iter().enumerate() {
@@ -236,14 +232,14 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
         processors.dedup();
         let cell = |run: &SimulatedRun, processor: &str| {
             let found = run.footprint.iter().find(|it| it.processor == processor).filter(|it| it.bytes > 0);
-            found.map_or(NO_VALUE.to_owned(), |it| {
+            Text::value(found.map(|it| {
                 let gib = |bytes: u64| numbers::decimal(bytes as f64 / f64::from(1 << 30), 1);
                 let over = if it.bytes > it.available { " (over)" } else { "" };
                 format!("{} of {}{over}", gib(it.bytes), gib(it.available))
-            })
+            }))
         };
         let rows = runs.iter().map(|(label, run)| {
-            let cells = processors.iter().map(|processor| Text::from(cell(run, processor)));
+            let cells = processors.iter().map(|processor| cell(run, processor));
             std::iter::once(Text::from(*label)).chain(cells).collect()
         });
         let caption = format!(
@@ -271,19 +267,13 @@ fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
 }
 
 fn remarks(published: &PublishedResults) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for system in published.systems.iter().filter(|system| !system.about.is_empty()) {
-        blocks
-            .push(Block::Paragraph(Text::default().name(&system.name).words(format!(": {}", system.about))));
-    }
-    for row in &published.rows {
-        for (name, cell) in &row.cells {
-            if let Some(remark) = &cell.remark {
-                blocks.push(Block::Paragraph(format!("{}, {name}: {remark}", row.label).into()));
-            }
-        }
-    }
-    blocks
+    let systems = published.systems.iter().filter(|system| !system.about.is_empty());
+    let about = |system: &System| Text::default().name(&system.name).words(format!(": {}", system.about));
+    let cells = published.rows.iter().flat_map(|row| row.cells.iter().map(move |cell| (row, cell)));
+    let remarks = cells.filter_map(|(row, (name, cell))| {
+        Some(Text::from(format!("{}, {name}: {}", row.label, cell.remark.as_ref()?)))
+    });
+    systems.map(about).chain(remarks).map(Block::Paragraph).collect()
 }
 
 fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {

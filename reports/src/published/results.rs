@@ -20,7 +20,7 @@ pub struct SimulatedRun {
     /// Energy until the first token, in joules; only for a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
-    /// Memory pressure by device, as a share.
+    /// Memory pressure by device, as a share of the memory of the device.
     pub pressure: BTreeMap<String, f64>,
     /// The memory of each processor, in the order of the plan.
     pub footprint: Vec<Footprint>,
@@ -55,7 +55,6 @@ pub struct Spread {
     /// Number of draws that ran out of memory; their time counts as infinite.
     #[serde(rename = "failed")]
     pub failed_draws: usize,
-    /// Number of draws.
     pub draws: usize,
     /// The parameters with the largest effect on the time. The value is the relative change of the time when the
     /// parameter is changed by its own uncertainty, up or down, whichever has the larger effect; infinite if the run
@@ -64,14 +63,13 @@ pub struct Spread {
     pub sensitive_parameters: Vec<(String, f64)>,
 }
 
-/// The result of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum CellResult {
     Ran(SimulatedRun),
     /// The cell has no plan, or its plan cannot be simulated.
     Refused {
-        /// The reason.
+        /// Why there is no result, as text for users.
         refused: String,
     },
 }
@@ -104,11 +102,10 @@ impl Spread {
 
     /// Returns the interval from the 10th to the 90th percentile as text.
     pub fn interval(&self) -> String {
-        let digits = |ms: f64| usize::from(ms < 100.0);
-        let show = |ms: f64| format!("{ms:.*}", digits(ms));
+        let [p10, p90] = [self.p10_ms, self.p90_ms].map(|ms| format!("{ms:.*}", usize::from(ms < 100.0)));
         match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
-            (true, true) => format!("{} to {} ms per token", show(self.p10_ms), show(self.p90_ms)),
-            (true, false) => format!("at least {} ms per token, or run out of memory", show(self.p10_ms)),
+            (true, true) => format!("{p10} to {p90} ms per token"),
+            (true, false) => format!("at least {p10} ms per token, or run out of memory"),
             (false, _) => "infinitely long: they run out of memory".to_owned(),
         }
     }
@@ -128,7 +125,7 @@ impl CellResult {
         self.quantity(ClaimQuantity::Tpot)
     }
 
-    /// Returns the quantity of a claim; `None` if the run did not complete.
+    /// Returns the quantity that a claim compares; `None` if the run did not complete.
     pub fn quantity(&self, by: ClaimQuantity) -> Option<f64> {
         let run = self.run().filter(|run| run.outcome == Outcome::Ok)?;
         match by {
@@ -141,18 +138,17 @@ impl CellResult {
 
 #[cfg(test)]
 impl SimulatedRun {
-    /// Returns a run without memory and plan.
+    /// Returns a run with these times and this outcome; its other fields are empty.
     pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> CellResult {
-        let (pressure, footprint, unvalidated_parts) = (BTreeMap::new(), Vec::new(), Vec::new());
         CellResult::Ran(Self {
             outcome,
             tpot_ms,
             ttft_ms,
             energy_j: None,
-            pressure,
-            footprint,
+            pressure: BTreeMap::new(),
+            footprint: Vec::new(),
             plan_summary: String::new(),
-            unvalidated_parts,
+            unvalidated_parts: Vec::new(),
             spread: None,
         })
     }

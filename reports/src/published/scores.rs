@@ -8,15 +8,13 @@
 //! - Outcomes: whether the same runs ran out of memory.
 //! - Claims: whether a ratio is within the range that agrees with the text.
 //! - Speeds, where they were published instead of times ([`super::speeds`]).
-//!
-//! Not here: the layout ([`super::page`]).
 
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{CellResult, Results, SimulatedRun};
-use super::speeds::Speeds;
-use super::{Cell, Claim, PublishedResults, Row, System};
+use super::results::{CellResult, Results};
+use super::speeds::{Phase, Speeds};
+use super::{Cell, Claim, ClaimQuantity, PublishedResults, Row, System};
 
 /// Ratio of two published times up to which their order is not compared.
 const TIE_RATIO: f64 = 1.2;
@@ -29,11 +27,9 @@ pub struct TimeError {
     pub published_ms: f64,
     /// `None` if the cell could not be simulated or the run did not complete.
     pub simulated_ms: Option<f64>,
-    /// Simulated / published - 1.
     pub error: Option<f64>,
-    /// Maximum relative error.
     pub tolerance: f64,
-    /// Whether parameters were fitted to this row.
+    /// Whether parameters of the device profiles were fitted to the row.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
     /// Whether the simulated time is within the tolerance. From a tolerance of 0.5 on, the ratio of the two times may
@@ -52,7 +48,6 @@ fn is_within(error: Option<f64>, tolerance: f64) -> bool {
     })
 }
 
-/// All scores of a published document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
     pub tpot: Vec<TimeError>,
@@ -75,33 +70,19 @@ pub struct Scores {
     pub speeds: Option<Speeds>,
 }
 
-/// A claim and its simulated ratio.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClaimScore {
     pub text: String,
-    /// The minimum and maximum ratio that agree with the text.
+    /// The minimum and maximum ratio that agree with the text of the claim.
     pub range: [f64; 2],
     /// The simulated ratio; `None` if one of the runs did not complete.
     pub ratio: Option<f64>,
-    /// Whether the ratio is within the range.
     pub holds: bool,
 }
 
 impl Scores {
     pub fn of(published: &PublishedResults, results: &Results) -> Self {
-        let excluded = |reason: &Option<String>| reason.is_some();
-        let tpot = errors(
-            published,
-            results,
-            |row, cell| Some((row.tpot(cell)?.0, excluded(&cell.exclusion_reasons.decode))),
-            |run| run.tpot_ms,
-        );
-        let ttft = errors(
-            published,
-            results,
-            |row, cell| Some((row.ttft(cell)?.0, excluded(&cell.exclusion_reasons.prefill))),
-            |run| run.ttft_ms,
-        );
+        let [tpot, ttft] = [Phase::Decode, Phase::Prefill].map(|phase| errors(published, results, phase));
         let counted = |errors: &[TimeError]| -> Vec<(f64, bool)> {
             let counted = errors.iter().filter(|error| !error.is_excluded);
             counted.filter_map(|error| Some((error.error?, error.is_fitted))).collect()
@@ -122,17 +103,14 @@ impl Scores {
     }
 }
 
-fn errors(
-    published: &PublishedResults,
-    results: &Results,
-    time: impl Fn(&Row, &Cell) -> Option<(f64, bool)>,
-    simulated: impl Fn(&SimulatedRun) -> Option<f64>,
-) -> Vec<TimeError> {
+fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<TimeError> {
     let error_of = |(index, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
-        let (seconds, is_excluded) = time(row, cell)?;
-        let published_ms = seconds * 1e3;
-        let run = results.get(&index).and_then(|result| result.run());
-        let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
+        let (time, quantity, reason) = match phase {
+            Phase::Decode => (row.tpot(cell), ClaimQuantity::Tpot, &cell.exclusion_reasons.decode),
+            Phase::Prefill => (row.ttft(cell), ClaimQuantity::Ttft, &cell.exclusion_reasons.prefill),
+        };
+        let published_ms = time?.0 * 1e3;
+        let simulated_ms = results.get(&index).and_then(|result| result.quantity(quantity));
         let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
         let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
         Some(TimeError {
@@ -144,18 +122,17 @@ fn errors(
             tolerance,
             is_fitted: published.fitted_rows.contains(&row.label),
             is_within: is_within(error, tolerance),
-            is_excluded,
+            is_excluded: reason.is_some(),
         })
     };
     published.cells().filter_map(error_of).collect()
 }
 
+/// Returns the median of the absolute values.
 fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
     sizes.sort_by(f64::total_cmp);
-    let middle = sizes.len().checked_sub(1)? / 2;
-    let upper = sizes[sizes.len() / 2];
-    Some(f64::midpoint(sizes[middle], upper))
+    crate::validation::scores::median(&sizes)
 }
 
 /// Returns the published time per token of a cell in milliseconds; infinite if the run did not complete.
@@ -169,21 +146,21 @@ fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
 fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
     let mut wrong = Vec::new();
     for (row_index, row) in published.rows.iter().enumerate() {
+        // The system, its published time and its simulated time.
         let cells: Vec<(&str, f64, f64)> = published
             .systems
             .iter()
             .enumerate()
             .filter_map(|(column, system)| {
-                let printed = published_time(row, row.cells.get(&system.name)?)?;
-                let here = results.get(&(row_index, column)).and_then(CellResult::tpot_ms);
-                Some((system.name.as_str(), printed, here.unwrap_or(f64::INFINITY)))
+                let published = published_time(row, row.cells.get(&system.name)?)?;
+                let simulated = results.get(&(row_index, column)).and_then(CellResult::tpot_ms);
+                Some((system.name.as_str(), published, simulated.unwrap_or(f64::INFINITY)))
             })
             .collect();
         for (index, one) in cells.iter().enumerate() {
             for other in &cells[index + 1..] {
                 let (faster, slower) = if one.1 <= other.1 { (one, other) } else { (other, one) };
-                let differs = slower.1 > TIE_RATIO * faster.1;
-                if differs && faster.2 > slower.2 {
+                if slower.1 > TIE_RATIO * faster.1 && faster.2 > slower.2 {
                     wrong.push(format!("{}: {}, {}", row.label, faster.0, slower.0));
                 }
             }
@@ -216,13 +193,13 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
         };
         values.iter().map(rank).collect()
     };
-    let (one, other) =
-        (ranks(pairs.iter().map(|pair| pair.0).collect()), ranks(pairs.iter().map(|pair| pair.1).collect()));
+    let (left, right) = pairs.iter().copied().unzip();
+    let (left, right) = (ranks(left), ranks(right));
     let mean = f64::midpoint(pairs.len() as f64, 1.0);
     let product =
         |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(x, y)| (x - mean) * (y - mean)).sum() };
-    let scale = (product(&one, &one) * product(&other, &other)).sqrt();
-    (scale > 0.0).then(|| product(&one, &other) / scale)
+    let scale = (product(&left, &left) * product(&right, &right)).sqrt();
+    (scale > 0.0).then(|| product(&left, &right) / scale)
 }
 
 fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<String> {
@@ -250,6 +227,7 @@ fn score_claim(published: &PublishedResults, results: &Results, claim: &Claim) -
 mod tests {
     use hearth_profiles::document::Document;
 
+    use super::super::results::SimulatedRun;
     use super::*;
 
     const DOCUMENT: &str = "\

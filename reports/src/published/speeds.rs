@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::results::{CellResult, Results};
 use super::{Cell, PublishedResults, Row, System};
-use crate::document::{Block, NO_VALUE, Table, Text};
-use crate::text::numbers;
+use crate::document::{Block, Table, Text};
+use crate::text::{distinct, numbers};
 
 /// Maximum number of prompt tokens, and of generated tokens. source: assumed, the longest context of a model
 const MAX_TOKENS: u32 = 1 << 20;
@@ -37,13 +37,11 @@ pub enum Quantisation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuRun {
-    /// The path of the model document, relative to the folder of this document.
+    /// The path of the `model/1` document, relative to the folder of the `published/1` document.
     pub model: String,
     pub weights: Quantisation,
-    /// Number of prompt tokens.
     #[serde(rename = "prompt")]
     pub prompt_tokens: u32,
-    /// Number of generated tokens.
     #[serde(rename = "generate")]
     pub generated_tokens: u32,
 }
@@ -61,9 +59,7 @@ pub struct GpuPeaks {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExclusionReasons {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<String>,
 }
 
@@ -94,10 +90,8 @@ pub struct Speed {
     pub exclusion_reason: Option<String>,
 }
 
-/// The mean error of the speeds of one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeanError {
-    /// Mean absolute error.
     pub error: f64,
     /// Number of cells in the mean.
     pub cells: usize,
@@ -111,12 +105,6 @@ pub struct Speeds {
     pub prefill: Option<MeanError>,
     /// The mean error of the decode speeds; `None` if all are excluded.
     pub decode: Option<MeanError>,
-}
-
-impl ExclusionReasons {
-    pub fn is_empty(&self) -> bool {
-        *self == ExclusionReasons::default()
-    }
 }
 
 impl Row {
@@ -144,14 +132,14 @@ pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
 
 /// Returns the first inconsistency of a row, if it has one.
 pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
-    let say = |what: &str| Some(format!("row `{}` {what}", row.label));
+    let refuse = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.roofline) {
-        (Some(_), Some(_)) => return say("has both a `scenario` and a `roofline`: choose one"),
-        (None, None) => return say("has neither a `scenario` nor a `roofline`"),
+        (Some(_), Some(_)) => return refuse("has both a `scenario` and a `roofline`: choose one"),
+        (None, None) => return refuse("has neither a `scenario` nor a `roofline`"),
         (_, Some(roofline)) => {
             let [prompt, generate] = [roofline.prompt_tokens, roofline.generated_tokens];
             if ![prompt, generate].iter().all(|tokens| (1..=MAX_TOKENS).contains(tokens)) {
-                return say(&format!(
+                return refuse(&format!(
                     "has {prompt} prompt tokens and {generate} generated tokens: each must be from 1 to {MAX_TOKENS}"
                 ));
             }
@@ -162,23 +150,22 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
     for (name, cell) in &row.cells {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
         if let Some(what) = mismatch(row, system) {
-            return say(&what);
+            return refuse(&what);
         }
         let speeds = [cell.prefill, cell.decode];
-        if !is_roofline && (speeds.iter().any(Option::is_some) || !cell.exclusion_reasons.is_empty()) {
-            return say("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
+        let reasons = [&cell.exclusion_reasons.prefill, &cell.exclusion_reasons.decode];
+        let has_speed = speeds.iter().any(Option::is_some) || reasons.iter().any(|reason| reason.is_some());
+        if !is_roofline && has_speed {
+            return refuse("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
         }
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
-            return say("has a speed that is not positive");
+            return refuse("has a speed that is not positive");
         }
         if (cell.prefill.is_some() && cell.ttft.is_some()) || (cell.decode.is_some() && cell.tpot.is_some()) {
-            return say(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
+            return refuse(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
         }
-        let missing = |reason: &Option<String>, speed: bool| reason.is_some() && !speed;
-        if missing(&cell.exclusion_reasons.prefill, cell.prefill.is_some())
-            || missing(&cell.exclusion_reasons.decode, cell.decode.is_some())
-        {
-            return say(&format!("excludes a speed that the cell of `{name}` does not have"));
+        if reasons.into_iter().zip(speeds).any(|(reason, speed)| reason.is_some() && speed.is_none()) {
+            return refuse(&format!("excludes a speed that the cell of `{name}` does not have"));
         }
     }
     None
@@ -186,12 +173,12 @@ pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
 
 /// Returns the first inconsistency of a system, if it has one.
 pub(super) fn check_system(system: &System) -> Option<String> {
-    let say = |what: &str| Some(format!("system `{}` {what}", system.name));
+    let refuse = |what: &str| Some(format!("system `{}` {what}", system.name));
     match (&system.gpu, &system.planner) {
-        (Some(_), Some(_)) => say("has both a `gpu` and a `planner`: choose one"),
-        (None, None) => say("has neither a `planner` nor a `gpu`"),
+        (Some(_), Some(_)) => refuse("has both a `gpu` and a `planner`: choose one"),
+        (None, None) => refuse("has neither a `planner` nor a `gpu`"),
         (Some(gpu), None) if gpu.compute.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
-            say("has a GPU with a rate of zero")
+            refuse("has a GPU with a rate of zero")
         }
         _ => None,
     }
@@ -225,7 +212,8 @@ impl Speeds {
             }
         }
         let mean = |phase: Phase| {
-            let counted = all.iter().filter(|speed| speed.is_included() && speed.phase == phase);
+            let is_included = |speed: &&Speed| !speed.is_fitted && speed.exclusion_reason.is_none();
+            let counted = all.iter().filter(|speed| speed.phase == phase).filter(is_included);
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
             let cells = errors.len();
             (cells > 0).then(|| MeanError { error: errors.iter().sum::<f64>() / cells as f64, cells })
@@ -237,33 +225,38 @@ impl Speeds {
     /// Returns the speeds and the mean errors as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = String::from("  tokens per second: published, predicted, error\n");
-        let of = |list: &mut dyn Iterator<Item = usize>| list.max().unwrap_or(0);
-        let wide = of(&mut self.all.iter().map(|speed| speed.row.len()));
-        let name = of(&mut self.all.iter().map(|speed| speed.system.len()));
+        let width =
+            |name: fn(&Speed) -> &str| self.all.iter().map(|speed| name(speed).len()).max().unwrap_or(0);
+        let (row_width, system_width) = (width(|speed| &speed.row), width(|speed| &speed.system));
         for pair in self.all.chunk_by(|one, other| (&one.row, &one.system) == (&other.row, &other.system)) {
-            let _ = write!(text, "  {:wide$}  {:name$}", pair[0].row, pair[0].system);
+            let _ = write!(text, "  {:row_width$}  {:system_width$}", pair[0].row, pair[0].system);
             for speed in pair {
                 let what = if speed.phase == Phase::Prefill { "prefill" } else { "decode" };
                 let _ = write!(text, "  {what} {:>19}", speed.numbers());
             }
             text += if pair[0].is_fitted { "  (fitted)\n" } else { "\n" };
         }
-        for (speed, why) in
-            self.all.iter().filter_map(|speed| Some((speed, speed.exclusion_reason.as_ref()?)))
-        {
-            let _ = writeln!(text, "  * {}, {}: {why}", speed.row, speed.system);
+        for excluded in self.excluded() {
+            let _ = writeln!(text, "  {excluded}");
         }
         let _ = writeln!(text, "  {}", self.means());
         text
+    }
+
+    /// Returns a line with the reason for each excluded speed.
+    fn excluded(&self) -> impl Iterator<Item = String> {
+        self.all.iter().filter_map(|speed| {
+            Some(format!("* {}, {}: {}", speed.row, speed.system, speed.exclusion_reason.as_ref()?))
+        })
     }
 
     fn means(&self) -> String {
         let mean = |mean: Option<MeanError>| {
             mean.map_or("none".into(), |mean| format!("{:.2} % of {}", mean.error * 100.0, mean.cells))
         };
-        let excluded = self.all.iter().filter(|speed| speed.exclusion_reason.is_some()).count();
         format!(
-            "Mean error without fitted rows and the {excluded} excluded numbers (*): prefill {}, decode {}.",
+            "Mean error without fitted rows and the {} excluded numbers (*): prefill {}, decode {}.",
+            self.excluded().count(),
             mean(self.prefill),
             mean(self.decode)
         )
@@ -274,17 +267,12 @@ impl Speeds {
         let mut blocks = Vec::new();
         for (phase, what) in [(Phase::Prefill, "Reading the prompt"), (Phase::Decode, "Generating")] {
             let speeds: Vec<&Speed> = self.all.iter().filter(|speed| speed.phase == phase).collect();
-            let mut systems: Vec<&str> = Vec::new();
-            for speed in &speeds {
-                if !systems.contains(&speed.system.as_str()) {
-                    systems.push(&speed.system);
-                }
-            }
+            let systems = distinct(speeds.iter().map(|speed| speed.system.as_str()));
             let rows = speeds.chunk_by(|one, other| one.row == other.row).map(|row| {
                 let fitted = if row[0].is_fitted { " (fitted)" } else { "" };
                 let cell = |name: &&str| {
                     let found = row.iter().find(|speed| speed.system == **name);
-                    Text::from(found.map_or_else(|| NO_VALUE.to_owned(), |speed| speed.numbers()))
+                    Text::value(found.map(|speed| speed.numbers()))
                 };
                 let first = Text::from(format!("{}{fitted}", row[0].row));
                 std::iter::once(first).chain(systems.iter().map(cell)).collect()
@@ -295,22 +283,13 @@ impl Speeds {
             let headings = std::iter::once("Row").chain(systems.iter().copied());
             blocks.push(Block::Table(Table::new(caption, headings, rows).all_text()));
         }
-        blocks.push(Block::Paragraph(self.means().into()));
-        for (speed, why) in
-            self.all.iter().filter_map(|speed| Some((speed, speed.exclusion_reason.as_ref()?)))
-        {
-            blocks.push(Block::Paragraph(format!("* {}, {}: {why}", speed.row, speed.system).into()));
-        }
+        let notes = [self.means()].into_iter().chain(self.excluded());
+        blocks.extend(notes.map(|note| Block::Paragraph(note.into())));
         blocks
     }
 }
 
 impl Speed {
-    /// Returns whether the speed is included in the mean.
-    fn is_included(&self) -> bool {
-        !self.is_fitted && self.exclusion_reason.is_none()
-    }
-
     fn numbers(&self) -> String {
         let star = if self.exclusion_reason.is_some() { " *" } else { "" };
         let Some((predicted, error)) = self.predicted.zip(self.error) else {

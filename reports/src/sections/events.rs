@@ -2,19 +2,17 @@
 //!
 //! It has a table with the time per token before, during and after each event, a table of memory pressure if other
 //! programs allocated memory, and a sentence on the cost of each lost device.
-//!
-//! Not here: computing the effect ([`hearth_core::metrics::event_impact`]).
 
 use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 
 use crate::comparison::Run;
-use crate::document::{Block, NO_VALUE, Section, Table, Text};
+use crate::document::{Block, Table, Text};
 use crate::text::{escape, numbers};
 use crate::timeline::events::describe;
 
-pub fn section(runs: &[(&Run, &Trace)]) -> Section {
+pub fn blocks(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (run, trace) in runs.iter().filter(|(_, trace)| !trace.run_events.is_empty()) {
         let events: Vec<(&RunEvent, EventImpact)> =
@@ -26,7 +24,7 @@ pub fn section(runs: &[(&Run, &Trace)]) -> Section {
     if !blocks.is_empty() {
         blocks.push(Block::Definitions("What the columns mean", DEFINITIONS.to_vec()));
     }
-    Section { title: "Events".into(), anchor: "events", blocks }
+    blocks
 }
 
 const DEFINITIONS: [(&str, &str); 3] = [
@@ -38,7 +36,7 @@ const DEFINITIONS: [(&str, &str); 3] = [
 fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
         let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
-        let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::milliseconds));
+        let cell = |value: Option<f64>| Text::value(value.map(numbers::milliseconds));
         let Phases { before, during, after } = impact.tpot_ms;
         vec![
             Text::default().name(describe(event)),
@@ -57,7 +55,7 @@ fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
 
 fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
-        let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
+        let cell = |value: Option<f64>| Text::value(value.map(numbers::percent));
         let Phases { before, during, after } = impact.pressure;
         vec![Text::default().name(describe(event)), cell(before), cell(during), cell(after)]
     };

@@ -1,9 +1,4 @@
 //! The sections of a report on traces, in reading order.
-//!
-//! They are: summary, predicted and measured times, published numbers, sequences and drafts, events, devices, a
-//! single token, all tokens, memory, scaling with rounds and model size, and provenance.
-//!
-//! Not here: how a section is printed ([`crate::document`]).
 
 mod events;
 mod published;
@@ -12,6 +7,7 @@ mod sequences;
 mod summary;
 pub mod tables;
 
+use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
 use hearth_schema::trace::{Origin, Outcome, TracedDevice};
@@ -20,11 +16,11 @@ use crate::charts::drawing::Drawing;
 use crate::charts::lines::LineChart;
 use crate::charts::{bars, gantt, memory as memory_charts, parity, tokens as token_charts};
 use crate::comparison::{Comparison, Run, terms};
-use crate::document::{Block, Document, Figure, NO_VALUE, Section, Table, Text};
+use crate::document::{Block, Document, NO_VALUE, Table, Text};
 use crate::text::escape;
-use crate::timeline::tokens::{self, Token};
+use crate::timeline::tokens::median;
 
-/// Maximum ratio of the median tokens of two runs that are drawn with a common time scale.
+/// Maximum ratio of the token durations of two runs whose Gantt charts have a common time scale.
 const MAX_SCALE_RATIO: u64 = 4;
 
 pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
@@ -32,50 +28,39 @@ pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart])
     let main = &comparison.runs[comparison.main_run()];
     let mut opening_blocks = vec![Block::Paragraph(summary::of(comparison))];
     opening_blocks.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
-    let sections = [
-        times(comparison),
-        published::section(comparison),
-        sequences::section(comparison.runs.iter()),
-        events::section(&runs),
-        devices(&runs),
-        one_token(&runs),
-        every_token(&runs),
-        memory(&runs),
-        dependence(&runs, sweeps),
-    ];
-    let mut sections: Vec<Section> =
-        sections.into_iter().filter(|section| !section.blocks.is_empty()).collect();
-    sections.push(provenance(&runs));
-    Document {
-        title: Text::default().name(&main.model).words(" on ").name(&main.scenario),
-        opening_blocks,
-        sections,
-    }
+    let title = Text::default().name(&main.model).words(" on ").name(&main.scenario);
+    let mut document = Document { title, opening_blocks, sections: Vec::new() };
+    let times_title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
+    document.push(times_title, "times", times(comparison));
+    document.push("Published numbers", "published", published::blocks(comparison));
+    document.push("Sequences and drafts", "sequences", sequences::blocks(&comparison.runs));
+    document.push("Events", "events", events::blocks(&runs));
+    document.push("Devices", "devices", devices(&runs));
+    document.push("A single token", "token", single_token(&runs));
+    document.push("All tokens", "tokens", all_tokens(&runs));
+    document.push("Memory", "memory", memory(&runs));
+    document.push("Scaling", "scaling", scaling(&runs, sweeps));
+    document.push("Provenance", "provenance", provenance(&runs));
+    document
 }
 
-fn figure(drawing: Drawing, name: impl Into<String>, caption: &str) -> Block {
-    Block::Figure(Figure { name: name.into(), drawing, caption: Text::from(caption) })
+fn figure(drawing: Option<Drawing>, caption: &str) -> Option<Block> {
+    Some(Block::Figure(drawing?, caption.into()))
 }
 
-fn times(comparison: &Comparison) -> Section {
-    let mut blocks = Vec::new();
+fn times(comparison: &Comparison) -> Vec<Block> {
     let all: Vec<&Run> = comparison.runs.iter().collect();
-    if let Some(drawing) = bars::breakdown(&all) {
-        let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
-        blocks.push(figure(drawing, "breakdown", caption));
-    }
+    let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
+    let mut blocks = Vec::from_iter(figure(bars::breakdown(&all), caption));
     blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair_table(comparison, pair))));
     let unpaired = comparison.unpaired();
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side(comparison, &unpaired)));
     }
-    if let Some(drawing) =
-        parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison))
-    {
-        let caption =
-            "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
-        blocks.push(figure(drawing, "parity", caption));
-    }
+    let parity = parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison));
+    let caption =
+        "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
+    blocks.extend(figure(parity, caption));
     let meanings =
         terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN_DISK]).map(|term| (term.label, term.meaning));
     let more = [
@@ -88,27 +73,24 @@ fn times(comparison: &Comparison) -> Section {
         ),
     ];
     blocks.push(Block::Definitions("Definitions", meanings.chain(more).collect()));
-    let title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
-    Section { title: title.into(), anchor: "times", blocks }
+    blocks
 }
 
-fn devices(runs: &[(&Run, &Trace)]) -> Section {
+fn devices(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
     let max = runs.iter().map(|(run, _)| bars::max_length(run)).fold(0.0, f64::max);
     for (run, trace) in runs {
         if run.metrics.devices.is_empty() {
             continue;
         }
-        if let Some(drawing) = bars::devices(run, trace, max) {
-            let caption = "The ring waits for computing and for disk reads, but not for reading ahead.";
-            blocks.push(figure(drawing, format!("devices-{}", run.label), caption));
-        }
+        let caption = "The ring waits for computing and for disk reads, but not for reading ahead.";
+        blocks.extend(figure(bars::devices(run, trace, max), caption));
         blocks.push(Block::Table(tables::devices(run)));
     }
     if !blocks.is_empty() {
         blocks.push(Block::Definitions("Definitions", DEVICE_DEFINITIONS.to_vec()));
     }
-    Section { title: "Devices".into(), anchor: "devices", blocks }
+    blocks
 }
 
 const DEVICE_DEFINITIONS: [(&str, &str); 4] = [
@@ -121,72 +103,58 @@ const DEVICE_DEFINITIONS: [(&str, &str); 4] = [
     ),
 ];
 
-fn one_token(runs: &[(&Run, &Trace)]) -> Section {
-    let medians: Vec<(&Run, &Trace, Token)> = runs
+fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
+    let medians: Vec<(&Run, &Trace, DecodeStep)> = runs
         .iter()
-        .filter_map(|(run, trace)| Some((*run, *trace, tokens::median(&tokens::of(trace))?)))
+        .filter_map(|(run, trace)| Some((*run, *trace, median(&TokenTimes::from_trace(trace).decode_steps)?)))
         .filter(|(_, _, token)| token.duration() > 0)
         .collect();
     let durations = || medians.iter().map(|(_, _, token)| token.duration());
     let (longest, shortest) = (durations().max().unwrap_or(0), durations().min().unwrap_or(0));
-    let mut blocks = Vec::new();
-    for (run, trace, token) in &medians {
+    let chart = |(run, trace, token): &(&Run, &Trace, DecodeStep)| {
         let span = if longest / MAX_SCALE_RATIO <= shortest { longest } else { token.duration() };
         let caption = format!(
             "Pass {}, the token of median duration. Empty space is waiting. Disk waits of a step, which are between \
              its pages, are drawn at its start.",
             token.pass
         );
-        blocks.push(figure(gantt::draw(run, trace, *token, span), format!("gantt-{}", run.label), &caption));
-    }
-    Section { title: "A single token".into(), anchor: "token", blocks }
+        Block::Figure(gantt::draw(run, trace, *token, span), caption.into())
+    };
+    medians.iter().map(chart).collect()
 }
 
-fn every_token(runs: &[(&Run, &Trace)]) -> Section {
-    let mut blocks = Vec::new();
-    if let Some(drawing) = token_charts::time_series(runs) {
-        blocks.push(figure(drawing, "tokens", "The tokens after the first, in order."));
-    }
-    if let Some(drawing) = token_charts::distribution(runs) {
-        blocks.push(figure(
-            drawing,
-            "spread",
+fn all_tokens(runs: &[(&Run, &Trace)]) -> Vec<Block> {
+    let charts = [
+        (token_charts::time_series(runs), "The tokens after the first, in order."),
+        (
+            token_charts::distribution(runs),
             "The share of the tokens that took at most a time. The horizontal lines are the median, the 95th percentile and all tokens.",
-        ));
-    }
-    Section { title: "All tokens".into(), anchor: "tokens", blocks }
+        ),
+    ];
+    charts.into_iter().filter_map(|(drawing, caption)| figure(drawing, caption)).collect()
 }
 
-fn memory(runs: &[(&Run, &Trace)]) -> Section {
+fn memory(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (run, trace) in runs {
-        if let Some(drawing) = memory_charts::residency(run, trace) {
-            let caption = "Weights in memory over the run, with the same scale for all devices.";
-            blocks.push(figure(drawing, format!("residency-{}", run.label), caption));
-        }
-        if let Some(drawing) = memory_charts::pressure(run, trace) {
-            let caption = "Memory that cannot be reclaimed, as a share of the device's memory: the full height is all of it.";
-            blocks.push(figure(drawing, format!("pressure-{}", run.label), caption));
-        }
+        let caption = "Weights in memory over the run, with the same scale for all devices.";
+        blocks.extend(figure(memory_charts::residency(run, trace), caption));
+        let caption = "Memory that cannot be reclaimed, as a share of the device's memory: the full height is all of it.";
+        blocks.extend(figure(memory_charts::pressure(run, trace), caption));
     }
-    Section { title: "Memory".into(), anchor: "memory", blocks }
+    blocks
 }
 
-fn dependence(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Section {
+fn scaling(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Vec<Block> {
     let own = [("rounds", scaling::rounds(runs)), ("sizes", scaling::model_sizes(runs))];
-    let own = own
-        .into_iter()
-        .filter_map(|(name, lines)| Some((name.to_owned(), lines?, "The runs of this report.")));
+    let own = own.into_iter().map(|(id, chart)| figure(chart?.drawing(id), "The runs of this report."));
     let caption = "From a sweep. A cross marks a point without a time: it has no plan or runs out of memory.";
-    let tables = sweeps.iter().enumerate();
-    let tables = tables.map(|(index, lines)| (format!("sweep-{}", index + 1), lines.clone(), caption));
-    let blocks = own.chain(tables);
-    let blocks =
-        blocks.filter_map(|(name, lines, caption)| Some(figure(lines.drawing(&name)?, name, caption)));
-    Section { title: "Scaling".into(), anchor: "scaling", blocks: blocks.collect() }
+    let sweeps = sweeps.iter().zip(1..);
+    let sweeps = sweeps.map(|(chart, number)| figure(chart.drawing(&format!("sweep-{number}")), caption));
+    own.chain(sweeps).flatten().collect()
 }
 
-fn provenance(runs: &[(&Run, &Trace)]) -> Section {
+fn provenance(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let headings = [String::new()].into_iter().chain(runs.iter().map(|(run, _)| run.heading()));
     let row = |label: &str, value: &dyn Fn(&Run, &Trace) -> Text| {
         let mut cells = vec![Text::from(label)];
@@ -206,7 +174,7 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = vec![Block::Table(Table::new("The runs of this report.", headings, rows).all_text())];
     blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).block()));
     blocks.push(Block::Paragraph(rebuild(runs)));
-    Section { title: "Provenance".into(), anchor: "provenance", blocks }
+    blocks
 }
 
 fn outcome(run: &Run) -> &'static str {
@@ -217,21 +185,21 @@ fn outcome(run: &Run) -> &'static str {
 }
 
 fn device_origins(run: &Run, trace: &Trace) -> Table {
-    let given = |value: &Option<String>, otherwise: &str| match value {
+    let phrase = |value: &Option<String>, otherwise: &str| match value {
         Some(value) => Text::default().name(escape::phrase(value)),
-        None => Text::from(otherwise.to_owned()),
+        None => Text::from(otherwise),
     };
-    let digest = |value: &Option<String>, otherwise: &str| match value {
+    let digest = |value: &Option<String>| match value {
         Some(value) => Text::default().code(escape::name(value)),
-        None => Text::from(otherwise.to_owned()),
+        None => Text::from("not recorded"),
     };
     let row = |device: &TracedDevice| {
         vec![
             Text::default().name(escape::name(&device.name)),
-            digest(&device.profile_digest, "not recorded"),
-            given(&device.kernel, "not recorded"),
-            Text::from(device.policy.map_or(NO_VALUE, PageCachePolicy::name)),
-            given(&device.unvalidated, NO_VALUE),
+            digest(&device.profile_digest),
+            phrase(&device.kernel, "not recorded"),
+            Text::value(device.policy.map(PageCachePolicy::name)),
+            phrase(&device.unvalidated, NO_VALUE),
         ]
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());

@@ -1,15 +1,13 @@
 //! The section with published numbers of the same scenarios.
-//!
-//! Not here: which published cells belong to a run ([`crate::published::matching`]).
 
 use hearth_schema::trace::Outcome;
 
 use crate::comparison::{Comparison, PublishedCell, Run};
-use crate::document::{Block, NO_VALUE, Section, Table, Text};
-use crate::text::numbers::{FixedPoint, digits_for, percent};
+use crate::document::{Block, Table, Text};
+use crate::text::numbers::{self, FixedPoint, percent};
 
-/// Returns the section; it has no blocks unless published numbers were requested.
-pub fn section(comparison: &Comparison) -> Section {
+/// Returns the blocks of the section; none unless published numbers were requested.
+pub fn blocks(comparison: &Comparison) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
         let cells: Vec<&PublishedCell> =
@@ -21,20 +19,14 @@ pub fn section(comparison: &Comparison) -> Section {
     if !blocks.is_empty() && !comparison.caveats.is_empty() {
         blocks.push(Block::Details("Caveats", comparison.caveats.clone()));
     }
-    Section { title: "Published numbers".into(), anchor: "published", blocks }
+    blocks
 }
 
 fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
-    let number = |value: Option<f64>| {
-        Text::from(
-            value.map_or(NO_VALUE.into(), |ms| FixedPoint::new(ms, digits_for(ms).saturating_sub(1)).text()),
-        )
-    };
+    let number = |value: Option<f64>| Text::value(value.map(numbers::three_digits));
     let error = |ours: Option<f64>, theirs: Option<f64>| {
-        let error = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
-        Text::from(error.map_or(NO_VALUE.into(), |(ours, theirs)| {
-            FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed()
-        }))
+        let both = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
+        Text::value(both.map(|(ours, theirs)| FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed()))
     };
     let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
     let row = |cell: &&PublishedCell| {

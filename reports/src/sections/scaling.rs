@@ -10,20 +10,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::model::shipped;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::Kind;
 
 use crate::charts::lines::{LineChart, Position, Series};
-use crate::comparison::Run;
+use crate::comparison::{Run, origin_word};
 use crate::text::numbers;
 
 /// Charts the time per token over the number of rounds per token; `None` unless a line has two points.
 pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
-        Some(((origin(run), run.model.clone()), u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean))
+        Some((
+            (origin_word(run.origin), run.model.clone()),
+            u64::from(rounds_of(trace)?),
+            run.metrics.tpot_ms?.mean,
+        ))
     });
-    let label = |k: u64| k.to_string();
-    let x_title = "rounds of the ring for a token, k";
-    lines(points, "Time per token over k", x_title, label)
+    lines(points, "Time per token over k", "rounds of the ring for a token, k", |k| k.to_string())
 }
 
 /// Charts the time per token over the size of the model; `None` unless a line has two points.
@@ -31,17 +33,10 @@ pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
         let bytes = shipped(&trace.header.model).ok()?.total_bytes().0;
         let k = rounds_of(trace).map_or_else(|| "sliced layers".to_owned(), |k| format!("k = {k}"));
-        Some(((origin(run), k), bytes, run.metrics.tpot_ms?.mean))
+        Some(((origin_word(run.origin), k), bytes, run.metrics.tpot_ms?.mean))
     });
     let label = |bytes: u64| numbers::bytes(bytes as f64);
     lines(points, "Time per token over model size", "bytes of the model's weights", label)
-}
-
-fn origin(run: &Run) -> &'static str {
-    match run.origin {
-        Origin::Simulated => "simulated",
-        Origin::Measured => "measured",
-    }
 }
 
 /// Returns the number of rounds per token; `None` without computing steps, or for a tensor-parallel plan.
@@ -51,7 +46,6 @@ fn rounds_of(trace: &Trace) -> Option<u32> {
     trace.header.kind.is_ring().then(|| last.saturating_add(1))
 }
 
-/// The runs of one line: their origin, and their model or number of rounds.
 type Case = (&'static str, String);
 
 fn lines(

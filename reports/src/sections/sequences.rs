@@ -1,16 +1,11 @@
 //! The section on concurrent sequences and on speculative decoding.
-//!
-//! It is empty for runs of one sequence without drafts.
-//!
-//! Not here: computing the metrics ([`hearth_core::metrics::sequences`]).
 
 use hearth_core::metrics::sequences::{SequenceMetrics, SpeculationMetrics};
 
 use crate::comparison::Run;
-use crate::document::{Block, NO_VALUE, Section, Table, Text};
+use crate::document::{Block, Table, Text};
 use crate::text::numbers::{FixedPoint, digits_for};
 
-/// Maximum number of sequences that are listed.
 const MAX_LISTED: usize = 32;
 
 const DEFINITIONS: [(&str, &str); 4] = [
@@ -30,20 +25,19 @@ const DEFINITIONS: [(&str, &str); 4] = [
     ("Drafting, verifying", "The parts of the mean time per token in which the head drafts, and the rest."),
 ];
 
-/// Returns the section on these runs; it has no blocks for runs of one sequence without drafts.
-pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
-    let mut blocks: Vec<Block> = runs.clone().filter_map(|run| sequences(run).block()).collect();
-    blocks.extend(
-        runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))),
-    );
+/// Returns the blocks of the section; none for runs of one sequence without drafts.
+pub fn blocks(runs: &[Run]) -> Vec<Block> {
+    let mut blocks: Vec<Block> = runs.iter().filter_map(|run| sequences(run).block()).collect();
+    let speculation = |run: &Run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)));
+    blocks.extend(runs.iter().filter_map(speculation));
     if !blocks.is_empty() {
         blocks.push(Block::Definitions("Definitions", DEFINITIONS.to_vec()));
     }
-    Section { title: "Sequences and drafts".into(), anchor: "sequences", blocks }
+    blocks
 }
 
-fn milliseconds(value: f64) -> Text {
-    Text::from(FixedPoint::new(value, digits_for(value)).text())
+fn milliseconds(value: f64) -> String {
+    FixedPoint::new(value, digits_for(value)).text()
 }
 
 fn sequences(run: &Run) -> Table {
@@ -51,8 +45,8 @@ fn sequences(run: &Run) -> Table {
     let row = |one: &SequenceMetrics| {
         vec![
             Text::from(one.sequence.to_string()),
-            milliseconds(one.ttft_ms),
-            one.tpot_ms.map_or_else(|| Text::from(NO_VALUE), milliseconds),
+            Text::from(milliseconds(one.ttft_ms)),
+            Text::value(one.tpot_ms.map(milliseconds)),
             Text::from(one.tokens.to_string()),
         ]
     };
@@ -69,14 +63,14 @@ fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
     let SpeculationMetrics { steps, tokens_per_step, drafted, accepted, acceptance, draft_ms, verify_ms } =
         *speculation;
     let rows = [
-        ("Steps with drafts", Text::from(steps.to_string())),
-        ("Tokens per step", Text::from(FixedPoint::new(tokens_per_step, 2).text())),
-        ("Drafted tokens", Text::from(drafted.to_string())),
-        ("Accepted", Text::from(accepted.to_string())),
-        ("Acceptance, %", Text::from(FixedPoint::new(100.0 * acceptance, 1).text())),
+        ("Steps with drafts", steps.to_string()),
+        ("Tokens per step", FixedPoint::new(tokens_per_step, 2).text()),
+        ("Drafted tokens", drafted.to_string()),
+        ("Accepted", accepted.to_string()),
+        ("Acceptance, %", FixedPoint::new(100.0 * acceptance, 1).text()),
         ("Drafting, ms per token", milliseconds(draft_ms)),
         ("Verifying, ms per token", milliseconds(verify_ms)),
     ];
     let caption = format!("{}: speculative decoding.", run.heading());
-    Table::new(caption, ["Quantity", "Value"], rows.map(|(name, value)| vec![Text::from(name), value]))
+    Table::new(caption, ["Quantity", "Value"], rows.map(|(name, value)| vec![name.into(), value.into()]))
 }

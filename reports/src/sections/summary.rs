@@ -2,8 +2,6 @@
 //!
 //! It states the setup, the speed, the error of the prediction, the largest terms of the time per token, the
 //! bottleneck and the memory pressure.
-//!
-//! Not here: tables of the same numbers ([`super::tables`]).
 
 use std::fmt::Write;
 
@@ -12,7 +10,7 @@ use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, Pair, Role, Run, terms};
 use crate::document::Text;
-use crate::text::numbers::{FixedPoint, bytes, digits_for, milliseconds, percent};
+use crate::text::numbers::{FixedPoint, bytes, milliseconds, percent, three_digits};
 
 /// Maximum number of devices that are named; more are only counted.
 const MAX_NAMED: usize = 6;
@@ -67,7 +65,7 @@ fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
 }
 
 fn speed(run: &Run) -> Text {
-    let place = match run.origin {
+    let context = match run.origin {
         Origin::Simulated => "In the simulation",
         Origin::Measured => "In the measurement",
     };
@@ -75,22 +73,18 @@ fn speed(run: &Run) -> Text {
     let first = metrics.ttft_ms.map(|ttft| format!("the first token takes {}", milliseconds(ttft)));
     let text = match (metrics.tpot_ms, first) {
         (Some(tpot), first) => {
-            let rate = metrics.tokens_per_s.map_or_else(String::new, |rate| {
-                format!(
-                    ", or {} tokens per second",
-                    FixedPoint::new(rate, digits_for(rate).saturating_sub(1)).text()
-                )
-            });
+            let rate = metrics.tokens_per_s.map(three_digits);
+            let rate = rate.map_or_else(String::new, |rate| format!(", or {rate} tokens per second"));
             let first = first.map_or_else(String::new, |first| format!("; {first}"));
             format!(
-                "{place}, a token after the first takes {} on average (median {}, 95th percentile {}){rate}{first}. ",
+                "{context}, a token after the first takes {} on average (median {}, 95th percentile {}){rate}{first}. ",
                 milliseconds(tpot.mean),
                 milliseconds(tpot.p50),
                 milliseconds(tpot.p95)
             )
         }
-        (None, Some(first)) => format!("{place}, {first}, and no token follows. "),
-        (None, None) => format!("{place}, no token is generated. "),
+        (None, Some(first)) => format!("{context}, {first}, and no token follows. "),
+        (None, None) => format!("{context}, no token is generated. "),
     };
     Text::from(text)
 }
@@ -119,34 +113,37 @@ fn largest_terms(run: &Run) -> Text {
     })
 }
 
-/// Describes the device that is busy longest per token.
 fn bottleneck(run: &Run) -> Text {
     let devices = &run.metrics.devices;
-    let longest =
-        devices.iter().reduce(|best, device| if device.busy_ms > best.busy_ms { device } else { best });
-    let Some(device) = longest.filter(|device| devices.len() > 1 && device.busy_ms > 0.0) else {
+    let busiest = max_device(devices, |device| device.busy_ms);
+    let Some(device) = busiest.filter(|device| devices.len() > 1 && device.busy_ms > 0.0) else {
         return hidden(run);
     };
     let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
     let network = run.metrics.terms_ms.network;
-    let mut text = Text::default();
-    if network > device.busy_ms {
-        text = text.words(format!(
-            "The network is the bottleneck: messages take {} per token, longer than any device. ",
+    let busy = milliseconds(device.busy_ms);
+    let share = percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 });
+    let mut text = if network > device.busy_ms {
+        Text::from(format!(
+            "The network is the bottleneck: messages take {} per token, longer than any device. Of the devices, ",
             milliseconds(network)
-        ));
-    }
-    text = text.words(if network > device.busy_ms { "Of the devices, " } else { "The bottleneck is " });
-    text = text.name(&device.name).words(format!(
-        "{} {} of each token ({})",
-        if network > device.busy_ms { " is busiest:" } else { ", busy for" },
-        milliseconds(device.busy_ms),
-        percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 })
-    ));
+        ))
+        .name(&device.name)
+        .words(format!(" is busiest: {busy} of each token ({share})"))
+    } else {
+        Text::from("The bottleneck is ")
+            .name(&device.name)
+            .words(format!(", busy for {busy} of each token ({share})"))
+    };
     if device.demand_disk_ms >= 0.005 * device.busy_ms {
         text = text.words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
     }
     text.words(". ").append(hidden(run))
+}
+
+/// Returns the first of the devices with the maximum value.
+fn max_device(devices: &[DeviceMetrics], value: fn(&DeviceMetrics) -> f64) -> Option<&DeviceMetrics> {
+    devices.iter().reduce(|max, device| if value(device) > value(max) { device } else { max })
 }
 
 fn hidden(run: &Run) -> Text {
@@ -165,12 +162,7 @@ fn hidden(run: &Run) -> Text {
 
 fn memory(run: &Run) -> Text {
     let devices = &run.metrics.devices;
-    let Some(highest) = devices
-        .iter()
-        .reduce(|best, device| if device.memory_pressure > best.memory_pressure { device } else { best })
-    else {
-        return Text::default();
-    };
+    let Some(highest) = max_device(devices, |device| device.memory_pressure) else { return Text::default() };
     let pressure = |device: &DeviceMetrics| {
         if device.trace_lost {
             "unknown (its trace is lost)".to_owned()

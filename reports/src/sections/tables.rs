@@ -3,13 +3,11 @@
 //! The HTML page, the Markdown and the CSV file use the same rounding, with different numbers of digits. The terms of
 //! a run are rounded together, so that they sum to the printed time per token. An error is the difference of two
 //! printed numbers, so that errors add up too.
-//!
-//! Not here: computing the quantities ([`crate::comparison`]).
 
 use hearth_core::metrics::DeviceMetrics;
 
-use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit, terms};
-use crate::document::{NO_VALUE, RowStyle, Table, Text};
+use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Row, Run, Unit, terms};
+use crate::document::{RowStyle, Table, Text};
 use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -20,7 +18,7 @@ pub struct Digits {
     pub time: u32,
     pub rate: u32,
     pub bytes: u32,
-    /// Bytes per printed unit.
+    /// Number of bytes in the unit in which bytes are printed.
     pub byte_unit: f64,
 }
 
@@ -41,14 +39,11 @@ impl Digits {
 
 /// Rounds quantities such that the terms sum to the printed total.
 pub fn round_quantities(quantities: &[Quantity], digits: Digits) -> Vec<Option<FixedPoint>> {
-    let total = quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
-    let terms: Vec<f64> = quantities
-        .iter()
-        .filter(|quantity| quantity.role == Role::Term)
-        .filter_map(|quantity| quantity.value)
-        .collect();
-    let mut terms =
-        round_to_total(&terms, total.unwrap_or_else(|| terms.iter().sum()), digits.time).into_iter();
+    let values =
+        |role| quantities.iter().filter(move |quantity| quantity.role == role).filter_map(|it| it.value);
+    let terms: Vec<f64> = values(Role::Term).collect();
+    let total = values(Role::Total).next().unwrap_or_else(|| terms.iter().sum());
+    let mut terms = round_to_total(&terms, total, digits.time).into_iter();
     quantities
         .iter()
         .map(|quantity| {
@@ -93,26 +88,18 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
     let digits = Digits::of(&[left, right]);
     let ms = |ms: f64| FixedPoint::new(ms, digits.time);
     let quantities = left.quantities();
-    let (predicted, measured) =
-        (round_quantities(&quantities, digits), round_quantities(&right.quantities(), digits));
-    let number = |value: Option<FixedPoint>, show: fn(FixedPoint) -> String| {
-        Text::from(value.map_or_else(|| NO_VALUE.into(), show))
-    };
-    let mut rows = Vec::new();
-    for ((quantity, row), (predicted, measured)) in
-        quantities.iter().zip(&pair.rows).zip(predicted.into_iter().zip(measured))
-    {
+    let rounded =
+        round_quantities(&quantities, digits).into_iter().zip(round_quantities(&right.quantities(), digits));
+    let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
+    let signed = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::signed));
+    let row = |((quantity, row), (predicted, measured)): ((&Quantity, &Row), _)| {
         let (error, percent) = errors(predicted, measured);
-        let mut cells = vec![Text::from(label(quantity)), number(predicted, FixedPoint::text)];
-        cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms), FixedPoint::text)));
-        cells.extend([
-            number(measured, FixedPoint::text),
-            number(error, FixedPoint::signed),
-            number(row.interval_half_width.map(ms), FixedPoint::text),
-            number(percent, FixedPoint::signed),
-        ]);
-        rows.push((style(quantity), cells));
-    }
+        let mut cells = vec![Text::from(label(quantity)), number(predicted)];
+        cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));
+        let interval = number(row.interval_half_width.map(ms));
+        cells.extend([number(measured), signed(error), interval, signed(percent)]);
+        (style(quantity), cells)
+    };
     let mut caption = Text::from(format!(
         "{} and {}. The error is the predicted value less the measured one. The terms sum to TPOT.",
         left.heading(),
@@ -124,7 +111,7 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
     let mut headings = vec!["Quantity", "Predicted"];
     headings.extend(published.map(|_| "Published"));
     headings.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
-    Table { caption, headings: headings.into_iter().map(String::from).collect(), rows, all_text: false }
+    Table::styled(caption, headings, quantities.iter().zip(&pair.rows).zip(rounded).map(row))
 }
 
 /// Returns the published value of a quantity; only times per token and to the first token are published.
@@ -136,7 +123,7 @@ pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64>
     }
 }
 
-/// Returns the error of two rounded numbers, and the error in percent of the measured number.
+/// Returns the error (predicted minus measured) of rounded numbers, in their unit and in percent of `measured`.
 pub fn errors(
     predicted: Option<FixedPoint>,
     measured: Option<FixedPoint>,
@@ -163,33 +150,28 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
         headings.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
     }
     let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
-    let show = |value: Option<FixedPoint>| Text::from(value.map_or(NO_VALUE.into(), FixedPoint::text));
-    let rows = quantities
-        .iter()
-        .enumerate()
-        .map(|(row, quantity)| {
-            let mut cells = vec![Text::from(label(quantity))];
-            for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
-                cells.push(show(column[row]));
-                let interval = run.quantities()[row].interval_half_width.map(ms);
-                cells.extend(run.intervals.map(|_| show(interval)));
-                let published = comparison.published_cell(*index);
-                cells.extend(published.map(|cell| show(published_value(cell, quantity).map(ms))));
-            }
-            (style(quantity), cells)
-        })
-        .collect();
-    Table { caption: Text::from("The terms sum to TPOT."), headings, rows, all_text: false }
+    let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
+    let row = |(row, quantity): (usize, &Quantity)| {
+        let mut cells = vec![Text::from(label(quantity))];
+        for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
+            cells.push(number(column[row]));
+            let interval = run.quantities()[row].interval_half_width.map(ms);
+            cells.extend(run.intervals.map(|_| number(interval)));
+            let published = comparison.published_cell(*index);
+            cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));
+        }
+        (style(quantity), cells)
+    };
+    Table::styled("The terms sum to TPOT.", headings, quantities.iter().enumerate().map(row))
 }
 
 /// Returns a table of the mean work of each device per token.
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
-    let has_tokens = run.metrics.tpot_ms.is_some();
     let row = |device: &DeviceMetrics| {
-        let if_known = |known: bool, text: String| Text::from(if known { text } else { NO_VALUE.into() });
+        let if_known = |known: bool, text: String| Text::value(known.then_some(text));
         let in_trace = !device.trace_lost;
-        let per_token = has_tokens && in_trace;
+        let per_token = in_trace && run.metrics.tpot_ms.is_some();
         let time = |value: f64| if_known(per_token, FixedPoint::new(value, digits.time).text());
         vec![
             Text::default().name(&device.name),

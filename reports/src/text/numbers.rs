@@ -4,15 +4,12 @@
 //! is rounded first, then the parts by the largest remainder method: each part is rounded down, and the missing units
 //! are added to the parts with the largest remainders. Differences are computed from printed numbers, so that a
 //! column of errors adds up too.
-//!
-//! Not here: which numbers are printed ([`crate::comparison`]).
 
 /// A number with a fixed number of digits after the decimal point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FixedPoint {
     /// The value times ten to the power of `digits`.
     pub units: i64,
-    /// Number of digits after the decimal point.
     pub digits: u32,
 }
 
@@ -28,27 +25,22 @@ impl FixedPoint {
 
     /// Formats the number for readers, with a typographic minus sign (U+2212).
     pub fn text(self) -> String {
-        let sign = if self.units < 0 { "\u{2212}" } else { "" };
-        format!("{sign}{}", self.magnitude())
+        self.plain().replace('-', "\u{2212}")
     }
 
     /// Formats the number for programs, with an ASCII minus sign.
     pub fn plain(self) -> String {
         let sign = if self.units < 0 { "-" } else { "" };
-        format!("{sign}{}", self.magnitude())
+        let (units, scale) = (self.units.unsigned_abs(), 10_u64.pow(self.digits));
+        match self.digits {
+            0 => format!("{sign}{units}"),
+            digits => format!("{sign}{}.{:0width$}", units / scale, units % scale, width = digits as usize),
+        }
     }
 
     /// Formats the number with a plus or minus sign, unless it is zero.
     pub fn signed(self) -> String {
-        if self.units > 0 { format!("+{}", self.magnitude()) } else { self.text() }
-    }
-
-    fn magnitude(self) -> String {
-        let (units, scale) = (self.units.unsigned_abs(), 10_u64.pow(self.digits));
-        match self.digits {
-            0 => units.to_string(),
-            digits => format!("{}.{:0width$}", units / scale, units % scale, width = digits as usize),
-        }
+        if self.units > 0 { format!("+{}", self.plain()) } else { self.text() }
     }
 }
 
@@ -81,14 +73,17 @@ pub fn digits_for(value: f64) -> u32 {
     (3.0 - magnitude.log10().floor()).clamp(1.0, 6.0) as u32
 }
 
-/// Formats a time given in milliseconds with about three significant digits, in seconds from 10 s on.
+/// Formats a value with three significant digits, or with all digits before the decimal point if those are more.
+pub fn three_digits(value: f64) -> String {
+    FixedPoint::new(value, digits_for(value).saturating_sub(1)).text()
+}
+
+/// Formats a time given in milliseconds with [`three_digits`], in seconds from 10 s on.
 pub fn milliseconds(value: f64) -> String {
     if value.abs() >= 1e4 {
-        let seconds = value * 1e-3;
-        return format!("{} s", FixedPoint::new(seconds, digits_for(seconds).saturating_sub(1)).text());
+        return format!("{} s", three_digits(value * 1e-3));
     }
-    let digits = digits_for(value).saturating_sub(1);
-    format!("{} ms", FixedPoint::new(value, digits).text())
+    format!("{} ms", three_digits(value))
 }
 
 /// Formats a share as a percentage with one digit after the decimal point.
@@ -110,8 +105,8 @@ pub fn bytes(value: f64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    let digits = if unit == 0 || value == 0.0 { 0 } else { digits_for(value).saturating_sub(1) };
-    format!("{} {}", FixedPoint::new(value, digits).text(), UNITS[unit])
+    let number = if unit == 0 { FixedPoint::new(value, 0).text() } else { three_digits(value) };
+    format!("{number} {}", UNITS[unit])
 }
 
 fn scaled(value: f64, digits: u32) -> f64 {
@@ -146,11 +141,9 @@ mod tests {
 
     #[test]
     fn digits_follow_the_magnitude() {
-        assert_eq!(milliseconds(74.24), "74.2 ms");
-        assert_eq!(milliseconds(812.4), "812 ms");
-        assert_eq!((milliseconds(9_999.0), milliseconds(16_473.0)), ("9999 ms".into(), "16.5 s".into()));
-        assert_eq!(bytes(1536.0), "1.50 KiB");
-        assert_eq!(bytes(0.0), "0 B");
+        let times = [74.24, 812.4, 9_999.0, 16_473.0].map(milliseconds);
+        assert_eq!(times, ["74.2 ms", "812 ms", "9999 ms", "16.5 s"]);
+        assert_eq!([1536.0, 0.0].map(bytes), ["1.50 KiB", "0 B"]);
         assert_eq!(FixedPoint::new(f64::NAN, 2).text(), "0.00");
         assert_eq!(digits_for(0.0), 2);
     }

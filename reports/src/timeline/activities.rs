@@ -4,8 +4,6 @@
 //! The trace has only the length of each part, because the waits are distributed over the step. So they are drawn at
 //! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as
 //! in the metrics) and the part during which it computed.
-//!
-//! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
 
 use hearth_schema::trace::{Kind, Record, Resource};
 
@@ -17,14 +15,12 @@ pub enum Lane {
     Disk,
 }
 
-/// The activity of a resource in an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activity {
     /// Reading ahead while the device computes nothing.
     HiddenRead,
     /// Reading ahead while the device computes.
     ConcurrentRead,
-    /// Waiting for a processor.
     Queue,
     Copy,
     Cpu,
@@ -33,7 +29,6 @@ pub enum Activity {
     DemandRead,
 }
 
-/// An interval of one activity in one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
     /// Index of the device in the ring.
@@ -56,7 +51,7 @@ pub fn is_work(record: &Record) -> bool {
     )
 }
 
-/// Splits a step on the CPU into activities, in the order in which they are drawn, with their nanoseconds.
+/// Splits a step on the CPU into activities and their nanoseconds, in the order in which charts show them.
 pub fn parts(record: &Record) -> [(Activity, u64); 4] {
     let wall = record.duration();
     if record.kind == Kind::Copy {
@@ -83,8 +78,8 @@ pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
         .filter(|(_, record)| is_work(record) || is_disk_read(record))
         .partition(|(_, record)| is_work(record));
     for &(index, record) in &ahead {
-        let mine = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
-        split_read(&mut intervals, index, record, mine);
+        let own_work = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
+        split_read(&mut intervals, index, record, own_work);
     }
     for (index, record) in work {
         split_step(&mut intervals, index, record);

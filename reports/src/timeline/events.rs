@@ -1,6 +1,4 @@
 //! Descriptions and times of the events during a run.
-//!
-//! Not here: the time per token before, during and after them ([`crate::sections`]).
 
 use hearth_schema::Trace;
 use hearth_schema::run_events::RunEvent;

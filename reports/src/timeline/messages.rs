@@ -10,25 +10,18 @@ use std::collections::BTreeMap;
 
 use hearth_schema::trace::{Kind, Record};
 
-/// A message as the indices of its two records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Message {
-    pub send_record: usize,
-    pub receive_record: usize,
-}
-
-/// Returns the messages among `records`, in the order in which they were sent.
-pub fn find(records: &[Record]) -> Vec<Message> {
-    let mut by_pass: BTreeMap<u32, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+/// Returns the messages among `records` as the indices of their `send` and `receive` records, in the order in which
+/// they were sent.
+pub fn find(records: &[Record]) -> Vec<[usize; 2]> {
+    let mut by_pass: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
-        match record.kind {
-            Kind::Send => by_pass.entry(record.pass).or_default().0.push(index),
-            Kind::Receive => by_pass.entry(record.pass).or_default().1.push(index),
-            _ => {}
+        if matches!(record.kind, Kind::Send | Kind::Receive) {
+            let is_receive = usize::from(record.kind == Kind::Receive);
+            by_pass.entry(record.pass).or_default()[is_receive].push(index);
         }
     }
     let mut messages = Vec::new();
-    for (mut sends, mut receives) in by_pass.into_values() {
+    for [mut sends, mut receives] in by_pass.into_values() {
         sends.sort_by_key(|&index| (records[index].start, index));
         receives.sort_by_key(|&index| (records[index].end, index));
         for sent in sends {
@@ -43,10 +36,10 @@ pub fn find(records: &[Record]) -> Vec<Message> {
                 at_receiver && from_sender
             };
             let Some(at) = receives.iter().position(|received| fits(&received)) else { continue };
-            messages.push(Message { send_record: sent, receive_record: receives.remove(at) });
+            messages.push([sent, receives.remove(at)]);
         }
     }
-    messages.sort_by_key(|message| (records[message.send_record].start, message.send_record));
+    messages.sort_by_key(|&[sent, _]| (records[sent].start, sent));
     messages
 }
 
@@ -72,8 +65,7 @@ mod tests {
             record(1, Kind::Receive, [21, 35], Some(0)),
             record(1, Kind::Send, [40, 41], Some(0)),
         ];
-        let expected = [(0, 4), (5, 1), (2, 6), (7, 3)]
-            .map(|(send_record, receive_record)| Message { send_record, receive_record });
+        let expected = [[0, 4], [5, 1], [2, 6], [7, 3]];
         assert_eq!(find(&records), expected);
         let anonymous = records.map(|record| Record { peer: None, ..record });
         assert_eq!(find(&anonymous), expected, "without peers");

@@ -1,6 +1,4 @@
 //! Timelines of a trace: the activities of each device, its messages, its tokens and its events.
-//!
-//! Not here: the terms of the time per token ([`hearth_core::metrics`]).
 
 pub mod activities;
 pub mod events;
@@ -10,7 +8,7 @@ pub mod tokens;
 #[cfg(test)]
 use hearth_schema::trace::{Kind, Record, Resource};
 
-/// Returns a record without layers, bytes, peer and cost.
+/// Returns a record of pass 0 and round 0 that has no layers, bytes, peer or cost.
 #[cfg(test)]
 fn record(device: u16, resource: Resource, kind: Kind, [start, end]: [u64; 2]) -> Record {
     let (pass, round, bytes) = (0, 0, 0);

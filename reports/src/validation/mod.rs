@@ -40,11 +40,9 @@ impl RunMetrics {
 }
 
 /// A scenario that was predicted and then measured, once or several times.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Case {
     pub name: String,
-    /// The question that the scenario answers.
-    #[serde(default)]
     pub question: String,
     pub runs: Vec<RunPair>,
 }
@@ -70,23 +68,19 @@ fn yes() -> bool {
 }
 
 /// A scenario that could not be measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FailedScenario {
     pub name: String,
-    #[serde(alias = "why")]
     pub reason: String,
 }
 
 /// The results of a suite.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Validation {
     /// The name of the suite, such as `scenarios/lab`.
     pub title: String,
-    /// The properties of the machine, as keys and values.
     pub machine: Vec<(String, String)>,
-    /// The measured scenarios.
     pub cases: Vec<Case>,
-    /// The scenarios without a measurement.
     pub failed: Vec<FailedScenario>,
 }
 

@@ -2,18 +2,16 @@
 //!
 //! It has the acceptance criteria, the errors of each scenario, the errors of the terms, the pairs in the wrong
 //! order, the failed scenarios, and the machine.
-//!
-//! Not here: the scores ([`super::scores`]).
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::Validation;
-use super::scores::{self, CaseScores, Criterion, Errors, Score, Scores};
+use super::scores::{self, CaseScores, Criterion, Errors, RankAgreement, Score, Scores};
+use super::{Case, FailedScenario, Validation};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
-use crate::document::{Block, Document, Figure, NO_VALUE, Table, Text, json};
+use crate::document::{Block, Document, NO_VALUE, Table, Text, json};
 use crate::exports::csv;
 use crate::text::escape;
 
@@ -166,7 +164,7 @@ fn parities(scores: &Scores) -> Vec<Block> {
             let caption = "Each dot is a scenario: the prediction over the measured value. Horizontal lines are the range \
                            of the measurements. Both axes are logarithmic."
                 .into();
-            blocks.push(Block::Figure(Figure { name: id.into(), drawing, caption }));
+            blocks.push(Block::Figure(drawing, caption));
         }
     }
     blocks
@@ -188,10 +186,10 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     };
     let row = |case: &CaseScores| {
         let repeated = case.tpot.filter(|tpot| tpot.runs > 1);
-        let spread = repeated.map_or(NO_VALUE.into(), |tpot| share(tpot.spread));
+        let spread = Text::value(repeated.map(|tpot| share(tpot.spread)));
         let mut row = vec![Text::default().name(&case.name)];
         row.extend(cells(case.tpot, 1.0));
-        row.push(spread.into());
+        row.push(spread);
         row.extend(cells(case.ttft, 1.0));
         row.extend(cells(case.bytes_read, 1e-6));
         row
@@ -211,20 +209,15 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     ];
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
     let cases = Table::new(caption, headings, scores.cases.iter().map(row));
-    let asked = |case: &super::Case| {
+    let question = |case: &Case| {
         let [name, question] = [&case.name, &case.question].map(|text| Text::default().name(text));
-        vec![name, question, Text::default().code(predictions(case))]
+        let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction_digest.as_str()).collect();
+        vec![name, question, Text::default().code(digests.join(" "))]
     };
     let caption = "The question of each scenario, and the digests of its predictions.";
     let headings = ["Scenario", "Question", "Predictions"];
-    let questions = Table::new(caption, headings, validation.cases.iter().map(asked)).all_text();
+    let questions = Table::new(caption, headings, validation.cases.iter().map(question)).all_text();
     [cases, questions].into_iter().filter_map(Table::block).collect()
-}
-
-/// Returns the digests of the predictions of a scenario.
-fn predictions(case: &super::Case) -> String {
-    let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction_digest.as_str()).collect();
-    digests.join(" ")
 }
 
 fn terms(scores: &Scores) -> Vec<Block> {
@@ -246,30 +239,23 @@ fn terms(scores: &Scores) -> Vec<Block> {
 }
 
 fn order(scores: &Scores) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for order in &scores.rank_agreements {
+    let sentence = |order: &RankAgreement| {
         let right = order.ordered_share().map_or("no pair".into(), share);
         let (margin, pairs) = (share(order.margin), order.pair_count);
-        blocks.push(Block::Paragraph(
-            format!(
-                "Pairs whose measured times differ by more than {margin}: {pairs}, of which {right} are in the right order."
-            )
-            .into(),
-        ));
-    }
+        let text = format!(
+            "Pairs whose measured times differ by more than {margin}: {pairs}, of which {right} are in the right order."
+        );
+        Block::Paragraph(text.into())
+    };
     let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
     let headings = ["Faster in the measurement", "Slower in the measurement"];
-    let wrong = Table::new(
-        "Pairs in the wrong order.",
-        headings,
-        scores.rank_agreements[0].misordered_pairs.iter().map(pair),
-    );
-    blocks.extend(wrong.all_text().block());
-    blocks
+    let misordered = scores.rank_agreements[0].misordered_pairs.iter().map(pair);
+    let table = Table::new("Pairs in the wrong order.", headings, misordered).all_text();
+    scores.rank_agreements.iter().map(sentence).chain(table.block()).collect()
 }
 
 fn failed(validation: &Validation) -> Option<Block> {
-    let row = |failed: &super::FailedScenario| {
+    let row = |failed: &FailedScenario| {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
     let rows = validation.failed.iter().map(row);
@@ -300,7 +286,7 @@ fn csv_table(scores: &Scores) -> Vec<u8> {
         cells.push(case.tpot.map_or(String::new(), |tpot| tpot.high_variance.to_string()));
         cells.extend([of(case.ttft), of(case.bytes_read)].into_iter().flatten().map(number));
         let terms = scores.terms.iter().enumerate();
-        cells.extend(terms.map(|(place, _)| number(case.terms.get(place).map(|term| term.error))));
+        cells.extend(terms.map(|(index, _)| number(case.terms.get(index).map(|term| term.error))));
         cells
     };
     csv::write([headings].into_iter().chain(scores.cases.iter().map(row)))
@@ -309,7 +295,6 @@ fn csv_table(scores: &Scores) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validation::{Case, FailedScenario};
 
     fn validation() -> Validation {
         Validation {

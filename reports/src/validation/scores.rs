@@ -9,8 +9,6 @@
 //! - The order: every pair of scenarios whose measured times differ by more than a margin should have the same order
 //!   in the prediction.
 //! - The terms of the time per token: (predicted - measured) / measured time per token.
-//!
-//! Not here: the layout ([`super::page`]).
 
 use std::collections::BTreeSet;
 
@@ -19,16 +17,8 @@ use serde::Serialize;
 
 use super::{Case, FailedScenario, RunMetrics, RunPair};
 
-/// Relative difference of repeated measurements above which they have high variance.
+/// (Largest - smallest) / median above which repeated measurements have high variance.
 pub const HIGH_VARIANCE_SPREAD: f64 = 0.15;
-/// Accepted median error of the time per token.
-pub const MAX_MEDIAN_TPOT_ERROR: f64 = 0.10;
-/// Accepted largest error of the time per token.
-pub const MAX_TPOT_ERROR: f64 = 0.25;
-/// Accepted median error of the time to first token.
-pub const MAX_MEDIAN_TTFT_ERROR: f64 = 0.15;
-/// Accepted median error of the bytes read per token.
-pub const MAX_MEDIAN_BYTES_ERROR: f64 = 0.05;
 /// Relative difference of two measured times above which [`MIN_ORDERED_SHARE`] of the pairs should be in the right
 /// order.
 pub const RANK_MARGIN: f64 = 0.10;
@@ -49,7 +39,6 @@ pub struct Score {
     pub measured: f64,
     /// The smallest and the largest measurement.
     pub range: [f64; 2],
-    /// Number of runs.
     pub runs: usize,
     /// (Largest - smallest) / median of the measurements.
     pub spread: f64,
@@ -86,11 +75,9 @@ impl Score {
     }
 }
 
-/// The scores of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseScores {
     pub name: String,
-    /// Time per token, in milliseconds.
     pub tpot: Option<Score>,
     /// Time to first token, in milliseconds.
     pub ttft: Option<Score>,
@@ -99,7 +86,7 @@ pub struct CaseScores {
     pub terms: Vec<Term>,
 }
 
-/// A term of the time per token.
+/// The error of a term of the time per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Term {
     pub name: &'static str,
@@ -107,7 +94,7 @@ pub struct Term {
     pub predicted: f64,
     /// The mean of the measurements in milliseconds.
     pub measured: f64,
-    /// (Predicted - measured) / measured time per token.
+    /// (Predicted - measured) / measured time per token; positive if the prediction is too high.
     pub error: f64,
 }
 
@@ -116,7 +103,7 @@ pub struct Term {
 pub struct Errors {
     /// Number of scenarios that have the quantity.
     pub count: usize,
-    /// The median absolute error, without predictions within the range of measurements with high variance.
+    /// The median absolute error. Scenarios with high variance and an error of 0 are left out.
     pub median: Option<f64>,
     /// The largest absolute error.
     pub max: Option<f64>,
@@ -132,10 +119,10 @@ pub struct RankAgreement {
     /// Number of pairs that differ by more than the margin.
     #[serde(rename = "pairs")]
     pub pair_count: usize,
-    /// Number of these pairs that are predicted in the measured order.
+    /// Number of the `pair_count` pairs that are predicted in the measured order.
     #[serde(rename = "right")]
     pub ordered_pairs: usize,
-    /// The other pairs: the scenario measured as faster, then the slower one.
+    /// The pairs that are predicted in the wrong order; the scenario that was measured as faster is the first.
     #[serde(rename = "wrong")]
     pub misordered_pairs: Vec<[String; 2]>,
 }
@@ -150,7 +137,6 @@ impl RankAgreement {
 /// An acceptance criterion and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Criterion {
-    /// A description of the criterion.
     pub text: String,
     /// The value for this suite; `None` if no scenario has the quantity.
     pub value: Option<f64>,
@@ -180,7 +166,7 @@ impl Scores {
         let bytes_read = errors(|case| case.bytes_read);
         let rank_agreements = [RANK_MARGIN, LARGE_RANK_MARGIN].map(|margin| rank_agreement(&cases, margin));
         let criteria = criteria(&tpot, &ttft, &bytes_read, &rank_agreements);
-        Scores { terms: terms(&cases), tpot, ttft, bytes_read, rank_agreements, criteria, cases }
+        Scores { terms: term_means(&cases), tpot, ttft, bytes_read, rank_agreements, criteria, cases }
     }
 }
 
@@ -259,17 +245,13 @@ fn sorted(values: &[Option<f64>]) -> Option<Vec<f64>> {
     (found.len() == values.len()).then_some(found)
 }
 
-/// Returns the median of sorted values.
-fn median(sorted: &[f64]) -> Option<f64> {
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        count if count % 2 == 1 => Some(sorted[middle]),
-        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-    }
+pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
+    let middle = sorted.len().checked_sub(1)? / 2;
+    Some(f64::midpoint(sorted[middle], sorted[sorted.len() / 2]))
 }
 
-fn terms(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
+/// Returns the mean absolute error of each term.
+fn term_means(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
     let with: Vec<&CaseScores> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
     let names = with.first().map_or(Vec::new(), |case| case.terms.iter().map(|term| term.name).collect());
     let mean = |(at, name): (usize, &'static str)| {
@@ -319,11 +301,20 @@ pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criteri
 
 fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement; 2]) -> Vec<Criterion> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let at_most = |text: String, value: Option<f64>, max: f64| Criterion {
-        text,
+    let limits = [
+        ("median error of the time per token", tpot.median, 0.10),
+        ("largest error of the time per token", tpot.max, 0.25),
+        ("median error of the time to first token", ttft.median, 0.15),
+        ("median error of the bytes read per token", bytes.median, 0.05),
+    ];
+    let at_most = |(what, value, max): (&str, Option<f64>, f64)| Criterion {
+        text: format!("{what}: at most {}", percent(max)),
         value,
         is_met: value.is_some_and(|value| value <= max),
     };
+    let mut criteria = limits.map(at_most).to_vec();
+    // If no scenario reads enough bytes, none are compared.
+    criteria[3].is_met |= bytes.count == 0;
     let [near, far] = order;
     let ordered = |order: &RankAgreement, min: f64| Criterion {
         text: format!(
@@ -335,37 +326,8 @@ fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement
         // If there are no such pairs, no order is wrong.
         is_met: order.ordered_share().is_none_or(|share| share >= min),
     };
-    vec![
-        at_most(
-            format!("median error of the time per token: at most {}", percent(MAX_MEDIAN_TPOT_ERROR)),
-            tpot.median,
-            MAX_MEDIAN_TPOT_ERROR,
-        ),
-        at_most(
-            format!("largest error of the time per token: at most {}", percent(MAX_TPOT_ERROR)),
-            tpot.max,
-            MAX_TPOT_ERROR,
-        ),
-        at_most(
-            format!("median error of the time to first token: at most {}", percent(MAX_MEDIAN_TTFT_ERROR)),
-            ttft.median,
-            MAX_MEDIAN_TTFT_ERROR,
-        ),
-        Criterion {
-            // If no scenario reads enough bytes, none are compared.
-            is_met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= MAX_MEDIAN_BYTES_ERROR),
-            ..at_most(
-                format!(
-                    "median error of the bytes read per token: at most {}",
-                    percent(MAX_MEDIAN_BYTES_ERROR)
-                ),
-                bytes.median,
-                MAX_MEDIAN_BYTES_ERROR,
-            )
-        },
-        ordered(near, MIN_ORDERED_SHARE),
-        ordered(far, 1.0),
-    ]
+    criteria.extend([ordered(near, MIN_ORDERED_SHARE), ordered(far, 1.0)]);
+    criteria
 }
 
 #[cfg(test)]
@@ -378,8 +340,8 @@ mod tests {
             let runs: Vec<_> = measured.iter().map(|&ms| (Some(predicted), Some(ms))).collect();
             Score::of(&runs).expect("numbers")
         };
-        let calm = score(110.0, &[99.0, 104.0, 100.0]);
-        assert!((calm.error - 0.1).abs() < 1e-12 && !calm.high_variance && calm.measured == 100.0);
+        let steady = score(110.0, &[99.0, 104.0, 100.0]);
+        assert!((steady.error - 0.1).abs() < 1e-12 && !steady.high_variance && steady.measured == 100.0);
         let within = score(150.0, &[100.0, 200.0, 180.0]);
         assert!(within.high_variance && within.error == 0.0 && within.range == [100.0, 200.0]);
         let beyond = score(50.0, &[100.0, 200.0]);

@@ -3,14 +3,16 @@
 //! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` updates the golden files; review
 //! the difference before you commit it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
+use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_schema::trace::{Kind, Origin, Outcome};
 
-use crate::{file, sample};
+use crate::{columns_that_add_up, file, sample};
 
 fn check(report: &Report, name: &str, golden: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
@@ -88,7 +90,7 @@ fn runs_of_different_plans() {
     traces[1].header.plan_digest = "sha256:0000000000000001".into();
     let report = Report::new(traces).unwrap();
     check(&report, "report.md", "different-plans.md");
-    assert!(report.comparison().pairs.is_empty());
+    assert!(report.comparison.pairs.is_empty());
 }
 
 /// Returns the cells of a Markdown table row after the first; `None` for cells that are not numbers.
@@ -111,13 +113,7 @@ fn printed_terms_sum_to_the_printed_tpot() {
             assert!((sum - total).abs() < 1e-9, "column {column} of {tokens} tokens: {sum} is not {total}");
         }
         let csv = file(&Report::new(sample::pair(tokens)).unwrap(), "comparison.csv");
-        let fields: Vec<Vec<&str>> =
-            csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
-        for column in 3..6 {
-            let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i64>().expect("a number");
-            let sum: i64 = fields[..7].iter().map(units).sum();
-            assert_eq!(sum, units(&fields[7]), "column {column}");
-        }
+        assert_eq!(columns_that_add_up(&csv, 3), 3, "{csv}");
     }
 }
 
@@ -133,34 +129,30 @@ fn runs_are_paired_by_plan() {
     traces.extend(sample::pair(3));
     let report = Report::new(traces).unwrap();
     let pairs: Vec<(usize, usize)> =
-        report.comparison().pairs.iter().map(|pair| (pair.predicted, pair.measured)).collect();
+        report.comparison.pairs.iter().map(|pair| (pair.predicted, pair.measured)).collect();
     assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
     let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
     assert!(names.contains(&"measured-2.perfetto.json".to_owned()));
-    let mut unique = names.clone();
-    unique.sort();
-    unique.dedup();
-    assert_eq!(unique.len(), names.len());
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
 }
+
+type Change = fn(&mut Trace);
 
 #[test]
 fn damaged_traces_are_refused() {
     assert_eq!(Report::new(Vec::new()).unwrap_err().to_string(), "no trace to report on; name at least one");
-    let broken = |change: fn(&mut hearth_schema::Trace)| {
+    let cases: [(Change, &str); 3] = [
+        (|trace| trace.records[2].device = 9, "trace 1, step 2: device 9 is not in the header"),
+        (
+            |trace| trace.records[0].end = u64::MAX,
+            "trace 1, step 0: 0 to 18446744073709551615 ns is not a valid interval within 104 days",
+        ),
+        (|trace| trace.passes.reverse(), "trace 1: the token of pass 1 ends before the previous token"),
+    ];
+    for (change, expected) in cases {
         let mut trace = sample::trace(Origin::Measured, 3);
         change(&mut trace);
-        Report::new(vec![trace]).unwrap_err().to_string()
-    };
-    let error = broken(|trace| trace.records[2].device = 9);
-    assert_eq!(
-        error,
-        "trace 1, step 2: device 9 is not in the header; the trace is damaged: record it again"
-    );
-    let error = broken(|trace| trace.records[0].end = u64::MAX);
-    assert!(error.contains("not a valid interval"), "{error}");
-    let error = broken(|trace| trace.passes.reverse());
-    assert_eq!(
-        error,
-        "trace 1: the token of pass 1 ends before the previous token; the trace is damaged: record it again"
-    );
+        let error = Report::new(vec![trace]).unwrap_err().to_string();
+        assert_eq!(error, format!("{expected}; the trace is damaged: record it again"));
+    }
 }

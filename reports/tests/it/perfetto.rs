@@ -5,11 +5,7 @@ use hearth_reports::exports::perfetto;
 use hearth_schema::trace::{Kind, Origin};
 use serde_json::{Value, json};
 
-use crate::{sample, trace_events};
-
-fn file(report: &Report, name: &str) -> Vec<u8> {
-    crate::file(report, name).into_bytes()
-}
+use crate::{file, sample, trace_events};
 
 #[test]
 fn overlay_has_the_events_of_both_traces() {
@@ -22,7 +18,7 @@ fn overlay_has_the_events_of_both_traces() {
     assert_eq!(both, std::array::from_fn(|index| one[index] + other[index]));
     // 6 passes * 2 rounds * 3 hops = 36 messages.
     assert_eq!((one[2], other[2]), (36, 36));
-    let overlay: Value = serde_json::from_slice(&overlay).unwrap();
+    let overlay: Value = serde_json::from_str(&overlay).unwrap();
     let events = overlay["traceEvents"].as_array().unwrap();
     let named = |name: &'static str| events.iter().filter(move |event| event["name"] == name);
     let processes: Vec<&str> =
@@ -42,56 +38,40 @@ fn clock_offset_causes_no_arrow_back_in_time() {
         let early = 40_000_000.min(record.start);
         (record.start, record.end) = (record.start - early, record.end - early);
     }
-    let [_, _, flows] = trace_events::check(&perfetto::export(&trace)).unwrap();
+    let [_, _, flows] =
+        trace_events::check(&String::from_utf8(perfetto::export(&[(None, &trace)])).unwrap()).unwrap();
     let sent = trace.records.iter().filter(|record| record.kind == Kind::Send).count();
     assert!(0 < flows && flows < sent, "{flows} of {sent}");
 }
 
-/// A change of the events of a file that makes the file invalid.
-type Change<'c> = &'c dyn Fn(&mut Vec<Value>);
-
 #[test]
 fn format_checker_finds_errors() {
+    type Change = fn(&mut Vec<Value>, usize);
     let good = file(&Report::new(sample::pair(3)).unwrap(), "simulated.perfetto.json");
-    let good: Value = serde_json::from_slice(&good).unwrap();
-    let broken = |change: &dyn Fn(&mut Vec<Value>)| {
-        let mut file = good.clone();
-        change(file["traceEvents"].as_array_mut().unwrap());
-        trace_events::check(&serde_json::to_vec(&file).unwrap()).unwrap_err()
-    };
-    let first = |events: &[Value], phase: &str| events.iter().position(|event| event["ph"] == phase).unwrap();
-    let cases: [(&str, Change<'_>); 8] = [
-        ("is no time", &|events| {
-            let at = first(events, "X");
-            events[at]["dur"] = json!(-1.0);
-        }),
-        ("`dur` is missing", &|events| {
-            let at = first(events, "X");
+    let good: Value = serde_json::from_str(&good).unwrap();
+    // The expected error, a phase, and a change of the events with the index of the first event of this phase.
+    let cases: [(&str, &str, Change); 8] = [
+        ("is no time", "X", |events, at| events[at]["dur"] = json!(-1.0)),
+        ("`dur` is missing", "X", |events, at| {
             events[at].as_object_mut().unwrap().remove("dur");
         }),
-        ("does not belong here", &|events| events[0]["colour"] = json!("red")),
-        ("has no name", &|events| events.retain(|event| event["name"] != "thread_name")),
-        ("overlaps", &|events| {
-            let at = first(events, "X");
+        ("does not belong here", "M", |events, at| events[at]["colour"] = json!("red")),
+        ("has no name", "M", |events, _| events.retain(|event| event["name"] != "thread_name")),
+        ("overlaps", "X", |events, at| {
             let mut twin = events[at].clone();
             twin["ts"] = json!(twin["ts"].as_f64().unwrap() + twin["dur"].as_f64().unwrap() / 2.0);
             events.push(twin);
         }),
-        ("0 ends", &|events| {
-            let at = first(events, "f");
-            events.remove(at);
-        }),
-        ("ends before it begins", &|events| {
-            let at = first(events, "s");
-            events[at]["ts"] = json!(1e9);
-        }),
-        ("back in time", &|events| {
-            let at = first(events, "C");
-            events[at]["ts"] = json!(1e9);
-        }),
+        ("0 ends", "f", |events, at| drop(events.remove(at))),
+        ("ends before it begins", "s", |events, at| events[at]["ts"] = json!(1e9)),
+        ("back in time", "C", |events, at| events[at]["ts"] = json!(1e9)),
     ];
-    for (expected, change) in cases {
-        let error = broken(change);
+    for (expected, phase, change) in cases {
+        let mut file = good.clone();
+        let events = file["traceEvents"].as_array_mut().unwrap();
+        let first = events.iter().position(|event| event["ph"] == phase).unwrap();
+        change(events, first);
+        let error = trace_events::check(&file.to_string()).unwrap_err();
         assert!(error.contains(expected), "{expected}: {error}");
     }
 }

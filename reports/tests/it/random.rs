@@ -12,7 +12,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::trace_events;
+use crate::{columns_that_add_up, sample, trace_events};
 
 fn resource() -> impl Strategy<Value = Resource> {
     select(vec![
@@ -83,26 +83,15 @@ fn trace() -> impl Strategy<Value = Trace> {
                 policy: None,
             };
             let pass = |index| Pass::new(index, index, 1, true);
-            Trace {
-                header: Header {
-                    schema: Trace::SCHEMA.into(),
-                    origin,
-                    scenario: "odd".into(),
-                    plan_digest: plan,
-                    model: "odd".into(),
-                    // Any kind, because the other fields are also arbitrary.
-                    kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
-                    seed: 0,
-                    version: "0".into(),
-                    devices: devices.into_iter().map(device).collect(),
-                },
-                passes: (0..passes).map(pass).collect(),
-                records,
-                readings,
-                shortages: vec![],
-                run_events: vec![],
-                outcome,
-            }
+            let sample = sample::trace(origin, 0);
+            let header = Header {
+                plan_digest: plan,
+                // Any kind, because the other fields are also arbitrary.
+                kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
+                devices: devices.into_iter().map(device).collect(),
+                ..sample.header
+            };
+            Trace { header, passes: (0..passes).map(pass).collect(), records, readings, outcome, ..sample }
         },
     )
 }
@@ -134,31 +123,16 @@ proptest! {
         let Ok(report) = Report::new(traces) else { return Ok(()) };
         for (name, contents) in report.files() {
             prop_assert!(!contents.is_empty(), "{name} is empty");
-            let text = String::from_utf8(contents);
-            prop_assert!(text.is_ok(), "{name} is not UTF-8");
-            let text = text.unwrap_or_default();
+            let text = String::from_utf8(contents).expect(&name);
             if name.rsplit('.').next() == Some("json") {
-                prop_assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{name} is not JSON");
+                serde_json::from_str::<serde_json::Value>(&text).expect(&name);
             }
             if exact && name.ends_with(".perfetto.json") {
-                let checked = trace_events::check(text.as_bytes());
-                prop_assert!(checked.is_ok(), "{name}: {checked:?}");
+                trace_events::check(&text).expect(&name);
             }
             if name == "comparison.csv" {
-                check_sums(&text, report.comparison().runs.len())?;
+                columns_that_add_up(&text, report.comparison.runs.len());
             }
         }
     }
-}
-
-/// Checks that the printed terms of each run sum exactly to the printed time per token.
-fn check_sums(csv: &str, runs: usize) -> Result<(), TestCaseError> {
-    let rows: Vec<Vec<&str>> = csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
-    for column in 3..3 + runs {
-        let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i128>();
-        let parts: Result<Vec<i128>, _> = rows[..7].iter().map(units).collect();
-        let (Ok(parts), Ok(total)) = (parts, units(&rows[7])) else { continue };
-        prop_assert_eq!(parts.iter().sum::<i128>(), total, "column {} of\n{}", column, csv);
-    }
-    Ok(())
 }

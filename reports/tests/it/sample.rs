@@ -15,57 +15,23 @@ const MICRO: u64 = 1_000;
 const MIB: u64 = 1 << 20;
 const ROUNDS: u32 = 2;
 
-/// The times of a device per window in microseconds, and its memory.
-struct Costs {
-    name: &'static str,
-    layers: u32,
-    cpu: u64,
-    gpu: u64,
-    /// Time waiting for the disk.
-    demand: u64,
-    /// Time reading ahead.
-    ahead: u64,
-    resident_mib: u64,
-    memory_mib: u64,
-}
-
-const DEVICES: [Costs; 3] = [
-    Costs {
-        name: "laptop",
-        layers: 6,
-        cpu: 5_200,
-        gpu: 0,
-        demand: 900,
-        ahead: 9_000,
-        resident_mib: 1_900,
-        memory_mib: 8_192,
-    },
-    Costs {
-        name: "desktop",
-        layers: 8,
-        cpu: 1_500,
-        gpu: 3_100,
-        demand: 0,
-        ahead: 0,
-        resident_mib: 2_600,
-        memory_mib: 16_384,
-    },
-    Costs {
-        name: "phone",
-        layers: 2,
-        cpu: 6_300,
-        gpu: 0,
-        demand: 2_400,
-        ahead: 12_500,
-        resident_mib: 480,
-        memory_mib: 3_072,
-    },
-];
+/// Names of the devices; the arrays below have a value for each device in this order.
+const NAMES: [&str; 3] = ["laptop", "desktop", "phone"];
+/// Layers per window.
+const LAYERS: [u32; 3] = [6, 8, 2];
+// Times per window in microseconds.
+const CPU_TIMES: [u64; 3] = [5_200, 1_500, 6_300];
+const GPU_TIMES: [u64; 3] = [0, 3_100, 0];
+const DISK_WAITS: [u64; 3] = [900, 0, 2_400];
+const READ_AHEAD_TIMES: [u64; 3] = [9_000, 0, 12_500];
+const RESIDENT_MIB: [u64; 3] = [1_900, 2_600, 480];
+const MEMORY_MIB: [u64; 3] = [8_192, 16_384, 3_072];
 
 /// Times of a measured run in percent of the simulated times, used cyclically.
 const DEVIATIONS: [u64; 7] = [104, 98, 111, 101, 96, 108, 131];
 
 /// A trace under construction.
+#[derive(Default)]
 struct Run {
     measured: bool,
     records: Vec<Record>,
@@ -74,7 +40,7 @@ struct Run {
     disk_free: [u64; 3],
     /// Bytes that each device has read.
     read: [u64; 3],
-    /// Number of durations that were generated.
+    /// Number of deviations that were applied.
     time_count: usize,
 }
 
@@ -85,14 +51,7 @@ pub fn pair(tokens: u32) -> Vec<Trace> {
 
 pub fn trace(origin: Origin, tokens: u32) -> Trace {
     let measured = origin == Origin::Measured;
-    let mut run = Run {
-        measured,
-        records: Vec::new(),
-        readings: Vec::new(),
-        disk_free: [0; 3],
-        read: [0; 3],
-        time_count: 0,
-    };
+    let mut run = Run { measured, ..Run::default() };
     let passes: Vec<Pass> = (0..tokens)
         .map(|index| match index {
             0 => Pass::new(0, 0, 16, true),
@@ -126,14 +85,15 @@ fn header(origin: Origin) -> Header {
         kind: Parallelism::Ring,
         seed: 7,
         version: "0.1.0".into(),
-        devices: DEVICES
-            .iter()
-            .map(|device| TracedDevice {
-                name: device.name.into(),
-                profile_digest: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * device.memory_mib)),
-                memory_total: device.memory_mib * MIB,
+        devices: NAMES
+            .into_iter()
+            .zip(MEMORY_MIB)
+            .map(|(name, memory_mib)| TracedDevice {
+                name: name.into(),
+                profile_digest: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * memory_mib)),
+                memory_total: memory_mib * MIB,
                 kernel: measured.then(|| "Linux 6.12.48".into()),
-                unvalidated: (device.name == "phone" && !measured)
+                unvalidated: (name == "phone" && !measured)
                     .then(|| "page cache policy of this kernel".into()),
                 policy: (!measured).then_some(PageCachePolicy::TwoList),
             })
@@ -142,7 +102,7 @@ fn header(origin: Origin) -> Header {
 }
 
 impl Run {
-    /// Returns a time in nanoseconds; times of a measured run deviate.
+    /// Converts microseconds to nanoseconds, with the next of the [`DEVIATIONS`] if the run is measured.
     fn time(&mut self, micros: u64) -> u64 {
         if !self.measured {
             return micros * MICRO;
@@ -151,23 +111,16 @@ impl Run {
         micros * MICRO * DEVIATIONS[self.time_count % DEVIATIONS.len()] / 100
     }
 
-    fn push(
-        &mut self,
-        device: u16,
-        kind: Kind,
-        at: (u32, u32),
-        span: [u64; 2],
-        fill: impl FnOnce(&mut Record),
-    ) {
+    /// Adds a step: `at` is its pass and round, `span` its start and end in nanoseconds.
+    fn push(&mut self, device: u16, kind: Kind, at: (u32, u32), span: [u64; 2]) -> &mut Record {
         let resource = match kind {
             Kind::Send => Resource::Tx,
             Kind::Receive => Resource::Rx,
             Kind::Prefetch => Resource::DiskPrefetch,
             _ => Resource::Cpu,
         };
-        let (pass, round) = at;
-        let [start, end] = span;
-        let mut record = Record {
+        let ((pass, round), [start, end]) = (at, span);
+        self.records.push(Record {
             device,
             resource,
             kind,
@@ -179,18 +132,16 @@ impl Run {
             bytes: 0,
             peer: None,
             cost: None,
-        };
-        fill(&mut record);
-        self.records.push(record);
+        });
+        self.records.last_mut().expect("a record was added")
     }
 
-    /// Records a pass through the ring. Returns the time at which its token was sampled.
+    /// Records a pass through the ring that begins at `begin`. Returns when its token was sampled, in nanoseconds.
     fn pass(&mut self, pass: u32, tokens: u64, begin: u64) -> u64 {
         let factor = 1 + tokens / 4;
         let mut now = begin + self.time(30);
-        self.push(0, Kind::Embed, (pass, 0), [begin, now], |record| {
-            record.cost = Some(Cost { cpu: now - begin, ..Cost::default() });
-        });
+        self.push(0, Kind::Embed, (pass, 0), [begin, now]).cost =
+            Some(Cost { cpu: now - begin, ..Cost::default() });
         let mut waiting_since = [begin; 3];
         for round in 0..ROUNDS {
             for device in 0..3_u16 {
@@ -198,77 +149,67 @@ impl Run {
                 let sent = now + self.time(120);
                 let to = (device + 1) % 3;
                 let next_round = round + u32::from(to == 0);
-                self.push(device, Kind::Send, (pass, round), [now, sent], |record| {
-                    record.bytes = 16_384 * tokens;
-                    record.peer = Some(to);
-                });
+                let send = self.push(device, Kind::Send, (pass, round), [now, sent]);
+                (send.bytes, send.peer) = (16_384 * tokens, Some(to));
                 self.read_ahead(device, (pass, round), sent);
                 waiting_since[usize::from(device)] = sent;
                 now = sent + self.time(if self.measured { 2_300 } else { 1_900 });
                 let since = waiting_since[usize::from(to)];
-                self.push(to, Kind::Receive, (pass, next_round), [since, now], |record| {
-                    record.bytes = 16_384 * tokens;
-                    record.peer = Some(device);
-                });
+                let receive = self.push(to, Kind::Receive, (pass, next_round), [since, now]);
+                (receive.bytes, receive.peer) = (16_384 * tokens, Some(device));
             }
         }
         let end = now + self.time(2_800);
-        self.push(0, Kind::Output, (pass, ROUNDS), [now, end], |record| {
-            record.cost = Some(Cost { cpu: (end - now) / 8 * 7, queue: (end - now) / 8, ..Cost::default() });
-        });
+        self.push(0, Kind::Output, (pass, ROUNDS), [now, end]).cost =
+            Some(Cost { cpu: (end - now) / 8 * 7, queue: (end - now) / 8, ..Cost::default() });
         self.record_counters(pass, end);
         end
     }
 
-    /// Records the computation of a window. Returns its end time.
+    /// Records the computation of a window, `factor` times as long as for one token. Returns its end in nanoseconds.
     fn window(&mut self, device: u16, at: (u32, u32), begin: u64, factor: u64) -> u64 {
-        let costs = &DEVICES[usize::from(device)];
+        let index = usize::from(device);
         let mut now = begin + self.time(40);
-        let first: u32 = DEVICES[..usize::from(device)].iter().map(|device| device.layers).sum::<u32>()
-            + at.1 * DEVICES.iter().map(|device| device.layers).sum::<u32>();
-        let layers = Some([first, first + costs.layers]);
-        if costs.gpu > 0 {
-            let end = now + self.time(costs.gpu * factor);
-            self.push(device, Kind::Compute, at, [now, end], |record| {
-                record.resource = Resource::Gpu;
-                record.layers = layers;
-            });
+        let first = LAYERS[..index].iter().sum::<u32>() + at.1 * LAYERS.iter().sum::<u32>();
+        let layers = Some([first, first + LAYERS[index]]);
+        if GPU_TIMES[index] > 0 {
+            let end = now + self.time(GPU_TIMES[index] * factor);
+            let step = self.push(device, Kind::Compute, at, [now, end]);
+            (step.resource, step.layers) = (Resource::Gpu, layers);
             now = end;
         }
-        let (cpu, queue) = (self.time(costs.cpu * factor), self.time(60));
-        let demand = self.time(costs.demand);
+        let (cpu, queue) = (self.time(CPU_TIMES[index] * factor), self.time(60));
+        let demand = self.time(DISK_WAITS[index]);
         let end = now + cpu + queue + demand;
         let faulted = demand / 1_000 * 2_000;
-        self.read[usize::from(device)] += faulted;
-        self.push(device, Kind::Compute, at, [now, end], |record| {
-            record.layers = layers;
-            record.cost = Some(Cost { cpu, queue, copy: 0, resident: 400 * MIB, faulted });
-        });
+        self.read[index] += faulted;
+        let step = self.push(device, Kind::Compute, at, [now, end]);
+        step.layers = layers;
+        step.cost = Some(Cost { cpu, queue, copy: 0, resident: 400 * MIB, faulted });
         end
     }
 
     /// Records reading ahead of the next window as soon as the disk is free.
     fn read_ahead(&mut self, device: u16, at: (u32, u32), from: u64) {
-        let costs = &DEVICES[usize::from(device)];
-        if costs.ahead == 0 {
+        let (index, micros) = (usize::from(device), READ_AHEAD_TIMES[usize::from(device)]);
+        if micros == 0 {
             return;
         }
-        let start = from.max(self.disk_free[usize::from(device)]);
-        let end = start + self.time(costs.ahead);
-        self.disk_free[usize::from(device)] = end;
-        self.read[usize::from(device)] += costs.ahead * 2_000;
-        self.push(device, Kind::Prefetch, at, [start, end], |record| record.bytes = costs.ahead * 2_000);
+        let start = from.max(self.disk_free[index]);
+        let end = start + self.time(micros);
+        self.disk_free[index] = end;
+        self.read[index] += micros * 2_000;
+        self.push(device, Kind::Prefetch, at, [start, end]).bytes = micros * 2_000;
     }
 
     /// Records the counters of all devices.
     fn record_counters(&mut self, pass: u32, at: u64) {
         for device in 0..3_u16 {
-            let costs = &DEVICES[usize::from(device)];
-            let resident = costs.resident_mib * MIB * u64::from(10 + pass.min(10)) / 20;
+            let index = usize::from(device);
             let values = [
-                (Counter::BytesRead, self.read[usize::from(device)]),
-                (Counter::Resident, resident),
-                (Counter::Unreclaimable, costs.memory_mib * MIB / 11 + u64::from(pass) * MIB / 4),
+                (Counter::BytesRead, self.read[index]),
+                (Counter::Resident, RESIDENT_MIB[index] * MIB * u64::from(10 + pass.min(10)) / 20),
+                (Counter::Unreclaimable, MEMORY_MIB[index] * MIB / 11 + u64::from(pass) * MIB / 4),
             ];
             for (counter, value) in values {
                 self.readings.push(Reading { device, counter, pass, at, value });

@@ -18,7 +18,7 @@ type Thread = (u64, u64);
 /// The beginning or the end of a flow: the time in nanoseconds, and the thread.
 type FlowEnd = (u64, Thread);
 
-/// The contents of a file.
+/// What the checks need from a trace event file.
 #[derive(Default)]
 struct Contents {
     /// Processes that have a name.
@@ -34,8 +34,8 @@ struct Contents {
 }
 
 /// Returns the numbers of slices, counter readings and flows of a file; an error if it violates the format.
-pub fn check(bytes: &[u8]) -> Result<[usize; 3], String> {
-    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+pub fn check(text: &str) -> Result<[usize; 3], String> {
+    let file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let object = file.as_object().ok_or("the file is no object")?;
     check_keys(object, &["traceEvents", "displayTimeUnit", "otherData"], &["traceEvents"])?;
     if !matches!(object.get("displayTimeUnit").and_then(Value::as_str), None | Some("ms" | "ns")) {
@@ -160,7 +160,7 @@ fn check_names(contents: &Contents) -> Result<(), String> {
     }
 }
 
-/// Checks that slices of one thread are disjoint or nested; viewers drop others.
+/// Checks that slices of one thread are disjoint or nested; viewers drop slices that overlap in another way.
 fn check_nesting(contents: &mut Contents) -> Result<(), String> {
     for (thread, slices) in &mut contents.slices {
         // Of slices with the same start, the longest is the outer one.

@@ -22,6 +22,7 @@ use hearth_profiles::model::ModelProfile;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pass::is_default;
 use crate::residency::{Residency, ResidencyOptions};
 use crate::workload::{self, MAX_SEQUENCES};
 
@@ -54,7 +55,7 @@ pub struct Plan {
     pub activations: ActivationFormat,
     /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
     /// GPU.
-    #[serde(default, skip_serializing_if = "on_the_cpu")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub output: Processor,
     /// The maximum number of concurrent sequences, each with a cache for the whole context.
     #[serde(default = "workload::one", skip_serializing_if = "workload::is_one")]
@@ -87,7 +88,7 @@ pub enum PlanKind {
 }
 
 impl PlanKind {
-    /// Whether layers go around a ring.
+    /// Whether the kind is `ring`, not `tensor`.
     pub fn is_ring(&self) -> bool {
         matches!(self, PlanKind::Ring)
     }
@@ -118,16 +119,11 @@ pub enum Parallelism {
 }
 
 impl Parallelism {
-    /// Whether layers go around a ring.
+    /// Whether the kind is `ring`, not `tensor`.
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
     pub fn is_ring(&self) -> bool {
         *self == Parallelism::Ring
     }
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn on_the_cpu(processor: &Processor) -> bool {
-    *processor == Processor::Cpu
 }
 
 /// The name and digest of the scenario of a plan.
@@ -257,7 +253,7 @@ impl Plan {
         self.devices.iter().map(|device| device.window).sum()
     }
 
-    /// Returns the layers of a device in a round (both from 0); empty if no layers remain.
+    /// Returns the layers of a device in a round (both indices from 0); empty if no layers remain.
     pub fn window(&self, device: usize, round: u32) -> Range<u32> {
         if !self.kind.is_ring() {
             return 0..if round == 0 { self.model.layers } else { 0 };
@@ -323,22 +319,17 @@ impl Document for Plan {
             if name.is_empty() || !names.insert(name) {
                 return refuse(format!("device name `{name}` is empty or used twice"));
             }
+            let place = format!("devices[{index}] `{name}`");
             if (device.role == Role::Head) != (index == 0) {
-                return refuse(format!(
-                    "devices[{index}] `{name}`: the first device must be the head, and no other"
-                ));
+                return refuse(format!("{place}: the first device must be the head, and no other"));
             }
             if (device.role == Role::Relay) != (device.window == 0) && device.role != Role::Head {
-                return refuse(format!(
-                    "devices[{index}] `{name}`: a relay must have window 0, and a worker at least 1"
-                ));
+                return refuse(format!("{place}: a relay must have window 0, and a worker at least 1"));
             }
-            device.residency.validate(&format!("devices[{index}] `{name}`: `residency`"))?;
+            device.residency.validate(&format!("{place}: `residency`"))?;
             if device.gpu_layers > device.window || device.window > self.model.layers {
-                return refuse(format!(
-                    "devices[{index}] `{name}`: 0 <= gpu_layers <= window <= {} must hold",
-                    self.model.layers
-                ));
+                let layers = self.model.layers;
+                return refuse(format!("{place}: 0 <= gpu_layers <= window <= {layers} must hold"));
             }
         }
         let head = &self.devices[0];
@@ -365,51 +356,52 @@ const MAX_LAYERS: u32 = 10_000;
 
 impl Plan {
     fn validate_cover(&self) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(what));
         let (layers, ring, rounds) = (self.model.layers, self.ring_layers(), self.rounds);
         if layers == 0 || ring == 0 {
-            return Err(DocumentError::invalid("the plan assigns no layer: raise some `window`"));
+            return refuse("the plan assigns no layer: raise some `window`".into());
         }
         let needed = layers.div_ceil(ring);
         if rounds != needed {
-            return Err(DocumentError::invalid(format!(
-                "the windows add up to {ring} layers per round, so {rounds} rounds cover {} of the model's \
-                 {layers} layers: set `rounds: {needed}` or change the windows",
-                (u64::from(rounds) * u64::from(ring)).min(u64::from(layers))
-            )));
+            let covered = (u64::from(rounds) * u64::from(ring)).min(u64::from(layers));
+            return refuse(format!(
+                "the windows add up to {ring} layers per round, so {rounds} rounds cover {covered} of the model's \
+                 {layers} layers: set `rounds: {needed}` or change the windows"
+            ));
         }
-        let idle = (0..self.devices.len())
-            .find(|&index| self.devices[index].window > 0 && self.window(index, 0).is_empty());
-        if let Some(index) = idle {
-            return Err(DocumentError::invalid(format!(
-                "devices[{index}] `{}` gets no layer: the {layers} layers run out before its window",
-                self.devices[index].name
-            )));
+        let mut devices = self.devices.iter().enumerate();
+        let is_idle = |index, device: &PlannedDevice| device.window > 0 && self.window(index, 0).is_empty();
+        if let Some((index, PlannedDevice { name, .. })) =
+            devices.find(|(index, device)| is_idle(*index, device))
+        {
+            return refuse(format!(
+                "devices[{index}] `{name}` gets no layer: the {layers} layers run out before its window"
+            ));
         }
         let sliding = self.devices.iter().find(|device| device.residency.policy == Residency::Sliding);
-        if let Some(device) = sliding {
-            return Err(DocumentError::invalid(format!(
-                "device `{}`: `sliding` is for `kind: tensor`; in a ring use another residency",
-                device.name
-            )));
+        if let Some(PlannedDevice { name, .. }) = sliding {
+            return refuse(format!(
+                "device `{name}`: `sliding` is for `kind: tensor`; in a ring use another residency"
+            ));
         }
         self.validate_context()
     }
 
     fn validate_context(&self) -> Result<(), DocumentError> {
-        if self.context == 0 {
-            return Err(DocumentError::invalid("`context` is 0; it must be at least the prompt length"));
+        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let (sequences, context) = (self.sequences, self.context);
+        if context == 0 {
+            return refuse("`context` is 0; it must be at least the prompt length".into());
         }
         if self.model.layers == 0 {
-            return Err(DocumentError::invalid("`model.layers` is 0: the plan assigns no layer"));
+            return refuse("`model.layers` is 0: the plan assigns no layer".into());
         }
-        let positions = u64::from(self.sequences) * u64::from(self.context);
-        if !(1..=MAX_SEQUENCES).contains(&self.sequences) || positions > u64::from(u32::MAX) {
-            return Err(DocumentError::invalid(format!(
-                "`sequences` is {}: it must be 1 to {MAX_SEQUENCES}, and times the `context` of {} at most {}",
-                self.sequences,
-                self.context,
+        let positions = u64::from(sequences) * u64::from(context);
+        if !(1..=MAX_SEQUENCES).contains(&sequences) || positions > u64::from(u32::MAX) {
+            return refuse(format!(
+                "`sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}, and times the `context` of {context} at most {}",
                 u32::MAX
-            )));
+            ));
         }
         Ok(())
     }

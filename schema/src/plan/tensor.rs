@@ -81,7 +81,7 @@ pub struct TensorPlan {
     pub slices: Vec<Slice>,
 }
 
-/// The formats of partial results that can be summed: floating-point numbers, or short blocks.
+/// The formats of partial results that can be summed: floating-point numbers, or blocks of 32 8-bit numbers (`q8_0`).
 const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
 impl TensorPlan {
@@ -92,7 +92,7 @@ impl TensorPlan {
         Bytes(blocks * self.partial_format.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits passes that have more tokens than [`TensorPlan::max_batch`].
+    /// Splits every pass that has more tokens than [`TensorPlan::max_batch`], and numbers the passes anew.
     pub fn split_passes(&self, passes: Vec<Pass>) -> Vec<Pass> {
         let Some(batch) = self.max_batch else { return passes };
         let mut split: Vec<Pass> = Vec::new();
@@ -127,31 +127,24 @@ impl TensorPlan {
             ));
         }
         if !PARTIAL_FORMATS.contains(&self.partial_format) {
-            let known = PARTIAL_FORMATS.map(Format::name).join(", ");
-            let what = format!(
-                "kind.tensor.values: `{}` cannot be added up: use one of {known}",
-                self.partial_format
-            );
-            return refuse(what);
+            let (format, known) = (self.partial_format, PARTIAL_FORMATS.map(Format::name).join(", "));
+            return refuse(format!("kind.tensor.values: `{format}` cannot be added up: use one of {known}"));
         }
         if self.max_batch == Some(0) {
             return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
         }
-        match (self.all_reduce, self.air_time) {
-            (AllReduce::OverTheAir, None) => {
-                return refuse(
-                    "kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into(),
-                );
+        match (self.all_reduce == AllReduce::OverTheAir, self.air_time) {
+            (true, None) => {
+                refuse("kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into())
             }
-            (AllReduce::OverTheAir, Some(time)) if time.0 > MAX_AIR_SECONDS => {
-                return refuse(format!("kind.tensor.air_time: {time} is more than an hour"));
+            (true, Some(time)) if time.0 > MAX_AIR_SECONDS => {
+                refuse(format!("kind.tensor.air_time: {time} is more than an hour"))
             }
-            (AllReduce::OverTheAir, Some(_)) | (_, None) => {}
-            (_, Some(_)) => {
-                return refuse("kind.tensor.air_time: is for `all_reduce: over-the-air`: remove it".into());
+            (false, Some(_)) => {
+                refuse("kind.tensor.air_time: is for `all_reduce: over-the-air`: remove it".into())
             }
+            _ => validate_devices(plan),
         }
-        validate_devices(plan)
     }
 
     /// Checks that the slices cover a model of this shape completely.
@@ -168,10 +161,10 @@ impl TensorPlan {
             }
         }
         let last = self.slices.iter().rposition(|slice| slice.feed_forward > 0);
-        for (place, slice) in self.slices.iter().enumerate() {
+        for (index, slice) in self.slices.iter().enumerate() {
             // The down projection is split along its blocks of weights; the last device has an incomplete last block.
-            let block = plan.devices[place].residency.weights_as.map_or(1, Format::block_len);
-            if Some(place) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
+            let block = plan.devices[index].residency.weights_as.map_or(1, Format::block_len);
+            if Some(index) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
                 return Err(DocumentError::invalid(format!(
                     "kind.tensor.slices: the {} feed-forward rows of `{}` do not end at a block of {block} weights",
                     slice.feed_forward, slice.device
@@ -186,10 +179,11 @@ impl TensorPlan {
     }
 }
 
-/// Maximum time of an all-reduce in seconds. More is a mistake, and times do not overflow.
+/// Maximum time of an all-reduce in seconds. A longer time is a mistake, and sums of times could overflow.
 const MAX_AIR_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
+    let refuse = |what: &str| Err(DocumentError::invalid(what));
     let layers = plan.model.layers;
     for (index, device) in plan.devices.iter().enumerate() {
         let place = format!("devices[{index}] `{}`", device.name);
@@ -213,14 +207,13 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
         }
     }
     if plan.sequences != 1 || plan.draft.is_some() {
-        return Err(DocumentError::invalid("a tensor-parallel plan must have one sequence and no draft"));
+        return refuse("a tensor-parallel plan must have one sequence and no draft");
     }
     if plan.output != Processor::Cpu {
-        let what = "the head of a tensor-parallel plan computes the output on its CPU: remove `output`";
-        return Err(DocumentError::invalid(what));
+        return refuse("the head of a tensor-parallel plan computes the output on its CPU: remove `output`");
     }
     if plan.rounds != 1 {
-        return Err(DocumentError::invalid("a tensor-parallel plan must have `rounds: 1`"));
+        return refuse("a tensor-parallel plan must have `rounds: 1`");
     }
     Ok(())
 }

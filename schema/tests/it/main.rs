@@ -5,13 +5,16 @@ use hearth_schema::Scenario;
 use hearth_schema::run_events::RunEvent;
 use hearth_schema::scenario::Workload;
 
-fn scenario(context: u32, workload: &str, more: &str) -> Result<Scenario, String> {
-    let yaml = format!(
+fn text(context: u32, workload: &str, limits: &str, more: &str) -> String {
+    format!(
         "schema: scenario/1\nname: test\nseed: 1\nmodel: {{profile: llama-8b}}\ncontext: {context}\n\
-         workload: {{prompt: 8, generate: 4, {workload}}}\ndevices:\n  - {{name: a, profile: d3}}\nlinks:\n  default:\n    \
-         latency: {{value: 5 ms, source: test}}\n    bandwidth: {{value: 400 Mbit/s, source: test}}\n{more}"
-    );
-    Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
+         workload: {{prompt: 8, generate: 4, {workload}}}\ndevices:\n  - {{name: a, profile: d3, {limits}}}\nlinks:\n  \
+         default:\n    latency: {{value: 5 ms, source: test}}\n    bandwidth: {{value: 400 Mbit/s, source: test}}\n{more}"
+    )
+}
+
+fn scenario(context: u32, workload: &str, more: &str) -> Result<Scenario, String> {
+    Scenario::from_yaml(&text(context, workload, "", more)).map_err(|error| error.to_string())
 }
 
 fn drafting(tokens: &str, acceptance: &str) -> String {
@@ -69,11 +72,7 @@ fn hostile_values_are_refused() {
 #[test]
 fn impossible_limits_are_refused() {
     let limited = |limits: &str| {
-        let yaml = format!(
-            "schema: scenario/1\nname: test\nmodel: {{profile: llama-8b}}\ncontext: 64\nworkload: {{prompt: 8, generate: \
-             4}}\ndevices:\n  - {{name: a, profile: d3, limits: {{{limits}}}}}\nlinks:\n  default:\n    latency: {{value: 5 \
-             ms, source: test}}\n    bandwidth: {{value: 400 Mbit/s, source: test}}\n  emulated: true\n"
-        );
+        let yaml = text(64, "", &format!("limits: {{{limits}}}"), "  emulated: true\n");
         Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
     };
     let valid = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");

@@ -12,9 +12,8 @@ use std::time::Instant;
 
 use queues::{RunResult, hold, tandem};
 
-/// Number of events of each model.
 const EVENTS: u64 = 4_000_000;
-/// Number of events of each model if SimPy, which is slower, runs them too.
+/// Number of events of each queueing model if SimPy, which is slower, runs the models too.
 const TWIN_EVENTS: u64 = 300_000;
 
 fn main() {
@@ -31,7 +30,11 @@ fn main() {
     ];
     for (name, run) in models {
         // The best of five: other programs disturb the slower ones.
-        let runs = (0..5).map(|_| timed(run)).min_by(|one, other| one.1.total_cmp(&other.1));
+        let timed = |_| {
+            let started = Instant::now();
+            (run(), started.elapsed().as_secs_f64())
+        };
+        let runs = (0..5).map(timed).min_by(|one, other| one.1.total_cmp(&other.1));
         let (RunResult { events, clock, waited }, seconds) = runs.expect("five runs");
         if twin {
             println!("{name} {events} {clock} {waited} {seconds:.6}");
@@ -39,11 +42,4 @@ fn main() {
             println!("| {name} | {:.1} |", events as f64 / seconds / 1e6);
         }
     }
-}
-
-/// Runs a model. Returns its result and the time in seconds.
-fn timed(run: &dyn Fn() -> RunResult) -> (RunResult, f64) {
-    let started = Instant::now();
-    let result = run();
-    (result, started.elapsed().as_secs_f64())
 }

@@ -14,7 +14,6 @@ use hearth_sim::engine::{Engine, Nanos};
 pub struct RunResult {
     /// Number of completed delays or services.
     pub events: u64,
-    /// The time of the last event.
     pub clock: Nanos,
     /// The sum of the times that jobs waited in queues; zero for [`hold`].
     pub waited: Nanos,
@@ -37,13 +36,13 @@ impl Delays {
     }
 }
 
-/// An event of the size of a simulator's event: an enum with two small numbers.
+/// An event as large as a typical event of a simulator: an enum with two small numbers.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Step { device: u32, step: u32 },
 }
 
-/// Runs the hold model: `events` events, of which `pending` are pending at any time.
+/// Runs the hold model until `events` events have occurred; at any time `pending` events are pending.
 pub fn hold(pending: u64, events: u64) -> RunResult {
     let mut engine = Engine::new();
     let mut delays = Delays(GOLDEN);
@@ -57,7 +56,6 @@ pub fn hold(pending: u64, events: u64) -> RunResult {
     RunResult { events, clock: engine.now(), waited: 0 }
 }
 
-/// A job that moves through the ring.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     delays: Delays,
@@ -98,7 +96,6 @@ pub fn tandem(servers: u32, jobs: u32, services: u64) -> RunResult {
     RunResult { events: done, clock: engine.now(), waited }
 }
 
-/// Starts the service of a job on a server.
 fn serve(engine: &mut Engine<Event>, jobs: &mut [Job], server: u32, job: u32) {
     let current = &mut jobs[job as usize];
     current.waited = engine.now() - current.arrived;

@@ -26,14 +26,14 @@ pub struct BackgroundLoad {
     pub disk_available: f64,
     /// Bytes that other programs have allocated since the run began.
     pub allocated_bytes: f64,
-    /// Bytes that the run can use only after they are swapped out.
+    /// Bytes of other programs that the run can use only after the system has swapped them out.
     withheld_bytes: f64,
     /// Bytes that swapping has freed.
     freed_bytes: f64,
 }
 
 impl BackgroundLoad {
-    /// Creates a load without events; `withheld` bytes can be used only after they are swapped out.
+    /// Creates the load before any event; the run can use `withheld` bytes only after they are swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -46,7 +46,7 @@ impl BackgroundLoad {
         }
     }
 
-    /// Adds an event whose progress is between 0 and 1.
+    /// Adds the load of an event; `progress` is the fraction of its ramp that is complete, from 0 to 1.
     #[must_use]
     pub fn with_event(mut self, change: &Change, progress: f64) -> Self {
         match change {
@@ -65,7 +65,7 @@ impl BackgroundLoad {
         self
     }
 
-    /// Returns the memory budget for weights if the plan expects `planned` bytes; `None` if it is below
+    /// Returns the bytes that the load leaves of the planned memory budget for weights; `None` if they are fewer than
     /// [`MIN_WEIGHT_CACHE`].
     pub fn memory_budget(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system has swapped out at least enough memory for the device to begin.

@@ -18,23 +18,24 @@ use hearth_schema::Plan;
 
 use crate::page_cache::Chunk;
 
-/// The chunks of the file, and those that a device uses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Layout {
     /// The chunks of each layer of the model that this device reads through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
-    output: Range<Chunk>,
-    chunks: Chunk,
+    /// The chunks of the output matrix; empty except on the head.
+    pub output: Range<Chunk>,
+    /// Number of chunks of the file.
+    pub chunk_count: Chunk,
 }
 
 impl Layout {
-    /// Creates the layout for the device at index `place` of the plan. With `gpu_maps` its GPU reads mapped weights
+    /// Creates the layout for the device at index `index` of the plan. With `gpu_maps` its GPU reads mapped weights
     /// as well.
-    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
+    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
-            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             let from = if gpu_maps { window.start } else { gpu.end.max(window.start) };
             for layer in from..window.end {
                 owned[layer as usize] = true;
@@ -44,7 +45,7 @@ impl Layout {
         let mut next = |bytes: Bytes| {
             let start = offset;
             offset += bytes.0;
-            chunks(start, offset, chunk)
+            start.div_ceil(chunk.0) as Chunk..offset.div_ceil(chunk.0) as Chunk
         };
         let embedding = next(model.input_bytes());
         let layers = (0..model.layers.len() as u32)
@@ -52,15 +53,12 @@ impl Layout {
             .collect();
         let tied = model.shape.tied_embeddings;
         let output = if tied { embedding.clone() } else { next(model.output_bytes()) };
-        let end = offset.div_ceil(chunk.0) as Chunk;
-        if place == 0 {
-            Self { layers, embedding, output, chunks: end }
-        } else {
-            Self { layers, embedding: 0..0, output: 0..0, chunks: end }
-        }
+        let chunk_count = offset.div_ceil(chunk.0) as Chunk;
+        let (embedding, output) = if index == 0 { (embedding, output) } else { (0..0, 0..0) };
+        Self { layers, embedding, output, chunk_count }
     }
 
-    /// Returns the chunk of an embedding row; empty except on the head.
+    /// Returns the chunk with an embedding row, as a range that is empty except on the head.
     pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
         let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
@@ -85,15 +83,10 @@ impl Layout {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
 
-    /// Returns the chunks of the output matrix; empty except on the head.
-    pub fn output_chunks(&self) -> Range<Chunk> {
-        self.output.clone()
-    }
-
-    /// Returns the chunks of a part that is read as a unit.
+    /// Returns the chunks of consecutive layers or of the output matrix, which are read as a unit.
     pub fn part_chunks(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
-            ModelPart::Output => self.output_chunks(),
+            ModelPart::Output => self.output.clone(),
             ModelPart::Layers(layers) => {
                 let mut own =
                     layers.clone().map(|layer| self.layer_chunks(layer)).filter(|chunks| !chunks.is_empty());
@@ -103,15 +96,6 @@ impl Layout {
             }
         }
     }
-
-    /// Returns the number of chunks of the file.
-    pub fn chunk_count(&self) -> Chunk {
-        self.chunks
-    }
-}
-
-fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
-    start.div_ceil(chunk.0) as Chunk..end.div_ceil(chunk.0) as Chunk
 }
 
 #[cfg(test)]
@@ -121,7 +105,7 @@ mod tests {
         PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
     };
     use hearth_schema::residency::ResidencyOptions;
-    use hearth_schema::scenario::KvFormat;
+    use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
     use super::*;
 
@@ -140,18 +124,13 @@ mod tests {
         let plan = Plan {
             schema: "plan/1".into(),
             scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
-            model: PlannedModel {
-                name: "llama-8b".into(),
-                digest: None,
-                shape_digest: model.shape_digest(),
-                layers: 32,
-            },
+            model: PlannedModel { digest: None, ..PlannedModel::from_profile(&model) },
             planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
             kind: PlanKind::Ring,
             rounds: 2,
             context: 1024,
             kv_cache: KvFormat::F16,
-            activations: hearth_schema::scenario::ActivationFormat::F32,
+            activations: ActivationFormat::F32,
             output: Processor::Cpu,
             sequences: 1,
             draft: None,
@@ -166,27 +145,20 @@ mod tests {
         assert!(layout.layer_chunks(0).is_empty() && layout.layer_chunks(10).is_empty());
         let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
         assert_eq!(u64::from(layout.layer_chunks(2).start), before.div_ceil(chunk.0));
-        assert!(
-            !Layout::new(&plan, 0, &model, chunk, true).layer_chunks(0).is_empty(),
-            "Metal maps its layers"
-        );
+        let metal = Layout::new(&plan, 0, &model, chunk, true);
+        assert!(!metal.layer_chunks(0).is_empty(), "Metal maps its layers");
         let (third, fourth) = (layout.layer_chunks(3), layout.layer_chunks(4));
         assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
-        assert_eq!(
-            layout.part_chunks(&ModelPart::Layers(0..10)),
-            layout.part_chunks(&ModelPart::Layers(2..10))
-        );
-        assert_eq!(u64::from(layout.chunk_count()), model.total_bytes().0.div_ceil(chunk.0));
-        assert_eq!(layout.output_chunks().end, layout.chunk_count());
+        let part = |layers| layout.part_chunks(&ModelPart::Layers(layers));
+        assert_eq!(part(0..10), part(2..10));
+        assert_eq!(u64::from(layout.chunk_count), model.total_bytes().0.div_ceil(chunk.0));
+        assert_eq!(layout.output.end, layout.chunk_count);
         let own: Vec<Chunk> = layout.own_chunks().collect();
         assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
         // A row of 4096 weights in the middle of 128256 rows.
         let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);
         assert_eq!(u64::from(row.start), model.input_bytes().0 / 2 / chunk.0);
-        assert!(
-            Layout::new(&plan, 1, &model, chunk, false)
-                .embedding_row(5, model.input_row_bytes(), chunk)
-                .is_empty()
-        );
+        let worker = Layout::new(&plan, 1, &model, chunk, false);
+        assert!(worker.embedding_row(5, model.input_row_bytes(), chunk).is_empty());
     }
 }

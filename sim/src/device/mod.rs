@@ -17,23 +17,25 @@ pub mod storage;
 mod walk;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::residency::{PartRequest, ReadOrigin};
 use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Bytes, Seconds, Sourced};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
-use crate::engine::{Engine, Nanos, Timer};
+use crate::engine::{Nanos, Timer};
 use crate::error::SimError;
+use crate::page_cache::Chunk;
 use crate::random::{self, Purpose};
 use crate::resource::Cpu;
 use crate::speculation::Drafter;
-use crate::trace::{record_steps, start_record};
+use crate::trace::{TimedSteps, gpu_with_copies, record_steps, start_record};
 
 use context::{Event, Message, Outgoing, SimContext};
 use layout::Layout;
@@ -43,8 +45,7 @@ use walk::{Segment, Walk, WalkAction};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// The state of the thread of control.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 enum ThreadState {
     Idle,
     Walking(Box<Walk>),
@@ -55,128 +56,67 @@ enum ThreadState {
     },
 }
 
-/// Consecutive steps of known duration, and the pass whose tokens are available at their end.
-#[derive(Debug, Clone)]
-struct TimedSteps {
-    steps: Vec<(Record, Seconds)>,
-    output: Option<u32>,
-}
-
-impl From<Vec<(Record, Seconds)>> for TimedSteps {
-    fn from(steps: Vec<(Record, Seconds)>) -> Self {
-        Self { steps, output: None }
-    }
-}
-
-/// One simulated device.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct DeviceSim<'a> {
-    place: usize,
+    /// Index among all devices of the run, which does not change when the ring changes.
+    slot: usize,
     device: &'a Device,
     model: &'a ModelProfile,
+    /// Bytes of an element of the key-value cache.
     kv_element: Bytes,
+    /// Bytes uploaded to the GPU for every token, by layer; layers beyond the end of the list upload nothing.
     uploads: Vec<Bytes>,
     seed: u64,
-    schedule: Schedule,
+    pub schedule: Schedule,
     layout: Layout,
-    inbox: VecDeque<Message>,
+    /// Received messages and the times of their arrival.
+    inbox: VecDeque<(Message, Nanos)>,
     steps: VecDeque<Step>,
     thread: ThreadState,
-    /// GPU steps that wait until a walk has read their weights into memory.
-    after_walk: Option<TimedSteps>,
+    /// GPU steps that wait until their mapped weights are in memory, and the pass whose tokens the steps complete.
+    after_walk: Option<(TimedSteps, Option<u32>)>,
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
-    /// Timer for the end of a step of known duration, or of the pause before a touch is tried again.
+    /// Timer of [`Event::Wake`].
     wake_timer: Timer,
     /// GPU speed as a fraction of its full speed.
     gpu_speed: f64,
-    /// Page cache, read-ahead and disk.
     pub storage: Storage,
     disk_timer: Timer,
-    /// The time to which `disk_timer` is set.
     disk_timer_at: Option<Nanos>,
-    residency: WeightResidency,
+    residency: Box<dyn WeightResidency>,
+    /// Whether an embedding row is read without the pages around it.
     reads_single_rows: bool,
-    /// Indices of the parts of the embedding that have been read. A part has the size of the read of one row.
+    /// Pieces of the embedding that have been read, by index; a piece has the size of the read of one row.
     rows: BTreeSet<u64>,
-    /// Bytes read into GPU memory, or by a storage that has been replaced.
+    /// Bytes read from disk that `storage` does not count: into GPU memory, or by a storage that it has replaced.
     earlier_bytes_read: Bytes,
     drafter: Option<Drafter<'a>>,
-}
-
-/// The inputs from which a device is built.
-#[derive(Debug)]
-pub struct DeviceConfig<'a> {
-    /// Index among all devices of the run, which does not change when the ring changes.
-    pub slot: usize,
-    pub device: &'a Device,
-    pub model: &'a ModelProfile,
-    /// Bytes uploaded to the GPU for every token, by layer; layers beyond the end of the list upload nothing.
-    pub uploads: Vec<Bytes>,
-    /// Bytes of an element of the key-value cache.
-    pub kv_element: Bytes,
-    pub seed: u64,
-    /// The draft model that the device runs.
-    pub drafter: Option<Drafter<'a>>,
-    pub schedule: Schedule,
-    pub layout: Layout,
-    pub storage: Storage,
-    pub residency: WeightResidency,
-    /// Whether an embedding row is read without the pages around it.
-    pub reads_single_rows: bool,
 }
 
 fn idle_cpu(device: &Device) -> Cpu {
     Cpu::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
 }
 
-impl<'a> DeviceSim<'a> {
-    /// Creates a device at the beginning of a run.
-    pub fn new(config: DeviceConfig<'a>, engine: &mut Engine<Event>) -> Self {
-        Self {
-            place: config.slot,
-            device: config.device,
-            model: config.model,
-            kv_element: config.kv_element,
-            uploads: config.uploads,
-            seed: config.seed,
-            schedule: config.schedule,
-            layout: config.layout,
-            inbox: VecDeque::new(),
-            steps: VecDeque::new(),
-            thread: ThreadState::Idle,
-            after_walk: None,
-            idle_since: 0,
-            cpu: idle_cpu(config.device),
-            cpu_timer: engine.new_timer(),
-            wake_timer: engine.new_timer(),
-            gpu_speed: 1.0,
-            storage: config.storage,
-            disk_timer: engine.new_timer(),
-            disk_timer_at: None,
-            residency: config.residency,
-            reads_single_rows: config.reads_single_rows,
-            rows: BTreeSet::new(),
-            earlier_bytes_read: Bytes::ZERO,
-            drafter: config.drafter,
-        }
-    }
+/// Returns a cost of a profile; zero if the profile omits it.
+pub(crate) fn or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
+    cost.map_or(Seconds(0.0), |cost| cost.value)
+}
 
+impl<'a> DeviceSim<'a> {
     /// Whether the device is ready to begin a pass.
     pub fn is_free(&self) -> bool {
         matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
 
-    /// Begins a pass on the head.
     pub fn begin_pass(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
         self.steps.extend(self.schedule.react(&ScheduleEvent::Begin(pass))?);
         self.run_steps(ctx)
     }
 
-    /// Receives a message.
     pub fn deliver(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
-        self.inbox.push_back(message);
+        self.inbox.push_back((message, ctx.engine.now()));
         self.run_steps(ctx)
     }
 
@@ -188,19 +128,19 @@ impl<'a> DeviceSim<'a> {
             && let ThreadState::Walking(walk) = &mut self.thread
         {
             if self.residency.mark_used(walk.end_batch(now, slowdown)) {
-                ctx.engine.schedule_after(0, Event::Helper(self.place));
+                ctx.engine.schedule_after(0, Event::Helper(self.slot));
             }
-            let next = walk.advance(now, &mut self.storage, &mut self.residency);
+            let next = walk.advance(now, &mut self.storage, self.residency.as_mut());
             self.continue_walk(next, ctx);
         }
         self.run_steps(ctx)
     }
 
-    /// Handles the wake timer: ends a step of known duration, or tries a touch again.
+    /// Handles the wake timer: ends a step of known duration, or continues a computation that waited.
     pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.thread {
             ThreadState::Walking(walk) => {
-                let next = walk.retry(ctx.engine.now(), &mut self.storage, &mut self.residency);
+                let next = walk.retry(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
                 self.continue_walk(next, ctx);
             }
             ThreadState::Fixed { output } => {
@@ -208,27 +148,24 @@ impl<'a> DeviceSim<'a> {
                 self.thread = ThreadState::Idle;
                 self.idle_since = ctx.engine.now();
             }
-            ThreadState::Idle => {
-                self.idle_since = ctx.engine.now();
-            }
+            ThreadState::Idle => self.idle_since = ctx.engine.now(),
         }
         self.run_steps(ctx)
     }
 
-    /// Continues the helper thread.
-    pub fn on_helper(&mut self, ctx: &mut SimContext) {
+    pub fn on_helper(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         if let Some(at) = self.residency.run_helper(now, &mut self.storage) {
-            ctx.engine.schedule_at(at, Event::Helper(self.place));
+            ctx.engine.schedule_at(at, Event::Helper(self.slot));
         }
         if let ThreadState::Walking(walk) = &mut self.thread
             && walk.waits_for_helper()
         {
-            let next = walk.advance(now, &mut self.storage, &mut self.residency);
+            let next = walk.advance(now, &mut self.storage, self.residency.as_mut());
             self.continue_walk(next, ctx);
         }
         self.residency.report(ctx.records);
-        self.update_disk_timer(ctx);
+        self.run_steps(ctx)
     }
 
     /// Handles the disk timer: reads may have arrived.
@@ -237,12 +174,12 @@ impl<'a> DeviceSim<'a> {
         self.disk_timer_at = None;
         while let Some(chunk) = self.storage.pop_completed(now) {
             if self.residency.on_arrival(now, chunk) {
-                ctx.engine.schedule_at(now, Event::Helper(self.place));
+                ctx.engine.schedule_at(now, Event::Helper(self.slot));
             }
             if let ThreadState::Walking(walk) = &mut self.thread
-                && let Some(next) = walk.on_arrival(now, chunk, WAKE_LATENCY)
+                && walk.on_arrival(chunk)
             {
-                self.continue_walk(next, ctx);
+                self.continue_walk(WalkAction::Retry(now + WAKE_LATENCY), ctx);
             }
         }
         self.residency.report(ctx.records);
@@ -250,8 +187,8 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Ends the run: moves the records of unfinished reads to the trace.
-    pub fn flush(&mut self, ctx: &mut SimContext) {
-        self.residency.flush(ctx.engine.now(), ctx.records);
+    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+        self.residency.flush(now, records);
     }
 
     /// Executes steps and receives messages until a step takes time.
@@ -259,8 +196,8 @@ impl<'a> DeviceSim<'a> {
         while matches!(self.thread, ThreadState::Idle) {
             if let Some(step) = self.steps.pop_front() {
                 self.execute(step, ctx);
-            } else if let Some(message) = self.inbox.pop_front() {
-                self.receive(message, ctx)?;
+            } else if let Some((message, arrival)) = self.inbox.pop_front() {
+                self.receive(message, arrival, ctx)?;
             } else {
                 break;
             }
@@ -269,11 +206,11 @@ impl<'a> DeviceSim<'a> {
         Ok(())
     }
 
-    fn receive(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
+    fn receive(&mut self, message: Message, arrival: Nanos, ctx: &mut SimContext) -> Result<(), SimError> {
         ctx.records.push(Record {
             resource: Resource::Rx,
-            start: self.idle_since.min(message.arrival),
-            end: message.arrival,
+            start: self.idle_since.min(arrival),
+            end: arrival,
             bytes: message.bytes.0,
             peer: Some(message.from),
             ..self.record(Kind::Receive, message.pass, message.round, ctx)
@@ -295,66 +232,49 @@ impl<'a> DeviceSim<'a> {
             }
             Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
                 let work = self.cpu_cost();
-                let fixed = self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let segments: Vec<_> = layers
-                    .clone()
-                    .map(|layer| {
-                        let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                        let chunks = self.layout.layer_chunks(layer);
-                        Segment {
-                            chunks,
-                            time: work.layer_time(layer, pass) + own,
-                            bytes_per_chunk: self.storage.chunk_size(),
-                        }
-                    })
-                    .collect();
+                let fixed = or_zero(self.device.cpu.window_overhead.as_ref());
+                let segment = |layer: u32| {
+                    let own = if layer == layers.start { fixed } else { Seconds(0.0) };
+                    self.segment(self.layout.layer_chunks(layer), work.layer_time(layer, pass) + own)
+                };
+                let segments: Vec<_> = layers.clone().map(segment).collect();
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.begin_part(&ModelPart::Layers(layers), pass, round, ctx);
-                self.start_walk(record, segments, ctx);
+                self.walk_part(&ModelPart::Layers(layers), record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.gpu_steps(&record, pass);
-                self.run_on_gpu(&ModelPart::Layers(layers), record, pass, steps.into(), ctx);
+                self.run_on_gpu(&ModelPart::Layers(layers), record, (steps, None), ctx);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
-                let round = self.schedule.plan().rounds;
-                let record = self.record(Kind::Output, pass, round, ctx);
+                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, ctx);
                 let steps = self.gpu_output_steps(&record, pass.output_count());
-                let timed = TimedSteps { steps, output: Some(pass.index) };
                 let wiring = Record { kind: Kind::Compute, ..record };
-                self.run_on_gpu(&ModelPart::Output, wiring, pass, timed, ctx);
+                self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(pass.index)), ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
-                let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let (time, bytes_per_chunk) =
-                    (self.cpu_cost().output_time(pass.output_count()) + fixed, self.storage.chunk_size());
-                let segment = Segment { chunks: self.layout.output_chunks(), time, bytes_per_chunk };
-                let round = self.schedule.plan().rounds;
-                let record = self.record(Kind::Output, pass, round, ctx);
-                self.begin_part(&ModelPart::Output, pass, round, ctx);
-                self.start_walk(record, [segment], ctx);
+                let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
+                let time = self.cpu_cost().output_time(pass.output_count()) + fixed;
+                let segment = self.segment(self.layout.output.clone(), time);
+                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, ctx);
+                self.walk_part(&ModelPart::Output, record, vec![segment], ctx);
             }
             Step::Send { pass, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activations;
                 let bytes = format.token_bytes(&self.model.shape) * u64::from(pass.tokens);
-                let (from, arrival) = (self.place as u16, ctx.engine.now());
-                let message = Message { pass, round: next_round, sent_round: round, from, bytes, arrival };
+                let from = self.slot as u16;
+                let message = Message { pass, round: next_round, sent_round: round, from, bytes };
                 ctx.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
-                let request = self.part_request(&part, pass, round);
-                if self.residency.request(request) {
-                    ctx.engine.schedule_after(0, Event::Helper(self.place));
-                }
+                let woken = self.residency.request(self.part_request(&part, pass.index, round));
+                self.wake_helper_if(woken, ctx);
             }
             Step::Release { part, pass, round } => {
-                let request = self.part_request(&part, pass, round);
-                if self.residency.release(request) {
-                    ctx.engine.schedule_after(0, Event::Helper(self.place));
-                }
+                let woken = self.residency.release(self.part_request(&part, pass.index, round));
+                self.wake_helper_if(woken, ctx);
             }
         }
     }
@@ -362,35 +282,38 @@ impl<'a> DeviceSim<'a> {
     /// Runs the draft model, whose weights are in memory; on the CPU it shares the cores as any computation does.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
-        let (time, processor) = (drafter.time(pass), drafter.processor());
+        let (time, processor) = (drafter.time(pass), drafter.processor);
         let record = self.record(Kind::Draft, pass, 0, ctx);
         match processor {
             Processor::Cpu => {
-                let segment = Segment { chunks: 0..0, time, bytes_per_chunk: self.storage.chunk_size() };
-                self.start_walk(record, [segment], ctx);
+                let segment = self.segment(0..0, time);
+                self.start_walk(record, vec![segment], ctx);
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
-                self.run_timed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), ctx);
+                self.run_timed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, ctx);
             }
         }
     }
 
-    fn part_request(&self, part: &ModelPart, pass: Pass, round: u32) -> PartRequest {
+    fn part_request(&self, part: &ModelPart, pass: u32, round: u32) -> PartRequest {
         let layers = match part {
             ModelPart::Layers(layers) => Some([layers.start, layers.end]),
             ModelPart::Output => None,
         };
-        let origin = ReadOrigin { pass: pass.index, round, layers };
+        let origin = ReadOrigin { pass, round, layers };
         PartRequest { pieces: self.layout.part_chunks(part), origin }
     }
 
-    /// Tells the residency that the computation of a part begins.
-    fn begin_part(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
-        let request = self.part_request(part, pass, round);
-        if self.residency.begin_part(request, &self.storage) {
-            ctx.engine.schedule_after(0, Event::Helper(self.place));
+    fn wake_helper_if(&self, woken: bool, ctx: &mut SimContext) {
+        if woken {
+            ctx.engine.schedule_after(0, Event::Helper(self.slot));
         }
+    }
+
+    /// Returns a segment of a computation that needs whole chunks.
+    fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> Segment {
+        Segment { chunks, time, bytes_per_chunk: self.storage.chunk_size }
     }
 
     /// Returns the embedding rows of a pass. The tokens are unknown: each row is drawn log-uniformly from its own
@@ -398,7 +321,7 @@ impl<'a> DeviceSim<'a> {
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocab_size).max(1), self.model.input_row_bytes());
         let time = self.cpu_cost().embed_time(1);
-        let chunk = self.storage.chunk_size();
+        let chunk = self.storage.chunk_size;
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
         let bytes_per_chunk = if self.reads_single_rows { pages } else { chunk };
         let segment = |position: u32| {
@@ -415,91 +338,77 @@ impl<'a> DeviceSim<'a> {
 
     /// Returns the bytes of the device's weights that are in memory.
     pub fn resident_bytes(&self) -> Bytes {
-        let cache = self.storage.cache();
-        self.storage.chunk_size()
-            * self.layout.own_chunks().filter(|&chunk| cache.holds(chunk)).count() as u64
+        let own = self.layout.own_chunks();
+        self.storage.chunk_size * own.filter(|&chunk| self.storage.cache.contains(chunk)).count() as u64
     }
 
     /// Returns the upload, the computation and the download of a window's GPU layers. With unified memory nothing is
     /// copied.
-    fn gpu_steps(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
+    fn gpu_steps(&self, compute: &Record, pass: Pass) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
-        let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        let overhead = or_zero(gpu.window_overhead.as_ref());
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
-        let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
-        if !gpu.unified_memory {
-            let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
-            let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..compute.clone() };
-            let again: Bytes =
-                compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize).copied()).sum();
-            let up = Record { bytes: (bytes + again).0, ..copy.clone() };
-            steps.insert(0, (up, gpu.upload.time(bytes + again)));
-            steps.push((copy, gpu.download.time(bytes)));
-        }
-        steps
+        let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
+        let uploads = compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize));
+        let up = bytes + uploads.copied().sum::<Bytes>();
+        let on_gpu = Record { resource: Resource::Gpu, ..compute.clone() };
+        gpu_with_copies(gpu, (on_gpu, time), compute, up, bytes)
     }
 
-    /// Returns the output steps of some positions: the upload of their hidden states, the matmul with the output
-    /// matrix, the download of the logits, and the fixed CPU time of a token.
-    fn gpu_output_steps(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
+    /// Returns the GPU steps that compute the logits of `positions` positions: the upload of their hidden states, the
+    /// matmul with the output matrix, the download of the logits, and the fixed CPU time of a token.
+    fn gpu_output_steps(&self, output: &Record, positions: u32) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
             * (1.0 / self.gpu_speed);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
-        let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
-        let mut steps = vec![(on_gpu, time), (Record { cost: Some(cost), ..output.clone() }, fixed)];
-        if !gpu.unified_memory {
-            let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
-            let up = self.model.shape.activation_bytes() * u64::from(positions);
-            let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
-            steps.insert(0, (copy(up), gpu.upload.time(up)));
-            steps.insert(2, (copy(logits), gpu.download.time(logits)));
-        }
+        let up = self.model.shape.activation_bytes() * u64::from(positions);
+        let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
+        let mut steps = gpu_with_copies(gpu, (on_gpu, time), output, up, logits);
+        steps.push((Record { cost: Some(cost), ..output.clone() }, fixed));
         steps
     }
 
-    /// Runs steps on the GPU. If the GPU reads mapped weights, a walk without computing time first reads them into
+    /// Runs steps on the GPU. If the GPU reads mapped weights, a CPU thread first touches them to bring them into
     /// memory.
     fn run_on_gpu(
         &mut self,
         part: &ModelPart,
         record: Record,
-        pass: Pass,
-        timed: TimedSteps,
+        (steps, output): (TimedSteps, Option<u32>),
         ctx: &mut SimContext,
     ) {
         if !self.device.gpu_maps_weights() {
-            return self.run_timed(timed, ctx);
+            return self.run_timed(steps, output, ctx);
         }
-        self.after_walk = Some(timed);
-        self.begin_part(part, pass, record.round, ctx);
-        let segment = Segment {
-            chunks: self.layout.part_chunks(part),
-            time: Seconds(0.0),
-            bytes_per_chunk: self.storage.chunk_size(),
-        };
-        self.start_walk(record, [segment], ctx);
+        self.after_walk = Some((steps, output));
+        let segment = self.segment(self.layout.part_chunks(part), Seconds(0.0));
+        self.walk_part(part, record, vec![segment], ctx);
     }
 
-    /// Starts steps of known duration.
-    fn run_timed(&mut self, TimedSteps { steps, output }: TimedSteps, ctx: &mut SimContext) {
+    /// Starts steps of known duration; the tokens of the pass `output` are available at their end.
+    fn run_timed(&mut self, steps: TimedSteps, output: Option<u32>, ctx: &mut SimContext) {
         let end = record_steps(ctx.records, ctx.engine.now(), steps);
         self.thread = ThreadState::Fixed { output };
-        ctx.engine.set_timer(self.wake_timer, end, Event::Wake(self.place));
+        ctx.engine.set_timer(self.wake_timer, end, Event::Wake(self.slot));
     }
 
-    fn start_walk(
-        &mut self,
-        record: Record,
-        segments: impl IntoIterator<Item = Segment>,
-        ctx: &mut SimContext,
-    ) {
+    /// Starts a computation that reads a part of the mapped weights.
+    fn walk_part(&mut self, part: &ModelPart, record: Record, segments: Vec<Segment>, ctx: &mut SimContext) {
+        let request = self.part_request(part, record.pass, record.round);
+        let woken = self.residency.begin_part(request, &self.storage);
+        self.wake_helper_if(woken, ctx);
+        self.start_walk(record, segments, ctx);
+    }
+
+    fn start_walk(&mut self, record: Record, segments: Vec<Segment>, ctx: &mut SimContext) {
         let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
-        let next = walk.advance(ctx.engine.now(), &mut self.storage, &mut self.residency);
+        let next = walk.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
         self.thread = ThreadState::Walking(Box::new(walk));
         self.continue_walk(next, ctx);
     }
@@ -510,11 +419,11 @@ impl<'a> DeviceSim<'a> {
             WalkAction::Compute(work) => {
                 self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
                 if let Some(at) = self.cpu.next_end() {
-                    ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.place));
+                    ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
                 }
             }
             WalkAction::Wait => {}
-            WalkAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.place)),
+            WalkAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.slot)),
             WalkAction::Done => {
                 if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
                     self.residency.end_part();
@@ -525,8 +434,8 @@ impl<'a> DeviceSim<'a> {
                     ctx.records.push(record);
                 }
                 self.idle_since = now;
-                if let Some(timed) = self.after_walk.take() {
-                    self.run_timed(timed, ctx);
+                if let Some((steps, output)) = self.after_walk.take() {
+                    self.run_timed(steps, output, ctx);
                 }
             }
         }
@@ -538,7 +447,7 @@ impl<'a> DeviceSim<'a> {
         if next != self.disk_timer_at
             && let Some(at) = next
         {
-            ctx.engine.set_timer(self.disk_timer, at, Event::Disk(self.place));
+            ctx.engine.set_timer(self.disk_timer, at, Event::Disk(self.slot));
             self.disk_timer_at = next;
         }
     }
@@ -548,6 +457,6 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn record(&self, kind: Kind, pass: Pass, round: u32, ctx: &SimContext) -> Record {
-        start_record(self.place, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
+        start_record(self.slot, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
     }
 }

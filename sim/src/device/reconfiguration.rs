@@ -5,15 +5,13 @@
 //!
 //! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
 
-use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::plan::Processor;
 use hearth_schema::trace::{Kind, Record, Resource};
 
 use super::background_load::BackgroundLoad;
 use super::context::{Event, SimContext};
-use super::walk::Walk;
-use super::{DeviceConfig, DeviceSim, ThreadState};
+use super::{DeviceSim, ThreadState};
 use crate::page_cache::for_device::CacheConfig;
 use crate::trace::start_record;
 
@@ -21,63 +19,58 @@ use crate::trace::start_record;
 const NO_PASS: u32 = u32::MAX;
 
 impl<'a> DeviceSim<'a> {
-    /// Returns the bytes read from disk so far.
     pub fn bytes_read(&self) -> Bytes {
         self.earlier_bytes_read + self.storage.bytes_read()
     }
 
-    pub fn schedule_mut(&mut self) -> &mut Schedule {
-        &mut self.schedule
-    }
-
-    /// Whether the output matrix is in the GPU memory of the device.
     pub fn has_gpu_output(&self) -> bool {
         self.schedule.device_index() == 0 && self.schedule.plan().output == Processor::Gpu
     }
 
     pub fn gpu_layers(&self) -> Vec<u32> {
-        let (plan, place) = (self.schedule.plan(), self.schedule.device_index());
-        (0..plan.rounds).flat_map(|round| plan.gpu_window(place, round)).collect()
+        let (plan, index) = (self.schedule.plan(), self.schedule.device_index());
+        (0..plan.rounds).flat_map(|round| plan.gpu_window(index, round)).collect()
     }
 
-    /// Whether the device reads weights through its page cache.
     pub fn reads_weights_from_page_cache(&self) -> bool {
         self.layout.own_chunks().next().is_some()
     }
 
     /// Applies the background load, and the memory budget for weights that it leaves.
-    pub fn apply_load(
-        &mut self,
-        background_load: &BackgroundLoad,
-        memory_budget: Bytes,
-        ctx: &mut SimContext,
-    ) {
+    pub fn apply_load(&mut self, load: &BackgroundLoad, memory_budget: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
-        self.cpu.set_co_runners(now, background_load.co_runners);
-        self.cpu.set_clock(now, background_load.clock_fraction);
-        self.gpu_speed = background_load.clock_fraction * background_load.gpu_available;
+        self.cpu.set_co_runners(now, load.co_runners);
+        self.cpu.set_clock(now, load.clock_fraction);
+        self.gpu_speed = load.clock_fraction * load.gpu_available;
         if let Some(at) = self.cpu.next_end() {
-            ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.place));
+            ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
         }
-        self.storage.set_disk_fraction(now, background_load.disk_available);
-        let (device, place, seed) = (self.device, self.place, self.seed);
-        let (share, chunk) = (self.layout.chunk_count(), self.storage.chunk_size());
-        let cache_config = CacheConfig { device, place, seed, memory_budget, share, chunk };
+        self.storage.set_disk_fraction(now, load.disk_available);
+        let (device, slot, seed) = (self.device, self.slot, self.seed);
+        let (share, chunk) = (self.layout.chunk_count, self.storage.chunk_size);
+        let cache_config = CacheConfig { device, slot, seed, memory_budget, share, chunk };
         self.storage.set_capacity(cache_config.initial_capacity());
         self.disk_timer_at = None;
         self.update_disk_timer(ctx);
     }
 
-    /// Ends the work on the current plan and records unfinished work up to now. Page cache and disk continue.
+    /// Ends the work on the current plan and records unfinished work up to now. The page cache and the disk continue.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);
         self.after_walk = None;
         match std::mem::replace(&mut self.thread, ThreadState::Idle) {
-            ThreadState::Walking(walk) => self.cancel_walk(*walk, ctx),
+            ThreadState::Walking(mut walk) => {
+                if self.cpu.next_end().is_some() {
+                    walk.end_batch(now, self.cpu.slowdown(now, 0));
+                }
+                // The step produced no token.
+                let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
+                ctx.records.push(Record { end: now, kind, ..walk.record });
+            }
             ThreadState::Fixed { output: Some(pass) } => {
                 let own = |record: &&mut Record| {
-                    (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
+                    (record.kind, record.pass, record.device) == (Kind::Output, pass, self.slot as u16)
                 };
                 // The step produced no token, even if it ends at this instant.
                 if let Some(output) = ctx.records.iter_mut().rev().find(own) {
@@ -94,26 +87,15 @@ impl<'a> DeviceSim<'a> {
         self.update_disk_timer(ctx);
     }
 
-    fn cancel_walk(&mut self, mut walk: Walk, ctx: &mut SimContext) {
-        let now = ctx.engine.now();
-        if self.cpu.next_end().is_some() {
-            let slowdown = self.cpu.slowdown(now, 0);
-            walk.end_batch(now, slowdown);
-        }
-        // The step produced no token.
-        let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
-        ctx.records.push(Record { end: now, kind, ..walk.record });
-    }
-
-    /// Adopts the device's part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless
-    /// the new part has another chunk size; then it starts empty.
-    pub fn reconfigure(&mut self, config: DeviceConfig<'a>) {
-        (self.schedule, self.layout, self.residency) = (config.schedule, config.layout, config.residency);
+    /// Replaces the plan and the part of the model by those of `new`; call [`DeviceSim::stop`] first. The page cache
+    /// keeps its content, unless the chunk size changes: then it starts empty.
+    pub fn reconfigure(&mut self, new: DeviceSim<'a>) {
+        (self.schedule, self.layout, self.residency) = (new.schedule, new.layout, new.residency);
         (self.drafter, self.uploads, self.reads_single_rows) =
-            (config.drafter, config.uploads, config.reads_single_rows);
-        if self.storage.chunk_size() != config.storage.chunk_size() {
+            (new.drafter, new.uploads, new.reads_single_rows);
+        if self.storage.chunk_size != new.storage.chunk_size {
             self.earlier_bytes_read += self.storage.bytes_read();
-            self.storage = config.storage;
+            self.storage = new.storage;
             self.rows.clear();
         }
     }
@@ -137,9 +119,9 @@ impl<'a> DeviceSim<'a> {
         let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
         let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
         let start =
-            start_record(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
+            start_record(self.slot, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
         let record = Record { layers: span, bytes: bytes.0, ..start };
         self.earlier_bytes_read += bytes;
-        self.run_timed(vec![(record, bytes / rate + upload)].into(), ctx);
+        self.run_timed(vec![(record, bytes / rate + upload)], None, ctx);
     }
 }

@@ -5,6 +5,7 @@
 //! another plan.
 
 use std::borrow::Cow;
+use std::collections::{BTreeSet, VecDeque};
 
 use hearth_core::conversion::{converted_group, converted_model};
 use hearth_core::memory::DeviceMemory;
@@ -12,15 +13,17 @@ use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, visits};
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, Processor};
 use hearth_schema::residency::Residency;
 
-use super::DeviceConfig;
+use super::context::Event;
 use super::layout::Layout;
 use super::residency::{ManagedStream, ReadAhead, WeightResidency};
 use super::storage::Storage;
+use super::{DeviceSim, ThreadState, idle_cpu, or_zero};
+use crate::engine::Engine;
 use crate::input::Input;
 use crate::page_cache::for_device::{CacheConfig, unwire_after};
 use crate::page_cache::{Access, Chunk, Fetch};
@@ -31,33 +34,33 @@ use crate::speculation::Drafter;
 /// The default read-ahead window of Linux, for profiles that do not state it.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// Returns the memory of the device at index `place` of the plan, less its draft model; `None` if the draft
+/// Returns the memory of the device at index `index` of the plan, less its draft model; `None` if the draft
 /// model does not fit.
-pub fn device_memory(input: &Input, place: usize, device: &Device) -> Option<DeviceMemory> {
+pub fn device_memory(input: &Input, index: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let device = draft::device_without_draft(plan, place, cluster.draft.as_ref(), device)?;
-    let mut memory = DeviceMemory::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
-    memory.weight_cache = memory.weight_cache.saturating_sub(process_memory(input, place));
+    let device = draft::device_without_draft(plan, index, cluster.draft.as_ref(), device)?;
+    let mut memory = DeviceMemory::new(plan, index, &cluster.model, &device, input.options.ignore_memory);
+    memory.weight_cache = memory.weight_cache.saturating_sub(process_memory(input, index));
     Some(memory)
 }
 
 /// Returns the memory of a device's process beyond what its profile states, drawn from the device's own random
 /// stream.
-fn process_memory(input: &Input, place: usize) -> Bytes {
-    let part = random::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
+fn process_memory(input: &Input, index: usize) -> Bytes {
+    let part = random::draw(input.cluster.seed, Purpose::Process, 0, index as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 
 /// Returns the model as each device stores it: pinned weights have the formats to which they are converted.
 pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
-    let of = |(place, planned): (usize, &PlannedDevice)| {
+    let of = |(index, planned): (usize, &PlannedDevice)| {
         let residency = planned.residency;
         if !residency.is_pinned() {
             return Cow::Borrowed(model);
         }
         let on_gpu =
-            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
+            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(index, round).contains(&layer));
         let as_planned = |layer: u32| residency.weight_format(on_gpu(layer));
         let mut own = converted_model(model, residency.weights_as, as_planned);
         own.output = converted_group(&model.output, residency.weight_format(plan.output == Processor::Gpu));
@@ -66,36 +69,41 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// Returns the configuration of a device for the plan of its schedule, with an empty page cache.
-pub fn device_config<'a>(
+/// Returns a device that executes `schedule`, at the beginning of a run and with an empty page cache.
+pub fn new_device<'a>(
     input: Input<'a>,
     device: &'a Device,
     model: &'a ModelProfile,
     schedule: Schedule,
     slot: usize,
     budget: &DeviceMemory,
-) -> DeviceConfig<'a> {
-    let (plan, place, memory) = (schedule.plan().clone(), schedule.device_index(), budget.weight_cache);
-    let options = plan.devices[place].residency;
+    engine: &mut Engine<Event>,
+) -> DeviceSim<'a> {
+    let (plan, index, memory) = (schedule.plan().clone(), schedule.device_index(), budget.weight_cache);
+    let options = plan.devices[index].residency;
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece_bytes() } else { input.options.chunk_size };
-    let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
-    let memory = if options.is_pinned() { memory.min(file_memory(&layout, chunk)) } else { memory };
+    let layout = Layout::new(&plan, index, model, chunk, device.gpu_maps_weights());
+    // Pinned weights take the memory for all chunks of the file, and two more.
+    let file_memory = chunk * (u64::from(layout.chunk_count) + 2);
+    let memory = if options.is_pinned() { memory.min(file_memory) } else { memory };
     let cache_device = if options.is_pinned() { &anonymous(device) } else { device };
     let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
-    let residency = if managed {
-        let visits = chunks_of(&layout, &visits(&plan, place));
-        let (cores, chunks) = (device.cpu.cores, layout.chunk_count());
-        WeightResidency::Managed(Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks)))
+    let residency: Box<dyn WeightResidency> = if managed {
+        let chunks =
+            |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
+        let visits: Vec<Vec<Chunk>> = visits(&plan, index).iter().map(chunks).collect();
+        let (cores, chunks) = (device.cpu.cores, layout.chunk_count);
+        Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks))
     } else {
-        WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.read_ahead_window()))
+        Box::new(ReadAhead::new(slot, options, chunk, storage.readahead.window))
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
     let in_order = model.shape.tied_embeddings || options.is_pinned() || input.options.rows_read_around;
-    DeviceConfig {
+    DeviceSim {
         slot,
         device,
-        drafter: drafter(&input, &plan, place, device),
+        drafter: drafter(&input, &plan, index, device),
         model,
         uploads: budget.uploads.clone(),
         kv_element: Bytes(plan.kv_cache.element_bytes()),
@@ -105,22 +113,29 @@ pub fn device_config<'a>(
         layout,
         residency,
         reads_single_rows: managed || !in_order,
+        inbox: VecDeque::new(),
+        steps: VecDeque::new(),
+        thread: ThreadState::Idle,
+        after_walk: None,
+        idle_since: 0,
+        cpu: idle_cpu(device),
+        cpu_timer: engine.new_timer(),
+        wake_timer: engine.new_timer(),
+        gpu_speed: 1.0,
+        disk_timer: engine.new_timer(),
+        disk_timer_at: None,
+        rows: BTreeSet::new(),
+        earlier_bytes_read: Bytes::ZERO,
     }
 }
 
-/// Returns the draft model; `None` except on the head of a plan with a draft model.
-fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
+fn drafter<'a>(input: &Input<'a>, plan: &Plan, index: usize, device: &'a Device) -> Option<Drafter<'a>> {
     let (planned, model) = (plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
-    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
+    (index == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
-fn chunks_of(layout: &Layout, visits: &[Vec<ModelPart>]) -> Vec<Vec<Chunk>> {
-    let chunks = |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
-    visits.iter().map(chunks).collect()
-}
-
-/// Returns the device with the page-cache policy for anonymous pages: two lists, or the paper's formula.
+/// Returns the device with the page-cache policy for anonymous pages: two lists, or the prima.cpp paper's formula.
 fn anonymous(device: &Device) -> Device {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {
@@ -129,20 +144,11 @@ fn anonymous(device: &Device) -> Device {
     device
 }
 
-/// Returns the memory for all chunks of the file, and two more.
-fn file_memory(layout: &Layout, chunk: Bytes) -> Bytes {
-    chunk * (u64::from(layout.chunk_count()) + 2)
-}
-
 /// Fills the page cache as earlier tokens would have: with the whole share if it fits, otherwise with the chunks that
 /// the policy keeps after cyclic reads.
-pub fn warm_page_cache(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
-    let chunks: Vec<Chunk> = match residency {
-        WeightResidency::System(_) => layout.own_chunks().chain(layout.own_chunks()).collect(),
-        WeightResidency::Managed(stream) => stream.kept_chunks().collect(),
-    };
-    let cache = storage.cache_mut();
-    for chunk in chunks {
+pub fn warm_page_cache(device: &mut DeviceSim) {
+    let cache = &mut device.storage.cache;
+    for chunk in device.residency.warm_chunks(&device.layout) {
         if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
             cache.on_arrival(chunk);
             cache.resume(chunk);
@@ -157,30 +163,32 @@ fn storage(
     chunk: Bytes,
 ) -> Storage {
     let sequential = device.disk.sequential.value;
-    let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
-        rate.as_ref().map_or(sequential, |rate| rate.value)
-    };
+    let or_sequential =
+        |rate: &Option<Sourced<BytesPerSecond>>| rate.as_ref().map_or(sequential, |rate| rate.value);
     let prefetch_rate = or_sequential(&device.disk.populate);
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(sequential.0.max(prefetch_rate.0)),
         fault_rate: or_sequential(&device.disk.fault),
         prefetch_rate,
         throttle: device.disk.limit.as_ref().map(|limit| limit.value),
-        latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
+        latency: or_zero(device.disk.latency.as_ref()),
     };
     let read_ahead = read_ahead(device, chunk);
-    let share = layout.chunk_count();
-    let cache_config = CacheConfig { device, place: slot, seed, memory_budget, share, chunk };
-    Storage::new(cache_config.page_cache(), read_ahead, speed, chunk)
-        .with_unwire_after(unwire_after(device))
-        .with_page_cache_throughput(device.disk.turnover.as_ref().map(|rate| rate.value))
+    let share = layout.chunk_count;
+    let cache_config = CacheConfig { device, slot, seed, memory_budget, share, chunk };
+    let mut storage = Storage::new(cache_config.page_cache(), read_ahead, speed, chunk);
+    storage.unwire_after = unwire_after(device).map(Seconds::to_nanos);
+    if let Some(rate) = &device.disk.turnover {
+        storage.costs = storage.costs.with_page_cache_throughput(chunk, rate.value);
+    }
+    storage
 }
 
 /// Returns the read-ahead window of page faults.
 ///
 /// The threads of a layer fault at several positions at once, so that some compute while others wait, even if the
 /// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in flight
-/// has this effect: four chunks, half of them before the miss, and the marker a quarter before the end.
+/// has this effect: four chunks, half of them before the miss; touching the last one starts the next read.
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }

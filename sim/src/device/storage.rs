@@ -20,51 +20,47 @@ use crate::resource::{Disk, DiskSpeed, Flow};
 pub const NO_MEMORY_PAUSE: Nanos = 100_000;
 
 /// Nanoseconds from the arrival of a page until the waiting thread maps it. Until then the page is neither young nor
-/// referenced, so reclaim may evict it. Measured on the machine of the page-cache measurements: half of a round trip
-/// of short messages over loopback, which is one wake-up, took 23.5 us.
+/// referenced, so reclaim may evict it. Measured on the machine of `docs/studies/linux-page-cache`: half of a round
+/// trip of short messages over loopback, which is one wake-up, took 23.5 us.
 pub const WAKE_LATENCY: Nanos = 23_500;
 
 /// The tag of a read that bypasses the page cache.
 pub const UNCACHED: Chunk = Chunk::MAX;
 
-/// Costs of memory management for the thread that causes it.
+/// Times that the kernel's memory management costs the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
     /// Time to allocate, charge and queue one chunk that is read ahead.
-    pub insertion: Seconds,
+    insertion: Seconds,
     /// Time to scan one chunk for reclaim.
-    pub scan: Seconds,
+    scan: Seconds,
     /// Time to unmap and free one chunk by `MADV_PAGEOUT`: 120 ms were measured for 400 MiB.
-    pub release: Seconds,
+    release: Seconds,
     /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used chunk: 0.09 to
     /// 0.10 ms per MiB more than for an unused chunk were measured.
-    pub discard: Seconds,
+    discard: Seconds,
 }
 
 impl KernelCosts {
-    /// Returns the measured costs for chunks of a size.
-    pub fn measured(chunk: Bytes) -> Self {
+    fn measured(chunk: Bytes) -> Self {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
-        let release = of((Seconds(0.12), Bytes::mib(400)));
         Self {
             insertion: of(PAGE_INSERT_COST),
             scan: of(PAGE_SCAN_COST),
-            release,
+            release: of((Seconds(0.12), Bytes::mib(400))),
             discard: of(PAGE_DISCARD_COST),
         }
     }
 
-    /// Returns the costs of a thread that inserts and discards pages at the given rate.
-    fn with_page_cache_throughput(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
+    /// Returns the costs of a thread that reads pages into the page cache and evicts them at the given rate.
+    pub(super) fn with_page_cache_throughput(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
         let factor = (chunk / rate).0 / (self.insertion + self.discard).0;
         Self { insertion: self.insertion * factor, discard: self.discard * factor, ..self }
     }
 }
 
-/// The result of a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
-    /// The chunk is in memory.
     Ready,
     /// The chunk is being read: wait until [`Storage::pop_completed`] returns it.
     Pending,
@@ -72,16 +68,15 @@ pub enum Touch {
     NoMemory,
 }
 
-/// Page cache, read-ahead and disk of one device.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Storage {
-    cache: Box<dyn PageCache>,
-    readahead: Readahead,
+    pub cache: Box<dyn PageCache>,
+    pub readahead: Readahead,
     disk: Disk<Chunk>,
     /// The total bandwidth of all flows when no other program reads.
     bandwidth: BytesPerSecond,
-    chunk: Bytes,
-    costs: KernelCosts,
+    pub chunk_size: Bytes,
+    pub(super) costs: KernelCosts,
     /// Buffer for the chunks to read after one touch.
     reads: Vec<Chunk>,
     /// The page cache's counters when the kernel's time was last charged.
@@ -89,45 +84,28 @@ pub struct Storage {
     /// Kernel time that is charged but not yet spent by a thread.
     unspent: Seconds,
     /// Idle time after which the system unwires memory.
-    unwire_after: Option<Nanos>,
-    /// The time of the last touch.
+    pub(super) unwire_after: Option<Nanos>,
     last_touch: Nanos,
 }
 
 impl Storage {
-    /// Creates the storage of a device with the kernel's read-ahead window. `chunk` is the chunk size of the cache.
-    pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
-        let window = (read_ahead.0 / chunk.0.max(1)) as u32;
+    /// Creates the storage of a device with the kernel's read-ahead window, measured costs of the kernel, and memory
+    /// that is never unwired.
+    pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk_size: Bytes) -> Self {
+        let window = (read_ahead.0 / chunk_size.0.max(1)) as u32;
         Self {
             cache,
             readahead: Readahead::new(window),
             disk: Disk::new(speed),
             bandwidth: speed.bandwidth,
-            chunk,
-            costs: KernelCosts::measured(chunk),
+            chunk_size,
+            costs: KernelCosts::measured(chunk_size),
             reads: Vec::new(),
             charged: Counters::default(),
             unspent: Seconds(0.0),
             unwire_after: None,
             last_touch: 0,
         }
-    }
-
-    /// Sets the idle time after which the system unwires the device's memory.
-    #[must_use]
-    pub fn with_unwire_after(mut self, idle: Option<Seconds>) -> Self {
-        self.unwire_after = idle.map(Seconds::to_nanos);
-        self
-    }
-
-    /// Sets the rate at which one thread of the device can read pages into the page cache and evict them, if it is
-    /// known.
-    #[must_use]
-    pub fn with_page_cache_throughput(mut self, rate: Option<BytesPerSecond>) -> Self {
-        if let Some(rate) = rate {
-            self.costs = self.costs.with_page_cache_throughput(self.chunk, rate);
-        }
-        self
     }
 
     fn note_touch(&mut self, now: Nanos) {
@@ -156,19 +134,13 @@ impl Storage {
         touch
     }
 
-    /// Touches a chunk of a mapping that is advised of random access: a miss reads only this chunk.
+    /// Touches a chunk of a mapping with the advice `MADV_RANDOM`: a miss reads only this chunk.
     pub fn touch_without_readahead(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.note_touch(now);
         match access(self.cache.as_mut(), chunk, flow) {
             Access::Hit => Touch::Ready,
             Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
         }
-    }
-
-    /// Continues a thread that waited for a chunk, [`WAKE_LATENCY`] after the arrival. Returns false if the thread
-    /// must touch the chunk again.
-    pub fn resume(&mut self, chunk: Chunk) -> bool {
-        self.cache.resume(chunk)
     }
 
     /// Reads a few pages by a page fault. They are too few to count in the page cache, and their read completes as
@@ -182,12 +154,12 @@ impl Storage {
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
-        if cache.holds(chunk) {
+        if cache.contains(chunk) {
             access(cache, chunk, flow);
             return Touch::Ready;
         }
         match cache.prefetch_now(chunk) {
-            Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk),
+            Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk_size),
             Fetch::Present => {}
             Fetch::NoMemory | Fetch::Again => return Touch::NoMemory,
         }
@@ -199,7 +171,7 @@ impl Storage {
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
         let fetch = self.cache.prefetch(chunk);
         if fetch == Fetch::Started {
-            self.disk.submit(now, Flow::Prefetch, chunk, self.chunk);
+            self.disk.submit(now, Flow::Prefetch, chunk, self.chunk_size);
         }
         fetch
     }
@@ -218,7 +190,6 @@ impl Storage {
         self.charge();
     }
 
-    /// Returns the kernel time since the last call.
     fn charge(&mut self) -> Seconds {
         let (now, last) = (self.cache.counters(), self.charged);
         self.charged = now;
@@ -231,7 +202,7 @@ impl Storage {
 
     /// Removes and returns one chunk whose read is complete by `now`.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Chunk> {
-        let (_, chunk, _) = self.disk.pop_completed(now)?;
+        let chunk = self.disk.pop_completed(now)?;
         if chunk != UNCACHED {
             self.cache.on_arrival(chunk);
         }
@@ -243,53 +214,24 @@ impl Storage {
         self.disk.next_end()
     }
 
-    /// Evicts a chunk, as `MADV_PAGEOUT` does.
-    pub fn release(&mut self, chunk: Chunk) {
-        self.cache.release(chunk);
-    }
-
-    /// Evicts a chunk by unmapping it and `POSIX_FADV_DONTNEED`: reading it again is no refault.
-    pub fn discard(&mut self, chunk: Chunk) {
-        self.cache.discard(chunk);
-    }
-
-    pub fn cache(&self) -> &dyn PageCache {
-        self.cache.as_ref()
-    }
-
-    pub fn cache_mut(&mut self) -> &mut dyn PageCache {
-        self.cache.as_mut()
-    }
-
     /// Sets the fraction of the disk bandwidth that remains beside other programs.
     pub fn set_disk_fraction(&mut self, now: Nanos, fraction: f64) {
         self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * fraction));
     }
 
-    /// Sets the capacity of the page cache in chunks.
     pub fn set_capacity(&mut self, chunks: u32) {
         if self.cache.capacity() != chunks {
             self.uncharged(|cache| cache.set_capacity(chunks));
         }
     }
 
-    /// Returns the bytes that the disk has read so far.
     pub fn bytes_read(&self) -> Bytes {
-        self.disk.bytes_read()
-    }
-
-    pub fn chunk_size(&self) -> Bytes {
-        self.chunk
-    }
-
-    /// Returns the read-ahead window in chunks, to which one `WILLNEED` call is limited.
-    pub fn read_ahead_window(&self) -> u32 {
-        self.readahead.window()
+        Bytes(self.disk.bytes_read)
     }
 
     fn submit(&mut self, now: Nanos, flow: Flow) {
         for chunk in self.reads.drain(..) {
-            self.disk.submit(now, flow, chunk, self.chunk);
+            self.disk.submit(now, flow, chunk, self.chunk_size);
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::resource::Flow;
 const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 
 /// Chunks of weights, and the time to compute with all of them.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Segment {
     pub chunks: Range<Chunk>,
     /// The duration if all chunks are in memory and no other program runs.
@@ -36,18 +36,15 @@ pub struct Segment {
     pub bytes_per_chunk: Bytes,
 }
 
-/// The next action of a walk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum WalkAction {
     Compute(Seconds),
     /// Wait until the chunk has arrived, or the helper has made it available.
     Wait,
-    /// Try the touch again at this time.
     Retry(Nanos),
     Done,
 }
 
-/// The condition that a walk waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     No,
@@ -57,21 +54,17 @@ enum Waiting {
     Chunk(Chunk),
     /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
-    /// The helper thread.
     Helper,
 }
 
-/// A computing step in progress.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Walk {
     /// The step's record, completed at the end.
     pub record: Record,
     segments: VecDeque<Segment>,
     /// Number of threads that fault and compute together; the kernel's work is divided among them as well.
     threads: f64,
-    /// The run's seed.
     seed: u64,
-    /// Time for each chunk of the first segment.
     chunk_time: Seconds,
     /// Compute time of preceding segments that touch no chunk; it is added to the next computation.
     carried_time: Seconds,
@@ -81,21 +74,19 @@ pub struct Walk {
     /// Whether the first chunk of the first segment is already counted in the record.
     counted: bool,
     /// Whether the chunk before the awaited one was in memory when the wait began.
-    previous_was_held: bool,
+    previous_was_cached: bool,
     batch: Range<Chunk>,
-    /// The start of the current computation.
     since: Nanos,
     work: Seconds,
 }
 
 impl Walk {
-    /// Creates a walk of `threads` threads through segments in order.
-    pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>, threads: f64, seed: u64) -> Self {
-        let segments = segments.into_iter().collect();
+    /// Creates the computation of `threads` threads with the weights of `segments`, in order.
+    pub fn new(record: Record, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
         let mut walk = Self {
             record,
-            segments,
+            segments: segments.into(),
             threads,
             seed,
             chunk_time: zero,
@@ -103,7 +94,7 @@ impl Walk {
             fault_until: 0,
             waiting: Waiting::No,
             counted: false,
-            previous_was_held: false,
+            previous_was_cached: false,
             batch: 0..0,
             since: 0,
             work: zero,
@@ -113,7 +104,6 @@ impl Walk {
         walk
     }
 
-    /// Enters the next segment that has chunks.
     fn enter(&mut self) {
         while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
             self.carried_time += empty.time;
@@ -131,20 +121,16 @@ impl Walk {
         self.waiting == Waiting::Helper
     }
 
-    /// Continues with the chunks that are available.
     pub fn advance(
         &mut self,
         now: Nanos,
         storage: &mut Storage,
-        residency: &mut WeightResidency,
+        residency: &mut dyn WeightResidency,
     ) -> WalkAction {
         self.waiting = Waiting::No;
         let Some(segment) = self.segments.front() else {
-            return if self.carried_time.0 > 0.0 {
-                self.compute(now, 0..0, Seconds(0.0))
-            } else {
-                WalkAction::Done
-            };
+            let carries = self.carried_time.0 > 0.0;
+            return if carries { self.compute(now, 0..0, Seconds(0.0)) } else { WalkAction::Done };
         };
         let (first, unit) = (segment.chunks.start, segment.bytes_per_chunk);
         match residency.availability(segment.chunks.clone(), storage) {
@@ -171,7 +157,6 @@ impl Walk {
         }
     }
 
-    /// Counts the chunk at the walk's position as faulted.
     fn count_faulted(&mut self, unit: Bytes) {
         if !std::mem::replace(&mut self.counted, true) {
             self.cost().faulted += unit.0;
@@ -184,7 +169,7 @@ impl Walk {
         &mut self,
         now: Nanos,
         storage: &mut Storage,
-        residency: &mut WeightResidency,
+        residency: &mut dyn WeightResidency,
     ) -> WalkAction {
         let Some(segment) = self.segments.front() else { return WalkAction::Done };
         let first = segment.chunks.start;
@@ -200,13 +185,13 @@ impl Walk {
                 return self.advance(now, storage, residency);
             }
         };
-        if chunk != UNCACHED && !(storage.resume(chunk) && storage.resume(first)) {
+        if chunk != UNCACHED && !(storage.cache.resume(chunk) && storage.cache.resume(first)) {
             // Evicted before this thread ran: it faults again.
             return self.advance(now, storage, residency);
         }
         if let Some(previous) = self.lost_previous(first, storage, residency) {
             // When that chunk has arrived, the thread continues if this one is still in memory.
-            self.previous_was_held = false;
+            self.previous_was_cached = false;
             let touch = storage.touch(now, previous, Flow::Fault);
             return self.wait_for(now, previous, touch, storage);
         }
@@ -222,10 +207,15 @@ impl Walk {
 
     /// Returns the chunk before the walk's position, if it was evicted while the thread waited and the repeated load
     /// needs it.
-    fn lost_previous(&self, first: Chunk, storage: &Storage, residency: &WeightResidency) -> Option<Chunk> {
+    fn lost_previous(
+        &self,
+        first: Chunk,
+        storage: &Storage,
+        residency: &dyn WeightResidency,
+    ) -> Option<Chunk> {
         // Embedding rows are loaded separately, even if they are adjacent.
         let previous = self.previous(first).filter(|_| self.record.kind != Kind::Embed)?;
-        let evicted = self.previous_was_held && !storage.cache().holds(previous);
+        let evicted = self.previous_was_cached && !storage.cache.contains(previous);
         let reaches = || {
             let drawn = random::draw(self.seed, Purpose::PageBoundary, self.record.pass, first.into());
             drawn < 1.0 - (1.0 - CROSSING_PROBABILITY).powf(self.threads)
@@ -233,14 +223,13 @@ impl Walk {
         (residency.is_left_to_system() && evicted && reaches()).then_some(previous)
     }
 
-    /// Handles the arrival of a chunk. If the walk waits for it, the walk continues after the wake-up latency.
-    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk, wake_latency: Nanos) -> Option<WalkAction> {
-        let Waiting::Chunk(waited) = self.waiting else { return None };
-        if waited != chunk && chunk != UNCACHED {
-            return None;
+    /// Handles the arrival of a chunk. Returns whether the walk waits for it and is being woken.
+    pub fn on_arrival(&mut self, chunk: Chunk) -> bool {
+        let woken = matches!(self.waiting, Waiting::Chunk(waited) if waited == chunk || chunk == UNCACHED);
+        if woken {
+            self.waiting = Waiting::Woken(chunk);
         }
-        self.waiting = Waiting::Woken(chunk);
-        Some(WalkAction::Retry(now + wake_latency))
+        woken
     }
 
     /// Ends or cancels the computation of a batch and returns its chunks. Time that was not work counts as waiting
@@ -261,14 +250,14 @@ impl Walk {
             return WalkAction::Retry(until.max(now + NO_MEMORY_PAUSE));
         }
         self.fault_until = until;
-        self.previous_was_held |= self.previous(chunk).is_some_and(|chunk| storage.cache().holds(chunk));
+        self.previous_was_cached |= self.previous(chunk).is_some_and(|chunk| storage.cache.contains(chunk));
         self.waiting = Waiting::Chunk(chunk);
         WalkAction::Wait
     }
 
     fn compute(&mut self, now: Nanos, batch: Range<Chunk>, time: Seconds) -> WalkAction {
         let work = time + std::mem::replace(&mut self.carried_time, Seconds(0.0));
-        (self.since, self.work, self.previous_was_held) = (now, work, false);
+        (self.since, self.work, self.previous_was_cached) = (now, work, false);
         if let Some(segment) = self.segments.front_mut() {
             segment.chunks.start = batch.end;
             if segment.chunks.is_empty() {

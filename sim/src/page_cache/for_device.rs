@@ -7,7 +7,7 @@
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
-use super::{Android, Macos, MacosMetal, MgLru, PageCache, PaperLinear, Random, TwoList, ZramConfig};
+use super::{Macos, MacosMetal, MgLru, PageCache, PaperLinear, Random, TwoList, ZramConfig};
 
 /// Compressed size of memory as a fraction of its size: a ratio of three to one, as zram with lz4 and the macOS
 /// compressor are said to reach.
@@ -32,13 +32,10 @@ const UNWIRE_AFTER: Seconds = Seconds(1.0);
 #[derive(Debug, Clone, Copy)]
 pub struct CacheConfig<'a> {
     pub device: &'a Device,
-    pub place: usize,
+    pub slot: usize,
     pub seed: u64,
-    /// Memory for weights.
     pub memory_budget: Bytes,
-    /// Chunks of the device's share.
     pub share: u32,
-    /// Size of a chunk.
     pub chunk: Bytes,
 }
 
@@ -52,7 +49,7 @@ impl CacheConfig<'_> {
             PageCachePolicy::PaperLinear => Box::new(PaperLinear::new(share, capacity)),
             PageCachePolicy::TwoList => Box::new(two_list()),
             PageCachePolicy::MgLru => Box::new(MgLru::new(share, capacity)),
-            PageCachePolicy::Random => Box::new(Random::new(share, capacity, self.seed, self.place as u64)),
+            PageCachePolicy::Random => Box::new(Random::new(share, capacity, self.seed, self.slot as u64)),
             PageCachePolicy::Macos => {
                 let floor = or_default(reclaim.file_floor.as_ref(), FILE_FLOOR);
                 let floor = fraction_of(memory.total.value, floor);
@@ -70,7 +67,7 @@ impl CacheConfig<'_> {
                     compressed_size: per_mille(or_default(reclaim.compressed.as_ref(), COMPRESSED)),
                     kill_threshold: self.chunks(or_default(reclaim.kill_below.as_ref(), KILL_BELOW)),
                 };
-                Box::new(Android::new(two_list(), zram))
+                Box::new(two_list().with_zram(zram))
             }
         }
     }
@@ -80,9 +77,8 @@ impl CacheConfig<'_> {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
             PageCachePolicy::Macos => {
-                let reclaim = memory.reclaim.as_ref();
-                let compressed =
-                    or_default(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
+                let reclaim = memory.reclaim.clone().unwrap_or_default();
+                let compressed = or_default(reclaim.compressed.as_ref(), COMPRESSED);
                 self.memory_budget.saturating_sub(fraction_of(self.swappable(), compressed))
             }
             PageCachePolicy::MacosMetal => self.wired(),
@@ -91,7 +87,6 @@ impl CacheConfig<'_> {
         })
     }
 
-    /// Returns the memory of other programs that can be compressed or swapped out.
     fn swappable(&self) -> Bytes {
         self.device.memory.obtainable_bytes().saturating_sub(self.device.memory.available.value)
     }

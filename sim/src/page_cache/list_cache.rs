@@ -10,16 +10,14 @@ use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules by which a policy orders and evicts chunks.
-pub trait EvictionRules: Clone + std::fmt::Debug + 'static {
+pub trait EvictionRules: std::fmt::Debug {
     /// Returns the list of a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, which is already marked as young.
-    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk);
+    fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
     /// Returns the next chunk to evict, which is not in flight; `None` only if all chunks are in flight.
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
-    /// Handles the eviction of a chunk.
     fn on_evict(&mut self, _chunk: Chunk) {}
-    /// Returns the minimum capacity in chunks.
     fn min_capacity(&self) -> u32 {
         0
     }
@@ -29,8 +27,7 @@ pub trait EvictionRules: Clone + std::fmt::Debug + 'static {
     }
 }
 
-/// Chunks and the lists that they are on.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Pages {
     links: Links,
     lists: Vec<List>,
@@ -46,7 +43,7 @@ pub struct Pages {
 struct Page {
     list: Option<u8>,
     young: bool,
-    /// Whether it was used since it was read.
+    /// Whether the chunk was used since it was read.
     mapped: bool,
     locked: bool,
     awaited: bool,
@@ -64,7 +61,6 @@ impl Pages {
         }
     }
 
-    /// Returns the number of chunks on a list.
     pub fn len(&self, list: usize) -> u32 {
         self.lists[list].len()
     }
@@ -91,7 +87,6 @@ impl Pages {
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
-    /// Returns the oldest chunk of a list.
     pub fn oldest(&self, list: usize) -> Option<Chunk> {
         self.lists[list].oldest()
     }
@@ -123,8 +118,7 @@ impl Pages {
     }
 }
 
-/// A page cache that follows [`EvictionRules`].
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ListCache<R> {
     rules: R,
     pages: Pages,
@@ -133,7 +127,6 @@ pub struct ListCache<R> {
 }
 
 impl<R: EvictionRules> ListCache<R> {
-    /// Creates an empty cache for a share of `share` chunks.
     pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
         let capacity = capacity.max(rules.min_capacity());
         Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }
@@ -154,36 +147,24 @@ impl<R: EvictionRules> ListCache<R> {
             self.evict(victim);
         }
     }
-
-    fn mark_used(&mut self, chunk: Chunk) {
-        let page = &mut self.pages.chunks[chunk as usize];
-        (page.young, page.mapped) = (true, true);
-        self.rules.on_use(&mut self.pages, chunk);
-    }
 }
 
 impl<R: EvictionRules> PageCache for ListCache<R> {
-    fn clone_boxed(&self) -> Box<dyn PageCache> {
-        Box::new(self.clone())
-    }
-
     fn access(&mut self, chunk: Chunk) -> Access {
-        self.counters.requested += 1;
-        if self.holds(chunk) {
-            self.counters.hits += 1;
-            self.mark_used(chunk);
+        if self.resume(chunk) {
             return Access::Hit;
         }
-        self.counters.misses += 1;
         let page = &mut self.pages.chunks[chunk as usize];
         page.awaited = true;
         if page.locked { Access::InFlight } else { Access::Absent }
     }
 
     fn resume(&mut self, chunk: Chunk) -> bool {
-        let held = self.holds(chunk);
+        let held = self.contains(chunk);
         if held {
-            self.mark_used(chunk);
+            let page = &mut self.pages.chunks[chunk as usize];
+            (page.young, page.mapped) = (true, true);
+            self.rules.on_use(&mut self.pages, chunk);
         }
         held
     }
@@ -214,7 +195,7 @@ impl<R: EvictionRules> PageCache for ListCache<R> {
     }
 
     fn release(&mut self, chunk: Chunk) {
-        if self.holds(chunk) {
+        if self.contains(chunk) {
             self.counters.released += 1;
             self.evict(chunk);
         }
@@ -243,7 +224,7 @@ impl<R: EvictionRules> PageCache for ListCache<R> {
         self.pages.chunks.len() as u32
     }
 
-    fn holds(&self, chunk: Chunk) -> bool {
+    fn contains(&self, chunk: Chunk) -> bool {
         let page = &self.pages.chunks[chunk as usize];
         page.list.is_some() && !page.locked
     }

@@ -7,7 +7,7 @@ use super::Chunk;
 const NONE: u32 = u32::MAX;
 
 /// The links to the next and previous chunk, for all chunks of a share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Links {
     next: Vec<u32>,
     previous: Vec<u32>,
@@ -55,7 +55,6 @@ impl List {
         self.len += 1;
     }
 
-    /// Removes a chunk from this list.
     pub fn remove(&mut self, links: &mut Links, chunk: Chunk) {
         let (previous, next) = (links.previous[chunk as usize], links.next[chunk as usize]);
         match previous {

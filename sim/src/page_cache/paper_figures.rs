@@ -5,7 +5,6 @@ use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
 
 const LAYERS: u32 = 8;
 
-/// A device of the figures, with its loads and faults.
 struct Device<C> {
     cache: C,
     loads: Vec<u32>,
@@ -36,8 +35,8 @@ impl<C: PageCache> Device<C> {
         }
     }
 
-    fn holds(&self) -> Vec<u32> {
-        (1..=LAYERS).filter(|layer| self.cache.holds(*layer as Chunk - 1)).collect()
+    fn resident_layers(&self) -> Vec<u32> {
+        (1..=LAYERS).filter(|layer| self.cache.contains(*layer as Chunk - 1)).collect()
     }
 }
 
@@ -46,7 +45,7 @@ fn figure_3_every_layer_is_loaded_twice() {
     // Six layers, three slots, one round, prefetch.
     let mut device = Device::new(TwoList::new(LAYERS, 3));
     device.prefetch(1..=6);
-    assert_eq!(device.holds(), [4, 5, 6], "the first three were released by the last three");
+    assert_eq!(device.resident_layers(), [4, 5, 6], "the first three were released by the last three");
     device.compute(1..=6);
     assert_eq!(device.loads, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6]);
     assert_eq!(device.faults, [1, 2, 3, 4, 5, 6], "prefetching had no effect");
@@ -73,7 +72,7 @@ fn figure_4_fast_disk() {
     device.prefetch([1, 2]);
     device.compute([1, 2]);
     device.prefetch([5, 6]);
-    assert_eq!(device.holds(), [5, 6], "the used layers were replaced");
+    assert_eq!(device.resident_layers(), [5, 6], "the used layers were replaced");
     device.compute([5, 6]);
     device.prefetch([1, 2]);
     device.compute([1, 2]);
@@ -88,7 +87,7 @@ fn figure_5_slow_disk() {
     device.compute([1, 2]);
     assert_eq!(device.faults, [2], "step 3: the computation waits for the second layer");
     device.prefetch([5]);
-    assert_eq!(device.holds(), [2, 5], "step 4: the oldest layer was released");
+    assert_eq!(device.resident_layers(), [2, 5], "step 4: the oldest layer was released");
     device.compute([5, 6]);
     assert_eq!(device.faults, [2, 6], "step 6: again the second of the window");
     assert_eq!(device.loads, [1, 2, 5, 6], "but nothing was loaded twice");

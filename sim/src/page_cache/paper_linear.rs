@@ -8,11 +8,10 @@
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct PaperLinear {
     capacity: u32,
     chunks: Vec<State>,
-    /// Whether a reader waits for each chunk.
     awaited: Vec<bool>,
     links: Links,
     /// Chunks that were read but not used since, the oldest at the tail.
@@ -32,7 +31,6 @@ enum State {
 }
 
 impl PaperLinear {
-    /// Creates an empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -59,25 +57,19 @@ impl PaperLinear {
     /// Evicts the most recently used chunk, whose next use is farthest in a cyclic scan. Returns false if there is
     /// none.
     fn evict_newest_used(&mut self) -> bool {
-        match self.used.newest() {
-            Some(chunk) => self.evict(chunk),
-            None => return false,
-        }
-        true
+        let newest = self.used.newest();
+        newest.inspect(|&chunk| self.evict(chunk)).is_some()
     }
 }
 
 impl PageCache for PaperLinear {
-    fn clone_boxed(&self) -> Box<dyn PageCache> {
-        Box::new(self.clone())
-    }
-
     fn access(&mut self, chunk: Chunk) -> Access {
-        self.counters.requested += 1;
         let state = &mut self.chunks[chunk as usize];
-        let found = match state {
-            State::Absent => Access::Absent,
-            State::InFlight => Access::InFlight,
+        match state {
+            State::Absent | State::InFlight => {
+                self.awaited[chunk as usize] = true;
+                if *state == State::Absent { Access::Absent } else { Access::InFlight }
+            }
             State::Fresh => {
                 *state = State::Used;
                 self.fresh.remove(&mut self.links, chunk);
@@ -88,15 +80,7 @@ impl PageCache for PaperLinear {
                 self.used.rotate(&mut self.links, chunk);
                 Access::Hit
             }
-        };
-        match found {
-            Access::Hit => self.counters.hits += 1,
-            Access::InFlight | Access::Absent => {
-                self.awaited[chunk as usize] = true;
-                self.counters.misses += 1;
-            }
         }
-        found
     }
 
     fn prefetch(&mut self, chunk: Chunk) -> Fetch {
@@ -131,7 +115,7 @@ impl PageCache for PaperLinear {
     }
 
     fn release(&mut self, chunk: Chunk) {
-        self.counters.released += u64::from(self.holds(chunk));
+        self.counters.released += u64::from(self.contains(chunk));
         self.evict(chunk);
     }
 
@@ -159,7 +143,7 @@ impl PageCache for PaperLinear {
         self.chunks.len() as u32
     }
 
-    fn holds(&self, chunk: Chunk) -> bool {
+    fn contains(&self, chunk: Chunk) -> bool {
         matches!(self.chunks[chunk as usize], State::Fresh | State::Used)
     }
 

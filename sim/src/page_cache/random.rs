@@ -3,7 +3,7 @@
 //! Every chunk that is not in flight is evicted with equal probability. A cyclic scan of s chunks with a capacity of
 //! c chunks has m misses, more than the excess s - c and fewer than s: between two uses of a chunk about m others are
 //! evicted, so it is still in memory with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
-//! it is between the paper's formula and LRU.
+//! it is between the formula of [`super::PaperLinear`] and LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -16,7 +16,7 @@ use crate::random::{self, Purpose};
 /// evicted.
 const MAX_DRAWS: u32 = 64;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RandomVictims {
     stream: ChaCha8Rng,
     held: Vec<Chunk>,
@@ -27,10 +27,10 @@ pub struct RandomVictims {
 pub type Random = ListCache<RandomVictims>;
 
 impl Random {
-    /// Creates an empty cache for a share of `share` chunks. `place` selects the random stream, so devices evict
+    /// Creates an empty cache for a share of `share` chunks. `slot` selects the random stream, so devices evict
     /// different chunks.
-    pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
-        let stream = random::stream(seed, Purpose::Eviction, 0, place);
+    pub fn new(share: u32, capacity: u32, seed: u64, slot: u64) -> Self {
+        let stream = random::stream(seed, Purpose::Eviction, 0, slot);
         let rules = RandomVictims { stream, held: Vec::new(), at: vec![0; share as usize] };
         Self::with_rules(rules, 1, share, capacity)
     }
@@ -42,8 +42,6 @@ impl EvictionRules for RandomVictims {
         self.held.push(chunk);
         0
     }
-
-    fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
         if pages.all_locked() {
@@ -83,8 +81,8 @@ mod tests {
 
     #[test]
     fn evictions_follow_seed_and_place() {
-        let reads = |seed, place| {
-            let mut cache = Random::new(200, 150, seed, place);
+        let reads = |seed, slot| {
+            let mut cache = Random::new(200, 150, seed, slot);
             (1..8).map(|_| cyclic(&mut cache, 1)).collect::<Vec<_>>()
         };
         assert_eq!(reads(1, 0), reads(1, 0));

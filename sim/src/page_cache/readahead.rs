@@ -1,20 +1,21 @@
 //! Read-ahead: which chunks are read together with a missing one.
 //!
-//! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads one window
-//! around the missing chunk: half of the window lies before the chunk, and a marker is set a quarter before its end.
-//! Touching the marked chunk starts the read of the next window without waiting, with the marker at its first chunk,
-//! so a sequential reader always has one window in flight. So page faults in sequence overlap computing with reading,
-//! they read some MiB beyond the end of a layer window, and one `WILLNEED`, which is limited to one window, helps
-//! little. Chunks are read in ascending order; chunks in memory are skipped.
+//! As in mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c of Linux, for a mapping without advice. A miss
+//! reads one window around the missing chunk: half of the window lies before the chunk, and a marker is set a quarter
+//! before its end. Touching the marked chunk starts the read of the next window without waiting, with the marker at
+//! its first chunk, so a sequential reader always has one window in flight. So page faults in sequence overlap
+//! computing with reading, they read some MiB beyond the end of a layer window, and one `WILLNEED`, which is limited
+//! to one window, helps little. Chunks are read in ascending order; chunks in memory are skipped.
 //!
 //! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
 
 use super::{Chunk, Fetch, PageCache};
 
 /// The read-ahead state of one open file (`struct file_ra_state`), in chunks.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Readahead {
-    window: u32,
+    /// Length of a window in chunks, to which one `WILLNEED` call is limited.
+    pub window: u32,
     start: u32,
     size: u32,
     marker: Option<Chunk>,
@@ -24,11 +25,6 @@ impl Readahead {
     /// Creates the state for a device whose read-ahead window has `window` chunks, at least one.
     pub fn new(window: u32) -> Self {
         Self { window: window.max(1), start: 0, size: 0, marker: None }
-    }
-
-    /// Returns the length of a window in chunks.
-    pub fn window(&self) -> u32 {
-        self.window
     }
 
     /// Handles a miss: appends the chunks to read to `reads`. Returns false if no memory is free for the missing
@@ -81,7 +77,6 @@ mod tests {
     use super::super::{Access, PaperLinear};
     use super::*;
 
-    /// Touches `range` in order; returns the reads of each step.
     fn scan(range: std::ops::Range<u32>) -> Vec<(Chunk, Vec<Chunk>)> {
         let (mut cache, mut readahead) = (PaperLinear::new(40, 40), Readahead::new(8));
         let mut steps = Vec::new();

@@ -1,6 +1,6 @@
 //! Page cache of classic Linux: active and inactive list, in a full memory cgroup.
 //!
-//! mm/vmscan.c, mm/workingset.c, mm/memcontrol.c, for clean file pages of one mapping:
+//! As in mm/vmscan.c, mm/workingset.c and mm/memcontrol.c, for clean file pages of one mapping:
 //!
 //! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim scans its tail.
 //! - **Second chance.** A page whose mapping was used since the last scan (young) is not evicted: it is marked
@@ -26,15 +26,15 @@
 //!   again.
 //!
 //! Deviation: reclaim balances the lists with the current statistics, not with those of up to two seconds ago, see
-//! `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk stands for scans of all its pages. The refault
+//! `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk represents scans of all its pages. The refault
 //! distance ignores swappable anonymous memory.
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
 use super::lists::{Links, List};
-use super::{Access, Chunk, Counters, Fetch, PageCache};
+use super::{Access, Chunk, Counters, Fetch, PageCache, ZramConfig};
 
-/// Initial priority of reclaim; the scan pressure increases down to priority zero.
+/// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last one, at 0, covers all of it.
 const FIRST_PRIORITY: u32 = 12;
 /// Maximum reclaim attempts of an allocation; the kernel drains its per-processor stocks of charges before the
 /// second.
@@ -42,9 +42,14 @@ const MAX_ATTEMPTS: u32 = 2;
 /// Maximum scans in one call. Then the caller must let time pass, in which reads in flight may arrive.
 const MAX_SCANS_AT_ONCE: u32 = 32;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct TwoList {
     capacity: u32,
+    /// The capacity in chunks before zram has compressed any memory.
+    base_capacity: u32,
+    zram: Option<ZramConfig>,
+    /// Whether the low memory killer has ended the process.
+    killed: bool,
     chunks: Vec<Page>,
     links: Links,
     inactive: List,
@@ -53,11 +58,9 @@ pub struct TwoList {
     age: u64,
     /// Maximum ratio of the active list to the inactive one.
     inactive_ratio: u32,
-    /// Activations by refault so far.
     refault_activations: u64,
     /// `refault_activations` at the last reclaim.
     seen_activations: u64,
-    /// The state of an unfinished reclaim.
     scan: Option<Scan>,
     counters: Counters,
 }
@@ -68,9 +71,9 @@ struct Page {
     state: ListState,
     /// Whether the mapping was used since the last scan.
     young: bool,
-    /// Whether a scan found it young.
+    /// Whether a scan found the page young.
     referenced: bool,
-    /// Whether it was used since it was read.
+    /// Whether the page was used since it was read.
     mapped: bool,
     /// Whether a thread populates the mapping and waits for this page.
     populated: bool,
@@ -88,13 +91,11 @@ enum ListState {
     Active,
 }
 
-/// The state of a reclaim.
 #[derive(Debug, Clone, Copy)]
 struct Scan {
     attempt: u32,
-    /// Whether active pages are reclaimed too.
     force: bool,
-    /// Whether refaults have activated pages since the last attempt.
+    /// Whether refaults have activated pages since the last reclaim attempt.
     refaulted: bool,
     priority: u32,
     /// Pages of each list that remain to be scanned at this priority.
@@ -151,10 +152,12 @@ impl Scan {
 }
 
 impl TwoList {
-    /// Creates an empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
+            base_capacity: capacity,
+            zram: None,
+            killed: false,
             chunks: vec![Page::default(); share as usize],
             links: Links::new(share),
             inactive: List::new(),
@@ -176,9 +179,20 @@ impl TwoList {
         self
     }
 
-    /// Returns the number of chunks on the active list.
-    pub fn active_chunks(&self) -> u32 {
-        self.active.len()
+    /// Adds zram and the low memory killer of Android.
+    #[must_use]
+    pub fn with_zram(mut self, zram: ZramConfig) -> Self {
+        self.zram = Some(zram);
+        self
+    }
+
+    fn update_capacity(&mut self) {
+        let freed = self.zram.map_or(0, |zram| zram.freed_chunks(&self.counters));
+        self.capacity = (u64::from(self.base_capacity) + freed).min(u64::from(u32::MAX)) as u32;
+        let locked = self.chunks.iter().filter(|page| page.locked).count() as u32;
+        while self.resident_chunks() > self.capacity.max(locked) {
+            self.reclaim();
+        }
     }
 
     /// Frees memory for one chunk (`try_charge`).
@@ -284,20 +298,14 @@ impl TwoList {
 }
 
 impl PageCache for TwoList {
-    fn clone_boxed(&self) -> Box<dyn PageCache> {
-        Box::new(self.clone())
-    }
-
     fn access(&mut self, chunk: Chunk) -> Access {
-        self.counters.requested += 1;
-        let page = &mut self.chunks[chunk as usize];
-        if page.state != ListState::Absent && !page.locked {
-            (page.young, page.mapped) = (true, true);
-            self.counters.hits += 1;
-            return Access::Hit;
+        if self.resume(chunk) {
+            Access::Hit
+        } else if self.chunks[chunk as usize].locked {
+            Access::InFlight
+        } else {
+            Access::Absent
         }
-        self.counters.misses += 1;
-        if page.locked { Access::InFlight } else { Access::Absent }
     }
 
     fn populate(&mut self, chunk: Chunk) -> Access {
@@ -314,7 +322,14 @@ impl PageCache for TwoList {
         if self.chunks[chunk as usize].state != ListState::Absent {
             return Fetch::Present;
         }
-        match self.free_for_one() {
+        let evicted = self.counters.evicted;
+        let reclaimed = self.free_for_one();
+        if let Some(zram) = self.zram.filter(|_| self.counters.evicted > evicted) {
+            // The eviction has compressed memory of other programs, or the process is killed.
+            self.killed |= zram.is_exhausted(&self.counters) && self.capacity < zram.kill_threshold;
+            self.update_capacity();
+        }
+        match reclaimed {
             Reclaim::Freed => {}
             Reclaim::Nothing => return Fetch::NoMemory,
             Reclaim::Again => return Fetch::Again,
@@ -345,16 +360,15 @@ impl PageCache for TwoList {
     }
 
     fn resume(&mut self, chunk: Chunk) -> bool {
+        let held = self.contains(chunk);
         let page = &mut self.chunks[chunk as usize];
-        let held = page.state != ListState::Absent && !page.locked;
         page.young |= held;
         page.mapped |= held;
         held
     }
 
     fn release(&mut self, chunk: Chunk) {
-        let page = self.chunks[chunk as usize];
-        if page.state != ListState::Absent && !page.locked {
+        if self.contains(chunk) {
             self.counters.released += 1;
             self.evict(chunk);
         }
@@ -373,11 +387,12 @@ impl PageCache for TwoList {
     }
 
     fn set_capacity(&mut self, chunks: u32) {
-        self.capacity = chunks;
-        let locked = self.chunks.iter().filter(|page| page.locked).count() as u32;
-        while self.resident_chunks() > self.capacity.max(locked) {
-            self.reclaim();
-        }
+        self.base_capacity = chunks;
+        self.update_capacity();
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.killed
     }
 
     fn capacity(&self) -> u32 {
@@ -392,7 +407,7 @@ impl PageCache for TwoList {
         self.chunks.len() as u32
     }
 
-    fn holds(&self, chunk: Chunk) -> bool {
+    fn contains(&self, chunk: Chunk) -> bool {
         let page = &self.chunks[chunk as usize];
         page.state != ListState::Absent && !page.locked
     }
@@ -414,7 +429,7 @@ mod tests {
         (2..4).for_each(|chunk| prefetch(&mut cache, chunk));
         // 0 and 1 are older but young: they move to the head again, and 2 is then the oldest.
         prefetch(&mut cache, 4);
-        assert!(cache.holds(0) && cache.holds(1) && !cache.holds(2));
+        assert!(cache.contains(0) && cache.contains(1) && !cache.contains(2));
     }
 
     #[test]
@@ -425,7 +440,7 @@ mod tests {
         assert_eq!(cache.prefetch(2), Fetch::NoMemory);
         cache.on_arrival(1);
         assert_eq!(cache.prefetch(2), Fetch::Started);
-        assert!(!cache.holds(1));
+        assert!(!cache.contains(1));
     }
 
     #[test]
@@ -436,8 +451,8 @@ mod tests {
         prefetch(&mut cache, 3);
         assert_eq!(cache.access(1), Access::Hit);
         prefetch(&mut cache, 4);
-        assert_eq!((cache.active_chunks(), cache.counters().activated), (1, 1));
-        assert!(cache.holds(1) && !cache.holds(2));
+        assert_eq!((cache.active.len(), cache.counters().activated), (1, 1));
+        assert!(cache.contains(1) && !cache.contains(2));
     }
 
     #[test]
@@ -448,8 +463,8 @@ mod tests {
         (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));
         // 1 and 2 become active, 3 is evicted. Reading it again evicts 4: distance 2, active list 2.
         prefetch(&mut cache, 5);
-        assert!(cache.active_chunks() == 2 && !cache.holds(3));
+        assert!(cache.active.len() == 2 && !cache.contains(3));
         read(&mut cache, 3);
-        assert_eq!((cache.active_chunks(), cache.counters().refaults), (3, 1));
+        assert_eq!((cache.active.len(), cache.counters().refaults), (3, 1));
     }
 }

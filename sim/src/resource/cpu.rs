@@ -13,7 +13,6 @@ use super::nanos_until;
 use super::quota::CpuQuota;
 use crate::engine::Nanos;
 
-/// The cores of a device and the computations on them.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     cores: f64,
@@ -21,7 +20,7 @@ pub struct Cpu {
     co_runners: f64,
     /// Clock rate as a fraction of the full clock rate.
     clock: f64,
-    /// Sorted by key. A list, because there are few jobs and they change often: it seldom allocates.
+    /// The running computations, sorted by key. A list seldom allocates, although its few jobs change often.
     jobs: Vec<Job>,
     settled: Nanos,
     quota: Option<CpuQuota>,
@@ -42,13 +41,11 @@ impl Cpu {
         Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, quota: None }
     }
 
-    /// Sets the quota.
     #[must_use]
     pub fn with_quota(self, quota: Option<&Quota>) -> Self {
         Self { quota: quota.map(CpuQuota::new), ..self }
     }
 
-    /// Sets the number of other programs' runnable threads.
     pub fn set_co_runners(&mut self, now: Nanos, threads: f64) {
         self.settle(now);
         self.co_runners = threads.max(0.0);
@@ -79,7 +76,7 @@ impl Cpu {
 
     /// Returns the time at which the next computation ends if nothing changes.
     pub fn next_end(&self) -> Option<Nanos> {
-        let speed = self.speed();
+        let speed = self.share() * self.clock;
         let remaining = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
         if speed <= 0.0 {
             return None;
@@ -95,11 +92,6 @@ impl Cpu {
         self.settle(now);
         let at = self.jobs.iter().position(|job| job.remaining <= 1e-9)?;
         Some(self.jobs.remove(at).key)
-    }
-
-    /// Returns the speed of every thread: 1 if there is a core for each thread and the clock rate is full.
-    pub fn speed(&self) -> f64 {
-        self.share() * self.clock
     }
 
     /// Returns the fraction of the time for which every thread runs.

@@ -14,14 +14,11 @@ use super::sharing::ProcessorSharing;
 use super::throttle::Throttle;
 use crate::engine::Nanos;
 
-/// The rates of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskSpeed {
-    /// Total bandwidth of all flows.
     pub bandwidth: BytesPerSecond,
-    /// Maximum rate of page faults.
     pub fault_rate: BytesPerSecond,
-    /// Maximum rate of prefetches, as opposed to page faults.
+    /// Maximum rate of [`Flow::Prefetch`]; reads by page faults have the maximum rate `fault_rate`.
     pub prefetch_rate: BytesPerSecond,
     /// Limit on the total rate of all flows, for example of a cgroup.
     pub throttle: Option<BytesPerSecond>,
@@ -29,7 +26,6 @@ pub struct DiskSpeed {
     pub latency: Seconds,
 }
 
-/// The kind of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flow {
     /// Page faults of a thread that needs the bytes now, and the read-ahead that they trigger.
@@ -41,16 +37,16 @@ pub enum Flow {
 const FLOWS: [Flow; 2] = [Flow::Fault, Flow::Prefetch];
 
 /// A disk and its outstanding reads, each with a tag `T`.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Disk<T> {
     speed: DiskSpeed,
     throttle: Option<Throttle<(Flow, T)>>,
     sharing: ProcessorSharing,
     queues: [Queue<T>; 2],
-    bytes_read: u64,
+    pub bytes_read: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Queue<T> {
     requests: VecDeque<(T, u64)>,
     /// Time at which the latency of the first request ends; `None` if it has ended or the queue is empty.
@@ -75,7 +71,6 @@ impl<T> Disk<T> {
         self.sharing.set_capacity(now, bandwidth.0);
     }
 
-    /// Submits a read.
     pub fn submit(&mut self, now: Nanos, flow: Flow, tag: T, bytes: Bytes) {
         if let Some(throttle) = &mut self.throttle {
             throttle.push(now, (flow, tag), bytes.0);
@@ -87,8 +82,8 @@ impl<T> Disk<T> {
 
     /// Queues the reads that the throttle admits.
     fn admit(&mut self, now: Nanos) {
-        while let Some(((flow, tag), bytes)) =
-            self.throttle.as_mut().and_then(|limit| limit.pop_admitted(now))
+        while let Some(throttle) = &mut self.throttle
+            && let Some(((flow, tag), bytes)) = throttle.pop_admitted(now)
         {
             self.queue(now, flow, tag, bytes);
         }
@@ -115,8 +110,8 @@ impl<T> Disk<T> {
         starts.chain(self.sharing.next_end()).chain(admissions).min()
     }
 
-    /// Removes and returns one read that is complete by `now`.
-    pub fn pop_completed(&mut self, now: Nanos) -> Option<(Flow, T, Bytes)> {
+    /// Removes one read that is complete by `now`. Returns its tag.
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<T> {
         self.admit(now);
         for flow in FLOWS {
             let queue = &mut self.queues[flow as usize];
@@ -129,12 +124,7 @@ impl<T> Disk<T> {
         let (tag, bytes) = self.queues[flow as usize].requests.pop_front()?;
         self.bytes_read += bytes;
         self.serve(now, flow);
-        Some((flow, tag, Bytes(bytes)))
-    }
-
-    /// Returns the bytes read so far.
-    pub fn bytes_read(&self) -> Bytes {
-        Bytes(self.bytes_read)
+        Some(tag)
     }
 
     fn serve(&mut self, now: Nanos, flow: Flow) {
@@ -167,7 +157,7 @@ mod tests {
     fn drain(disk: &mut Disk<u32>) -> Vec<(Nanos, u32)> {
         let mut out = Vec::new();
         while let Some(at) = disk.next_end() {
-            while let Some((_, tag, _)) = disk.pop_completed(at) {
+            while let Some(tag) = disk.pop_completed(at) {
                 out.push((at, tag));
             }
         }
@@ -180,7 +170,7 @@ mod tests {
         disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(8_000_000));
         assert_eq!(drain(&mut disk), [(10 * MILLI, 1), (30 * MILLI, 2)]);
-        assert_eq!(disk.bytes_read(), Bytes(12_000_000));
+        assert_eq!(disk.bytes_read, 12_000_000);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Resources with a rate: processors, disks, links.
 //!
 //! A resource returns the time at which its next job ends, and then the job that has ended. After every change the
-//! simulation asks for that time again and sets the resource's timer; a resource has no access to the event queue.
+//! simulation reads that time again and sets the resource's timer; a resource has no access to the event queue.
 //!
 //! Not here: memory ([`crate::page_cache`]).
 
@@ -16,7 +16,6 @@ use crate::engine::Nanos;
 
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
-pub use link::{ConstantLink, Link, WifiLink};
 
 /// Converts seconds to nanoseconds, rounded up. It avoids `f64::ceil`, which is a function call on processors without
 /// an instruction for it.

@@ -15,11 +15,10 @@ use crate::engine::Nanos;
 /// Processor time in seconds below which it counts as zero: less than a nanosecond of one thread.
 const NEGLIGIBLE: f64 = 1e-10;
 
-/// A group's quota and its current period.
 #[derive(Debug, Clone)]
 pub struct CpuQuota {
     period: Nanos,
-    /// Processor time of a period in seconds.
+    /// Processor time that all threads together may use in a period, in seconds.
     budget: f64,
     /// Remaining processor time of the period that ends at `ends`, in seconds.
     left: f64,
@@ -70,7 +69,6 @@ impl CpuQuota {
         }
     }
 
-    /// Enters the period that contains the time `at`.
     fn enter_period(&mut self, at: Nanos) {
         if at >= self.ends {
             self.ends = (at / self.period + 1).saturating_mul(self.period);

@@ -11,23 +11,19 @@
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// A job being served.
 #[derive(Debug, Clone)]
 struct Job {
     key: u64,
     remaining: f64,
-    /// Maximum rate in work per second.
     max_rate: f64,
-    /// Current rate in work per second.
     rate: f64,
 }
 
-/// A capacity and the jobs that share it.
 #[derive(Debug, Clone)]
 pub struct ProcessorSharing {
     capacity: f64,
     jobs: Vec<Job>,
-    /// The time up to which `remaining` accounts for the work done.
+    /// The time up to which the jobs' remaining work is computed.
     settled: Nanos,
 }
 
@@ -36,7 +32,6 @@ impl ProcessorSharing {
         Self { capacity, jobs: Vec::new(), settled: 0 }
     }
 
-    /// Sets the capacity in work per second.
     pub fn set_capacity(&mut self, now: Nanos, capacity: f64) {
         self.settle(now);
         self.capacity = capacity;
@@ -65,7 +60,6 @@ impl ProcessorSharing {
         Some(key)
     }
 
-    /// Returns the current rate of a job in work per second.
     #[cfg(test)]
     pub fn rate(&self, key: u64) -> Option<f64> {
         self.jobs.iter().find(|job| job.key == key).map(|job| job.rate)

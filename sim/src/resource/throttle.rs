@@ -19,16 +19,14 @@ const SLICE: Nanos = 100_000_000;
 /// be several requests.
 const MAX_REQUEST: f64 = (1 << 20) as f64;
 
-/// A limit and the reads that wait for it.
 #[derive(Debug, Clone)]
 pub struct Throttle<R> {
     /// Bytes that may be read in one slice.
     slice_bytes: f64,
     slice_start: Nanos,
     slice_end: Nanos,
-    /// Bytes admitted since `slice_start`.
     admitted: f64,
-    /// The time at which the first waiting read was last checked.
+    /// The time at which the first waiting read reached the front of the queue.
     checked: Nanos,
     waiting: VecDeque<(R, u64)>,
 }
@@ -40,7 +38,6 @@ impl<R> Throttle<R> {
         Self { slice_bytes, slice_start: 0, slice_end: 0, admitted: 0.0, checked: 0, waiting }
     }
 
-    /// Queues a read.
     pub fn push(&mut self, now: Nanos, read: R, bytes: u64) {
         if self.waiting.is_empty() {
             if now > self.slice_end || self.slice_end == 0 {
@@ -78,7 +75,7 @@ impl<R> Throttle<R> {
         Some((read, bytes))
     }
 
-    /// Drops the unused bytes of earlier slices, except of one slice, as the kernel does.
+    /// Drops the unused bytes of all past slices but the last one, as the kernel does.
     fn trim(&mut self, now: Nanos) {
         let past = (now.saturating_sub(self.slice_start) / SLICE).saturating_sub(1);
         self.slice_start += past * SLICE;

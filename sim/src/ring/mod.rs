@@ -8,8 +8,6 @@
 //! The events of a scenario affect the run: background load, memory pressure, devices that leave ([`timeline`],
 //! [`reachability`], [`reconfiguration`]).
 
-mod links;
-mod passes;
 pub mod reachability;
 pub mod reconfiguration;
 pub mod timeline;
@@ -19,32 +17,32 @@ use std::sync::Arc;
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::Recovery;
-use hearth_core::schedule::Schedule;
+use hearth_core::schedule::{Generation, Schedule};
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
+use hearth_schema::pass::Pass;
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::{Counter, Header, Outcome, Reading, Trace};
+use hearth_schema::trace::{Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
 
 use crate::device::context::{Event, Message, Outgoing, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input, Run};
-use crate::trace::TraceCollector;
+use crate::network::{Network, link_order};
+use crate::speculation::Acceptance;
+use crate::trace::{TraceCollector, memory_readings, start_record};
 
-use links::RingLinks;
-use passes::{PassControl, PassOutput};
 use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
 
-/// Maximum number of successive events that add no trace record; after more the ring counts as deadlocked.
+/// Maximum number of successive events that add no trace record, before the ring counts as deadlocked.
 /// source: assumed, a hundred times the events of the longest step of a large model
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
-/// The devices of a run and their order in the ring.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Ring<'a> {
     /// The devices by slot: those of the first plan in ring order, then those that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
@@ -55,15 +53,20 @@ pub(crate) struct Ring<'a> {
     pub(crate) order: Vec<usize>,
 }
 
-/// The simulation of a ring.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Simulation<'a> {
     pub(crate) input: Input<'a>,
     pub(crate) disturbances: Disturbances<'a>,
     pub(crate) engine: Engine<Event>,
     pub(crate) ring: Ring<'a>,
-    pub(crate) links: RingLinks,
-    pub(crate) passes: PassControl,
+    pub(crate) network: Network<Event>,
+    /// The members of the cluster, in the order in which the links number them.
+    pub(crate) link_order: Vec<usize>,
+    /// Decides which pass enters the ring next.
+    pub(crate) generation: Generation,
+    acceptance: Acceptance,
+    /// The passes that were started, in order.
+    passes: Vec<Pass>,
     /// Tokens generated so far, of all sequences.
     pub(crate) tokens: u32,
     pub(crate) timeline: EventTimeline,
@@ -72,7 +75,6 @@ pub(crate) struct Simulation<'a> {
     pub(crate) recovery: Recovery,
     /// The time at which all devices have confirmed a new plan.
     pub(crate) ready_at: Nanos,
-    /// Plans made during the run.
     pub(crate) plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
     pub(crate) ended: bool,
@@ -94,7 +96,7 @@ pub fn simulate(
     let unreached_events = timeline.unreached_events();
     let mut run_events = timeline.run_events;
     run_events.sort_by_key(|run_event| run_event.start);
-    let trace = Trace { run_events, ..trace.finish(passes.into_started(), outcome) };
+    let trace = Trace { run_events, ..trace.finish(passes, outcome) };
     Ok(Run { trace, plans, unreached_events })
 }
 
@@ -109,22 +111,20 @@ impl<'a> Simulation<'a> {
     ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
-        let devices: Vec<_> = devices
-            .iter()
-            .enumerate()
-            .map(|(place, device)| {
-                let schedule = Schedule::new(plan.clone(), place);
-                let is_pinned = plan.devices[place].residency.is_pinned();
-                let mut config =
-                    setup::device_config(input, device, &models[place], schedule, place, &memories[place]);
-                if input.options.warm_start || is_pinned {
-                    setup::warm_page_cache(&mut config.storage, &config.layout, &config.residency);
-                }
-                DeviceSim::new(config, &mut engine)
-            })
-            .collect();
+        let new_device = |(index, device): (usize, &&'a Device)| {
+            let schedule = Schedule::new(plan.clone(), index);
+            let is_pinned = plan.devices[index].residency.is_pinned();
+            let (model, memory) = (&models[index], &memories[index]);
+            let mut device = setup::new_device(input, device, model, schedule, index, memory, &mut engine);
+            if input.options.warm_start || is_pinned {
+                setup::warm_page_cache(&mut device);
+            }
+            device
+        };
+        let devices: Vec<_> = devices.iter().enumerate().map(new_device).collect();
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
-        let (wifi_timer, timeline_timer) = (engine.new_timer(), engine.new_timer());
+        let network = Network::new(input.cluster, input.plan, &mut engine);
+        let timeline_timer = engine.new_timer();
         let mut simulation = Self {
             input,
             disturbances,
@@ -135,8 +135,11 @@ impl<'a> Simulation<'a> {
                 members: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
                 memories,
             },
-            links: RingLinks::new(input.cluster, input.plan, wifi_timer),
-            passes: PassControl::new(input.cluster),
+            network,
+            link_order: link_order(input.cluster, input.plan),
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
             tokens: 0,
             timeline: EventTimeline::new(disturbances.events),
             timeline_timer,
@@ -158,49 +161,50 @@ impl<'a> Simulation<'a> {
         let (mut idle, mut records) = (0, 0);
         while !self.ended {
             let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
-            let Some(event) = event else {
-                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
-                return Err(SimError::Deadlock { tokens, at });
-            };
+            let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+            let Some(event) = event else { return Err(SimError::Deadlock { tokens, at }) };
             if self.engine.now() > MAX_SIM_TIME {
-                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
                 return Err(SimError::RunTooLong { tokens, at });
             }
             idle = if self.trace.records.len() == records { idle + 1 } else { 0 };
             records = self.trace.records.len();
             match event {
-                Event::Wake(place) => self.with_device(place, DeviceSim::on_wake)?,
-                Event::Processor(place) => self.with_device(place, DeviceSim::on_processor)?,
-                Event::Disk(place) => self.with_device(place, DeviceSim::on_disk)?,
+                Event::Wake(slot) => self.with_device(slot, DeviceSim::on_wake)?,
+                Event::Processor(slot) => self.with_device(slot, DeviceSim::on_processor)?,
+                Event::Disk(slot) => self.with_device(slot, DeviceSim::on_disk)?,
                 Event::Wifi => self.collect_deliveries(),
-                Event::Deliver(place, message) => self.on_delivery(place, message)?,
+                Event::Deliver(slot, message) => self.on_delivery(slot, message)?,
                 Event::Timeline => self.run_due_actions()?,
-                Event::Helper(place) => self.with_device(place, |device, ctx| {
-                    device.on_helper(ctx);
-                    Ok(())
-                })?,
+                Event::Helper(slot) => self.with_device(slot, DeviceSim::on_helper)?,
             }
             self.begin_passes()?;
         }
-        for place in 0..self.ring.devices.len() {
-            self.with_device(place, |device, ctx| {
-                device.flush(ctx);
-                Ok(())
-            })?;
-        }
+        let now = self.engine.now();
+        self.ring.devices.iter_mut().for_each(|device| device.flush(now, &mut self.trace.records));
         Ok(())
     }
 
-    /// Starts passes as long as the head is free and the next pass may begin.
     fn begin_passes(&mut self) -> Result<(), SimError> {
         self.receive_confirmations()?;
         while self.recovery.is_running()
             && self.ring.devices[0].is_free()
-            && let Some(pass) = self.passes.start()
+            && let Some(pass) = self.generation.begin_pass()
         {
+            self.passes.push(pass);
             self.with_device(0, |device, ctx| device.begin_pass(pass, ctx))?;
         }
         Ok(())
+    }
+
+    /// Applies a change after which the device has nothing to send and no tokens to return.
+    pub(crate) fn change_device(
+        &mut self,
+        slot: usize,
+        change: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext),
+    ) {
+        let (engine, records) = (&mut self.engine, &mut self.trace.records);
+        let mut ctx = SimContext { engine, records, outgoing: &mut Vec::new() };
+        change(&mut self.ring.devices[slot], &mut ctx);
     }
 
     pub(crate) fn with_device(
@@ -209,20 +213,13 @@ impl<'a> Simulation<'a> {
         act: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
-        let mut ctx = SimContext {
-            engine: &mut self.engine,
-            records: &mut self.trace.records,
-            outgoing: &mut outgoing,
-        };
+        let (engine, records) = (&mut self.engine, &mut self.trace.records);
+        let mut ctx = SimContext { engine, records, outgoing: &mut outgoing };
         act(&mut self.ring.devices[slot], &mut ctx)?;
-        if !self.ended && !self.ring.devices[slot].storage.cache().is_alive() {
+        if !self.ended && !self.ring.devices[slot].storage.cache.is_alive() {
             let what = "the system killed the process: no memory to compress, and too little page cache";
-            self.record_event(
-                RunEventKind::OutOfMemory,
-                Some(self.name(slot)),
-                self.engine.now(),
-                what.into(),
-            );
+            let now = self.engine.now();
+            self.record_event(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what.into());
             (self.outcome, self.ended) = (Outcome::Killed, true);
         }
         let plans = self.plans.len();
@@ -242,47 +239,46 @@ impl<'a> Simulation<'a> {
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
         if self.is_disconnected(from, to) {
-            self.reachability.hold(HeldMessage { from, to, message, unsent_since: Some(now) });
+            self.reachability.held.push(HeldMessage { from, to, message, unsent_since: Some(now) });
         } else {
             self.transmit(from, to, message, now);
         }
     }
 
-    /// Sends a message that was submitted at the time `submitted`.
     pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, submitted: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        self.links.transmit(engine, records, &self.ring.members, (from, to), message, submitted);
+        let Message { pass, sent_round, bytes, .. } = message;
+        let record = start_record(from, Resource::Tx, Kind::Send, (pass.index, sent_round), submitted);
+        records.push(Record { end: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
+        // The links number all members; devices that join the ring later may have slots in another order.
+        let index = |slot: usize| {
+            let member = self.ring.members[slot];
+            self.link_order.iter().position(|&it| it == member).unwrap_or(slot)
+        };
+        let path = [index(from), index(to)];
+        self.network.send(engine, records, path, bytes, Event::Deliver(to, message));
+        self.collect_deliveries();
     }
 
-    /// Schedules the arrivals of messages whose delivery is known by now.
     pub(crate) fn collect_deliveries(&mut self) {
-        self.links.collect(&mut self.engine, &mut self.trace.records);
+        self.network.collect(&mut self.engine, &mut self.trace.records, Event::Wifi);
     }
 
     /// Handles the output of a pass: lets the next pass enter, and records the counters of all devices.
     fn on_output(&mut self, pass: u32) -> Result<(), SimError> {
-        let PassOutput { tokens, accepted_drafts, drafted_tokens } = self.passes.finish(pass)?;
-        self.ended |= self.passes.generation.is_over();
+        let drafting = self.passes.get(pass as usize).filter(|started| started.drafted > 0);
+        let accepted_drafts = drafting.map(|&started| self.acceptance.accepted_drafts(started));
+        let tokens = self.generation.complete_pass(pass, accepted_drafts.unwrap_or(0))?;
+        self.ended |= self.generation.is_over();
         let at = self.engine.now();
         for &slot in &self.ring.order {
             let device = &self.ring.devices[slot];
-            let counters = [
-                (Counter::BytesRead, device.bytes_read().0),
-                (Counter::Resident, device.resident_bytes().0),
-                (Counter::Unreclaimable, self.unreclaimable(slot).0),
-            ];
-            self.trace.readings.extend(counters.map(|(counter, value)| Reading {
-                device: slot as u16,
-                counter,
-                pass,
-                at,
-                value,
-            }));
+            let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable(slot)];
+            self.trace.readings.extend(memory_readings(slot, pass, at, bytes));
         }
-        if drafted_tokens > 0 {
-            let (counter, value) = (Counter::Accepted, u64::from(accepted_drafts));
-            self.trace.readings.push(Reading { device: 0, counter, pass, at, value });
-        }
+        let accepted = accepted_drafts.map(u64::from);
+        let reading = |value| Reading { device: 0, counter: Counter::Accepted, pass, at, value };
+        self.trace.readings.extend(accepted.map(reading));
         self.on_tokens(tokens)
     }
 }

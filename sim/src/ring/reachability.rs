@@ -10,24 +10,22 @@
 use crate::device::context::Message;
 use crate::engine::Nanos;
 
-/// A message to or from an unreachable device.
 #[derive(Debug, Clone, Copy)]
 pub struct HeldMessage {
     pub from: usize,
     pub to: usize,
     pub message: Message,
-    /// The time at which it was submitted; `None` if it has been sent already.
+    /// The time at which the message was submitted; `None` if the message has been sent already.
     pub unsent_since: Option<Nanos>,
 }
 
-/// The unreachable members of the cluster, and the messages that are held for them.
 #[derive(Debug, Clone)]
 pub struct Reachability {
     /// Number of active events that disconnect each member.
     disconnections: Vec<u32>,
     /// The time at which each member last became unreachable.
     since: Vec<Nanos>,
-    held: Vec<HeldMessage>,
+    pub held: Vec<HeldMessage>,
 }
 
 impl Reachability {
@@ -61,20 +59,11 @@ impl Reachability {
         (self.disconnections[member] > 0).then(|| self.since[member])
     }
 
-    pub fn hold(&mut self, held: HeldMessage) {
-        self.held.push(held);
-    }
-
     /// Removes and returns the messages that can continue, in the order in which they were held. `members` has the
     /// member at each slot.
     pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
         let is_free = |held: &mut HeldMessage| is_reachable(held.from) && is_reachable(held.to);
         self.held.extract_if(.., is_free).collect()
-    }
-
-    /// Drops all held messages.
-    pub fn drop_held(&mut self) {
-        self.held.clear();
     }
 }

@@ -24,7 +24,7 @@ use hearth_schema::events::{Change, RejoinTime};
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_schema::trace::{Kind, Outcome};
 
-use crate::device::context::{Event, Message, SimContext};
+use crate::device::context::{Event, Message};
 use crate::device::{DeviceSim, setup};
 use crate::engine::Nanos;
 use crate::error::SimError;
@@ -53,14 +53,12 @@ impl<'a> Simulation<'a> {
         self.input.cluster.members.iter().position(|member| member.name == name)
     }
 
-    /// Schedules the next action of the timeline.
     pub fn schedule_timeline(&mut self) {
         if let Some(at) = self.timeline.next_due() {
             self.engine.set_timer(self.timeline_timer, at, Event::Timeline);
         }
     }
 
-    /// Executes the actions that are due.
     pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
         while let Some(action) = self.timeline.pop_due(now).filter(|_| !self.ended) {
@@ -84,7 +82,6 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Handles `count` new tokens.
     pub fn on_tokens(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
         let before = self.tokens;
@@ -123,23 +120,20 @@ impl<'a> Simulation<'a> {
                 if let (None, Some(lasts)) = (member, self.timeline.duration(index)) {
                     // Messages on a Wi-Fi channel continue after the stall; later messages are held.
                     self.collect_deliveries();
-                    self.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
+                    self.network.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
                     self.collect_deliveries();
                 }
                 let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
                 members.for_each(|member| self.disconnect(member));
             }
-            Change::Memory(memory) => {
-                self.timeline.begin(now, index, memory.ramp_time.unwrap_or(Seconds(0.0)));
-                self.apply_event_load(index);
-            }
-            Change::Swap(swap) => {
-                let bytes = member.map_or(Bytes::ZERO, |member| self.swappable(member));
-                self.timeline.begin(now, index, bytes / swap.rate);
-                self.apply_event_load(index);
-            }
-            Change::Load(_) | Change::Slow(_) | Change::DiskLoad(_) => {
-                self.timeline.begin(now, index, Seconds(0.0));
+            Change::Memory(_) | Change::Swap(_) | Change::Load(_) | Change::Slow(_) | Change::DiskLoad(_) => {
+                let swappable = member.map_or(Bytes::ZERO, |member| self.swappable(member));
+                let ramp_time = match change {
+                    Change::Memory(memory) => memory.ramp_time.unwrap_or(Seconds(0.0)),
+                    Change::Swap(swap) => swappable / swap.rate,
+                    _ => Seconds(0.0),
+                };
+                self.timeline.begin(now, index, ramp_time);
                 self.apply_event_load(index);
             }
         }
@@ -164,7 +158,6 @@ impl<'a> Simulation<'a> {
         memory.obtainable_bytes().saturating_sub(memory.available.value)
     }
 
-    /// Updates the background load of an event's device.
     fn apply_event_load(&mut self, index: usize) {
         let (_, device) = self.timeline.event(index);
         let slot = device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.name(slot) == name));
@@ -187,14 +180,8 @@ impl<'a> Simulation<'a> {
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
-        // Applying the load cannot fail: the device handles no event of its schedule.
         let memory_budget = memory_budget.unwrap_or(Bytes::ZERO);
-        let mut ctx = SimContext {
-            engine: &mut self.engine,
-            records: &mut self.trace.records,
-            outgoing: &mut Vec::new(),
-        };
-        self.ring.devices[slot].apply_load(&background_load, memory_budget, &mut ctx);
+        self.change_device(slot, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
     }
 
     /// Returns the unreclaimable memory of a device, including memory that other programs have allocated during the
@@ -218,7 +205,7 @@ impl<'a> Simulation<'a> {
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         let from = usize::from(message.from);
         if self.is_disconnected(from, slot) {
-            self.reachability.hold(HeldMessage { from, to: slot, message, unsent_since: None });
+            self.reachability.held.push(HeldMessage { from, to: slot, message, unsent_since: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -240,7 +227,7 @@ impl<'a> Simulation<'a> {
         for HeldMessage { from, to, message, unsent_since } in deliverable {
             match unsent_since {
                 Some(submitted) => self.transmit(from, to, message, submitted),
-                None => self.engine.schedule_at(now, Event::Deliver(to, Message { arrival: now, ..message })),
+                None => self.engine.schedule_at(now, Event::Deliver(to, message)),
             }
         }
     }
@@ -255,7 +242,7 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Passes an event to the recovery and executes the steps that it returns.
+    /// Passes an event to [`hearth_core::recovery`] and executes the steps that it returns.
     fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
         let mut steps = VecDeque::from(self.recovery.react(event));
         while let Some(step) = steps.pop_front() {
@@ -273,7 +260,7 @@ impl<'a> Simulation<'a> {
                     self.record_event(RunEventKind::NotReplanned, missing.as_deref(), now, reason);
                 }
                 Step::Prepare { epoch } => {
-                    self.stop_ring()?;
+                    self.stop_ring();
                     // The round trip to a device is simulated once, when the device is configured.
                     for device in self.recovery.awaited_devices().clone() {
                         steps.extend(self.recovery.react(recovery::Event::Prepared { device, epoch }));
@@ -318,46 +305,35 @@ impl<'a> Simulation<'a> {
     fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
         let devices = input::check(&input)?;
-        for (place, device) in devices.iter().enumerate() {
-            let name = &plan.devices[place].name;
+        for (index, device) in devices.iter().enumerate() {
+            let name = &plan.devices[index].name;
             let fits = |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory;
-            let memory = setup::device_memory(&input, place, device).filter(fits);
+            let memory = setup::device_memory(&input, index, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.swappable(member));
             let background_load = self.timeline.background_load(name, withheld);
             let budget = memory.as_ref().map(|memory| background_load.memory_budget(memory.weight_cache));
-            if budget.is_none_or(|budget| budget.is_none() && plan.devices[place].window > 0) {
+            if budget.is_none_or(|budget| budget.is_none() && plan.devices[index].window > 0) {
                 return Ok(Some(format!("the new plan does not fit in the memory of `{name}`")));
             }
         }
         Ok(None)
     }
 
-    /// Records the new plan.
     fn record_replanned(&mut self, missing: Option<String>) {
-        let again = self.passes.generation.restart();
+        let again = self.generation.restart();
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
-        let (kind, start, digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
-        self.timeline.run_events.push(RunEvent {
-            kind,
-            device: missing,
-            start,
-            end: None,
-            what,
-            plan_digest: digest,
-        });
+        let (kind, start, plan_digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
+        let run_event = RunEvent { kind, device: missing, start, end: None, what, plan_digest };
+        self.timeline.run_events.push(run_event);
         self.plans.push(plan);
     }
 
-    /// Cancels the passes of the current ring, and all its messages.
-    fn stop_ring(&mut self) -> Result<(), SimError> {
+    fn stop_ring(&mut self) {
         let now = self.engine.now();
         for slot in self.ring.order.clone() {
-            self.with_device(slot, |device, ctx| {
-                device.stop(ctx);
-                Ok(())
-            })?;
+            self.change_device(slot, DeviceSim::stop);
         }
         for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
@@ -367,19 +343,18 @@ impl<'a> Simulation<'a> {
             }
         }
         self.engine.clear();
-        self.reachability.drop_held();
-        self.links.drop_pending();
+        self.reachability.held.clear();
+        self.network.drop_pending();
         self.collect_deliveries();
-        Ok(())
     }
 
     /// Configures every device for the new plan. All tokens so far enter the new ring as a prompt.
     fn configure_ring(&mut self) -> Result<(), SimError> {
-        let first_pass = self.passes.generation.next_pass_index();
+        let first_pass = self.generation.next_pass_index();
         let plan = self.recovery.plan().clone();
         self.ring.order.clear();
-        for place in 0..plan.devices.len() {
-            let slot = self.configure_device(&plan, place, first_pass)?;
+        for index in 0..plan.devices.len() {
+            let slot = self.configure_device(&plan, index, first_pass)?;
             self.ring.order.push(slot);
         }
         for slot in 0..self.ring.devices.len() {
@@ -403,7 +378,6 @@ impl<'a> Simulation<'a> {
         self.schedule_timeline();
     }
 
-    /// Delivers the confirmations of all devices if they are due.
     pub fn receive_confirmations(&mut self) -> Result<(), SimError> {
         if self.engine.now() < self.ready_at {
             return Ok(());
@@ -415,50 +389,44 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Configures a device for its part of a new plan. Returns its slot.
     fn configure_device(
         &mut self,
         plan: &Arc<Plan>,
-        place: usize,
+        index: usize,
         first_pass: u32,
     ) -> Result<usize, SimError> {
-        let (input, name) = (self.input, plan.devices[place].name.as_str());
+        let (input, name) = (self.input, plan.devices[index].name.as_str());
         let Some(member) = self.member(name) else {
-            return Err(SimError::UnknownDevice { place, name: name.to_owned() });
+            return Err(SimError::UnknownDevice { index, name: name.to_owned() });
         };
         let device = &input.cluster.members[member].device;
         // `misfit` has checked that it fits.
-        let Some(memory) = setup::device_memory(&Input { plan, ..input }, place, device) else {
-            return Err(SimError::UnknownDevice { place, name: name.to_owned() });
+        let Some(memory) = setup::device_memory(&Input { plan, ..input }, index, device) else {
+            return Err(SimError::UnknownDevice { index, name: name.to_owned() });
         };
         let known = self.ring.members.iter().position(|&it| it == member);
         let slot = known.unwrap_or(self.ring.devices.len());
+        let old = known.map(|slot| &self.ring.devices[slot]);
+        let (held, output) = old.map_or((vec![], false), |old| (old.gpu_layers(), old.has_gpu_output()));
         // A device that was in no ring before adopts the plan in the same way.
-        let mut schedule = match known {
-            Some(slot) => self.ring.devices[slot].schedule_mut().clone(),
-            None => Schedule::new(plan.clone(), place),
-        };
+        let mut schedule = old.map_or_else(|| Schedule::new(plan.clone(), index), |old| old.schedule.clone());
         schedule.react(&ScheduleEvent::Replanned { plan: plan.clone(), first_pass })?;
-        let config = setup::device_config(input, device, &input.cluster.model, schedule, slot, &memory);
-        let (held, output) = match known {
-            Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].has_gpu_output()),
-            None => (Vec::new(), false),
-        };
+        let (model, engine) = (&input.cluster.model, &mut self.engine);
+        let new_device = setup::new_device(input, device, model, schedule, slot, &memory, engine);
         if known.is_some() {
-            self.ring.devices[slot].reconfigure(config);
+            self.ring.devices[slot].reconfigure(new_device);
             self.ring.memories[slot] = memory;
         } else {
             self.ring.members.push(member);
-            self.ring.devices.push(DeviceSim::new(config, &mut self.engine));
+            self.ring.devices.push(new_device);
             self.ring.memories.push(memory);
             self.trace.header.devices.push(trace::traced_device(name, device));
         }
         let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
-        self.with_device(slot, |device, ctx| {
+        self.change_device(slot, |device, ctx| {
             device.load_gpu_weights(&new, device.has_gpu_output() && !output, ctx);
-            Ok(())
-        })?;
+        });
         Ok(slot)
     }
 }

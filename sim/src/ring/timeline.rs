@@ -19,23 +19,18 @@ use crate::engine::Nanos;
 /// source: assumed, so that each step is a small part of the whole change
 const RAMP_STEPS: u32 = 64;
 
-/// A timed action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// An event begins.
     Begin(usize),
-    /// A ramp reaches a step.
     Ramp(usize, u32),
-    /// An event ends.
     End(usize),
     /// The head checks whether a member of the cluster has been unreachable since the given time.
     CheckHeartbeat(usize, Nanos),
-    /// The ring of a new plan may be ready.
+    /// The devices may all have confirmed a new plan by now.
     Ready,
 }
 
-/// The events of a scenario and their state.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
     /// Pending actions by time, then in the order of insertion.
@@ -43,11 +38,10 @@ pub struct EventTimeline {
     next_sequence: u32,
     /// Events that begin with a token, by the number of the token.
     by_token: BTreeMap<u32, Vec<usize>>,
-    /// The progress of the active events, from 0 to 1.
+    /// The completed fraction of the ramp of each active event, by the index of the event.
     progress: BTreeMap<usize, f64>,
     /// Index in `run_events` of each event that has begun.
     logged: BTreeMap<usize, usize>,
-    /// Run events so far.
     pub run_events: Vec<RunEvent>,
 }
 
@@ -75,21 +69,19 @@ impl EventTimeline {
         timeline
     }
 
-    /// Adds an action at the time `at`.
     pub fn schedule(&mut self, at: Nanos, action: Action) {
         self.queue.insert((at, self.next_sequence), action);
         self.next_sequence += 1;
     }
 
-    /// Returns the time at which the next action is due.
     pub fn next_due(&self) -> Option<Nanos> {
         self.queue.keys().next().map(|&(at, _)| at)
     }
 
     /// Removes and returns one action that is due by `now`.
     pub fn pop_due(&mut self, now: Nanos) -> Option<Action> {
-        let &(at, order) = self.queue.keys().next()?;
-        if at > now { None } else { self.queue.remove(&(at, order)) }
+        let next = self.queue.first_entry()?;
+        if next.key().0 > now { None } else { Some(next.remove()) }
     }
 
     /// Schedules the events that begin with token number `count`.
@@ -108,7 +100,6 @@ impl EventTimeline {
         waiting
     }
 
-    /// Returns the change and the device of an event.
     pub fn event(&self, index: usize) -> (Change, Option<&str>) {
         let (event, change) = &self.events[index];
         (*change, event.device.as_deref())
@@ -122,17 +113,9 @@ impl EventTimeline {
     /// Begins an event, which ramps up over the time `over` and is active until its end.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
-        let run_event = RunEvent {
-            kind: kind(change),
-            device: event.device.clone(),
-            start: now,
-            end: None,
-            what: describe(change),
-            plan_digest: None,
-        };
-        let duration = event.duration;
+        let (device, duration, (kind, what)) = (event.device.clone(), event.duration, describe(change));
         self.logged.insert(index, self.run_events.len());
-        self.run_events.push(run_event);
+        self.run_events.push(RunEvent { kind, device, start: now, end: None, what, plan_digest: None });
         let over = over.to_nanos();
         self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
@@ -144,14 +127,12 @@ impl EventTimeline {
         }
     }
 
-    /// Sets the progress of a ramp to a step.
     pub fn ramp(&mut self, index: usize, step: u32) {
         if let Some(progress) = self.progress.get_mut(&index) {
             *progress = f64::from(step) / f64::from(RAMP_STEPS);
         }
     }
 
-    /// Ends an event.
     pub fn end(&mut self, now: Nanos, index: usize) {
         self.progress.remove(&index);
         if let Some(&at) = self.logged.get(&index) {
@@ -159,13 +140,10 @@ impl EventTimeline {
         }
     }
 
-    /// Records that a device has returned.
     pub fn device_returned(&mut self, now: Nanos, device: &str) {
-        let away =
-            self.run_events.iter_mut().rev().find(|it| {
-                (it.kind, it.device.as_deref(), it.end) == (RunEventKind::Away, Some(device), None)
-            });
-        if let Some(away) = away {
+        let open = (RunEventKind::Away, Some(device), None);
+        let is_open = |it: &&mut RunEvent| (it.kind, it.device.as_deref(), it.end) == open;
+        if let Some(away) = self.run_events.iter_mut().rev().find(is_open) {
             away.end = Some(now);
         }
     }
@@ -190,7 +168,6 @@ impl EventTimeline {
         })
     }
 
-    /// Whether an event swaps out memory of this device.
     pub fn swaps(&self, device: &str) -> bool {
         self.events.iter().any(|(event, change)| {
             matches!(change, Change::Swap(_)) && event.device.as_deref() == Some(device)
@@ -198,34 +175,27 @@ impl EventTimeline {
     }
 }
 
-fn kind(change: &Change) -> RunEventKind {
-    match change {
-        Change::Load(_) => RunEventKind::Load,
-        Change::Memory(_) => RunEventKind::Memory,
-        Change::Swap(_) => RunEventKind::Swap,
-        Change::Slow(_) => RunEventKind::Slow,
-        Change::DiskLoad(_) => RunEventKind::DiskLoad,
-        Change::Leaves | Change::Returns(_) => RunEventKind::Away,
-        Change::Stalls => RunEventKind::Stalls,
-    }
-}
-
-fn describe(change: &Change) -> String {
+/// Returns the kind of the run event that a change causes, and its details for users.
+fn describe(change: &Change) -> (RunEventKind, String) {
     match change {
         Change::Load(load) => {
-            let gpu = load
-                .gpu_available
-                .map_or(String::new(), |left| format!(", {} of the GPU remains", percent(left)));
-            format!("{} threads{gpu}", load.threads)
+            let remains = |left| format!(", {} of the GPU remains", percent(left));
+            let gpu = load.gpu_available.map_or(String::new(), remains);
+            (RunEventKind::Load, format!("{} threads{gpu}", load.threads))
         }
         Change::Memory(memory) => {
             let over = memory.ramp_time.map_or(String::new(), |over| format!(" over {over}"));
-            format!("{}{over}", memory.size)
+            (RunEventKind::Memory, format!("{}{over}", memory.size))
         }
-        Change::Swap(swap) => format!("{}, compressed {} times", swap.rate, swap.compression),
-        Change::Slow(left) => format!("{} of the clock rate remains", percent(*left)),
-        Change::DiskLoad(share) => format!("{} of the disk bandwidth", percent(*share)),
-        Change::Leaves | Change::Returns(_) | Change::Stalls => String::new(),
+        Change::Swap(swap) => {
+            (RunEventKind::Swap, format!("{}, compressed {} times", swap.rate, swap.compression))
+        }
+        Change::Slow(left) => (RunEventKind::Slow, format!("{} of the clock rate remains", percent(*left))),
+        Change::DiskLoad(share) => {
+            (RunEventKind::DiskLoad, format!("{} of the disk bandwidth", percent(*share)))
+        }
+        Change::Leaves | Change::Returns(_) => (RunEventKind::Away, String::new()),
+        Change::Stalls => (RunEventKind::Stalls, String::new()),
     }
 }
 
@@ -264,10 +234,8 @@ mod tests {
             timeline.ramp(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(64).as_f64());
-        assert_eq!(
-            (timeline.next_due(), timeline.pop_due(11_000_000_000)),
-            (Some(11_000_000_000), Some(Action::End(0)))
-        );
+        assert_eq!(timeline.next_due(), Some(11_000_000_000));
+        assert_eq!(timeline.pop_due(11_000_000_000), Some(Action::End(0)));
         timeline.end(11_000_000_000, 0);
         assert_eq!(taken(&timeline), 0.0);
         assert_eq!(timeline.run_events[0].end, Some(11_000_000_000));

@@ -8,15 +8,15 @@
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
 //! ```
 //!
-//! A block is released when it has been used, so the terms of the equation are known when a block is requested.
+//! `s_disk` is the disk read rate. A block is released when it has been used, so all terms are known in advance.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use hearth_profiles::{Bytes, BytesPerSecond};
 
 use crate::engine::Nanos;
 
-/// The loader of one rank.
 #[derive(Debug, Clone)]
 pub struct Loader {
     /// The times at which the last blocks were released, the oldest first; at most `window` entries.
@@ -24,15 +24,7 @@ pub struct Loader {
     window: usize,
     loaded: Nanos,
     disk: BytesPerSecond,
-    bytes_read: Bytes,
-}
-
-/// The read of one block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockRead {
-    pub start: Nanos,
-    pub end: Nanos,
-    pub bytes: Bytes,
+    pub bytes_read: Bytes,
 }
 
 impl Loader {
@@ -41,23 +33,18 @@ impl Loader {
         Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, bytes_read: Bytes::ZERO }
     }
 
-    /// Loads the next block in the order of use, which has `bytes` bytes.
-    pub fn load(&mut self, bytes: Bytes) -> BlockRead {
+    /// Loads the next block in the order of use, which has `bytes` bytes. Returns the time of the read.
+    pub fn load(&mut self, bytes: Bytes) -> Range<Nanos> {
         let is_full = self.released.len() >= self.window;
         let freed = if is_full { self.released.pop_front().unwrap_or(0) } else { 0 };
         let start = self.loaded.max(freed);
         self.loaded = start.saturating_add((bytes / self.disk).to_nanos());
         self.bytes_read += bytes;
-        BlockRead { start, end: self.loaded, bytes }
+        start..self.loaded
     }
 
-    /// Releases the last block loaded.
     pub fn release(&mut self, now: Nanos) {
         self.released.push_back(now);
-    }
-
-    pub fn bytes_read(&self) -> Bytes {
-        self.bytes_read
     }
 }
 
@@ -82,16 +69,10 @@ mod tests {
     }
 
     #[test]
-    fn window_of_one_alternates() {
-        assert_eq!(used(1, 4, 3), [14, 28, 42]);
-    }
-
-    #[test]
     fn window_of_two_overlaps() {
-        // Reading takes longer: a block is loaded every 10 ms.
-        assert_eq!(used(2, 4, 4), [14, 24, 34, 44]);
-        // Computing takes longer: the next block waits in memory.
-        assert_eq!(used(2, 30, 4), [40, 70, 100, 130]);
+        assert_eq!(used(1, 4, 3), [14, 28, 42], "a window of one alternates");
+        assert_eq!(used(2, 4, 4), [14, 24, 34, 44], "reading takes longer: a block is loaded every 10 ms");
+        assert_eq!(used(2, 30, 4), [40, 70, 100, 130], "computing takes longer: the next block is in memory");
     }
 
     #[test]
@@ -101,10 +82,7 @@ mod tests {
             loader.load(Bytes(10_000));
             loader.release(50 * MS);
         }
-        assert_eq!(
-            loader.load(Bytes(10_000)),
-            BlockRead { start: 50 * MS, end: 60 * MS, bytes: Bytes(10_000) }
-        );
-        assert_eq!(loader.bytes_read(), Bytes(30_000));
+        assert_eq!(loader.load(Bytes(10_000)), 50 * MS..60 * MS);
+        assert_eq!(loader.bytes_read, Bytes(30_000));
     }
 }

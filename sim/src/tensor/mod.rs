@@ -27,7 +27,6 @@ use crate::trace::{self, TraceCollector};
 use rank::Rank;
 use simulation::TensorSimulation;
 
-/// Simulates a tensor-parallel plan on the devices of its cluster.
 pub(crate) fn simulate(
     input: &Input,
     tensor: &TensorPlan,
@@ -38,13 +37,11 @@ pub(crate) fn simulate(
     check_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;
-    let memories: Vec<PinnedMemory> = devices
-        .iter()
-        .enumerate()
-        .filter_map(|(place, device)| PinnedMemory::new(input.plan, place, model, device, ignore))
-        .collect();
+    let memory =
+        |(index, device): (usize, &&Device)| PinnedMemory::new(input.plan, index, model, device, ignore);
+    let memories: Vec<PinnedMemory> = devices.iter().enumerate().filter_map(memory).collect();
     let shortages: Vec<Shortage> =
-        memories.iter().enumerate().flat_map(|(place, memory)| memory.shortages(place)).collect();
+        memories.iter().enumerate().flat_map(|(index, memory)| memory.shortages(index)).collect();
     if !ignore && !shortages.is_empty() {
         let unreclaimable = memories.iter().map(PinnedMemory::main_memory);
         return Ok(trace::out_of_memory_trace(header, passes, unreclaimable, shortages));
@@ -53,7 +50,7 @@ pub(crate) fn simulate(
         .iter()
         .zip(memories)
         .enumerate()
-        .map(|(place, (device, memory))| Rank::new(input, tensor, place, device, memory))
+        .map(|(index, (device, memory))| Rank::new(input, tensor, index, device, memory))
         .collect();
     let (records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
     Ok(TraceCollector { header, records, readings }.finish(passes, Outcome::Ok))
@@ -61,16 +58,8 @@ pub(crate) fn simulate(
 
 /// Checks that the workload fits in the plan's context, as the schedule of a ring does.
 fn check_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
-    let beyond = passes
-        .iter()
-        .find(|pass| u64::from(pass.first_position) + u64::from(pass.tokens) > u64::from(plan.context));
-    match beyond {
-        None => Ok(()),
-        Some(pass) => Err(ScheduleError::BadPass {
-            pass: pass.index,
-            tokens: pass.tokens,
-            first: pass.first_position,
-            context: plan.context,
-        }),
-    }
+    let end = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
+    let Some(beyond) = passes.iter().find(|pass| end(pass) > u64::from(plan.context)) else { return Ok(()) };
+    let &Pass { index: pass, tokens, first_position: first, .. } = beyond;
+    Err(ScheduleError::BadPass { pass, tokens, first, context: plan.context })
 }

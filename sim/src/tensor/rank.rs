@@ -16,24 +16,23 @@ use hearth_schema::plan::tensor::TensorPlan;
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
+use crate::device::or_zero;
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::trace::{record_steps, start_record};
+use crate::trace::{gpu_with_copies, record_steps, start_record};
 
 use super::loader::Loader;
 
-/// One device of a tensor-parallel run.
 #[derive(Debug, Clone)]
 pub struct Rank<'a> {
-    place: usize,
+    index: usize,
     device: &'a Device,
     sliced: SlicedModel,
     kv_element: Bytes,
     on_gpu: bool,
-    /// The memory that the plan needs on the device.
     pub memory: PinnedMemory,
     loader: Option<Loader>,
-    /// Bytes of each block of the output matrix, as the window loads them.
+    /// Bytes of each block of the output matrix that the sliding window loads.
     output: Vec<Bytes>,
     /// Bytes that are swapped in for each byte of weights that is used.
     swap_ratio: f64,
@@ -44,14 +43,14 @@ impl<'a> Rank<'a> {
     pub fn new(
         input: &Input<'a>,
         tensor: &TensorPlan,
-        place: usize,
+        index: usize,
         device: &'a Device,
         memory: PinnedMemory,
     ) -> Self {
         let (plan, model) = (input.plan, &input.cluster.model);
-        let planned = &plan.devices[place];
-        let sliced = SlicedModel::new(plan, tensor, place, model);
-        let blocks = streamed_blocks(&sliced, place == 0);
+        let planned = &plan.devices[index];
+        let sliced = SlicedModel::new(plan, tensor, index, model);
+        let blocks = streamed_blocks(&sliced, index == 0);
         let window = planned.residency.blocks.unwrap_or(0) as usize;
         // A window that includes all blocks reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
@@ -68,66 +67,49 @@ impl<'a> Rank<'a> {
         let kv_element = Bytes(plan.kv_cache.element_bytes());
         let on_gpu = planned.gpu_layers > 0;
         let swapped_in = Bytes::ZERO;
-        Self { place, device, sliced, kv_element, on_gpu, memory, loader, output, swap_ratio, swapped_in }
+        Self { index, device, sliced, kv_element, on_gpu, memory, loader, output, swap_ratio, swapped_in }
     }
 
-    /// Returns the time to embed the tokens of a pass. Head only.
     pub fn embed(&self, pass: Pass) -> Seconds {
         self.cpu_cost().embed_time(pass.tokens)
     }
 
-    /// Simulates a block that starts at `now` and returns its end time. `record` has the pass and the round.
-    pub fn block(
-        &mut self,
-        now: Nanos,
-        block: usize,
-        pass: Pass,
-        record: &Record,
-        out: &mut Vec<Record>,
-    ) -> Nanos {
+    /// Simulates a block that starts at `now` and returns its end time.
+    pub fn block(&mut self, now: Nanos, block: usize, pass: Pass, out: &mut Vec<Record>) -> Nanos {
         let layer = (block / 2) as u32;
-        let mut record = Record { layers: Some([layer, layer + 1]), ..record.clone() };
+        let start = self.record(Kind::Compute, pass, block as u32, now);
+        let mut record = Record { layers: Some([layer, layer + 1]), ..start };
         if self.on_gpu {
-            return self.block_on_gpu(now, block, pass, &record, out);
+            return self.block_on_gpu(block, pass, &record, out);
         }
         let mut time = slice_time(&self.cpu_cost(), &self.sliced, block, pass);
         if block == 0 {
-            time += self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+            time += or_zero(self.device.cpu.window_overhead.as_ref());
         }
-        record.bytes = self.sliced.block_bytes(block).0;
-        self.compute_with_weights(now, &[(self.sliced.block_bytes(block), time)], &record, out)
+        let bytes = self.sliced.block_bytes(block);
+        record.bytes = bytes.0;
+        self.compute_parts(&[(bytes, time)], &record, out)
     }
 
-    /// Simulates the output of a pass and returns its end time. Head only.
-    pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
+    /// Simulates the output of a pass on the head and returns its end time.
+    pub fn output(&mut self, now: Nanos, round: u32, pass: Pass, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
         let time = self.cpu_cost().output_time(1);
-        let mut parts: Vec<(Bytes, Seconds)> = self
-            .output
-            .iter()
-            .map(|&bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0))))
-            .collect();
-        let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        parts.push((Bytes::ZERO, fixed));
-        let record = Record { kind: Kind::Output, bytes: whole.0, ..record.clone() };
-        self.compute_with_weights(now, &parts, &record, out)
+        let part = |&bytes: &Bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0)));
+        let mut parts: Vec<(Bytes, Seconds)> = self.output.iter().map(part).collect();
+        parts.push((Bytes::ZERO, or_zero(self.device.cpu.token_overhead.as_ref())));
+        let record = Record { bytes: whole.0, ..self.record(Kind::Output, pass, round, now) };
+        self.compute_parts(&parts, &record, out)
     }
 
-    /// Returns the bytes read from disk so far.
     pub fn bytes_read(&self) -> Bytes {
-        self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, Loader::bytes_read)
+        self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, |loader| loader.bytes_read)
     }
 
     /// Simulates computing with parts of weights, one after another, each as soon as it is in memory. Returns the end
     /// time.
-    fn compute_with_weights(
-        &mut self,
-        now: Nanos,
-        parts: &[(Bytes, Seconds)],
-        record: &Record,
-        out: &mut Vec<Record>,
-    ) -> Nanos {
-        let (mut at, mut computed) = (now, 0);
+    fn compute_parts(&mut self, parts: &[(Bytes, Seconds)], record: &Record, out: &mut Vec<Record>) -> Nanos {
+        let (mut at, mut computed) = (record.start, 0);
         for &(bytes, time) in parts {
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
                 let loading = loader.load(bytes);
@@ -137,7 +119,7 @@ impl<'a> Rank<'a> {
                     kind: Kind::Prefetch,
                     start: loading.start,
                     end: loading.end,
-                    bytes: loading.bytes.0,
+                    bytes: bytes.0,
                     ..record.clone()
                 });
             }
@@ -151,42 +133,28 @@ impl<'a> Rank<'a> {
             }
         }
         let cost = Some(Cost { cpu: computed, ..Cost::default() });
-        out.push(Record { start: now, end: at, cost, ..record.clone() });
+        out.push(Record { end: at, cost, ..record.clone() });
         at
     }
 
-    fn block_on_gpu(
-        &self,
-        now: Nanos,
-        block: usize,
-        pass: Pass,
-        record: &Record,
-        out: &mut Vec<Record>,
-    ) -> Nanos {
-        let Some(gpu) = &self.device.gpu else { return now };
+    fn block_on_gpu(&self, block: usize, pass: Pass, record: &Record, out: &mut Vec<Record>) -> Nanos {
+        let Some(gpu) = &self.device.gpu else { return record.start };
         let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_element);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
-            time += gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+            time += or_zero(gpu.window_overhead.as_ref());
         }
         let record = Record { resource: Resource::Gpu, ..record.clone() };
-        let mut steps = vec![(record.clone(), time)];
-        if !gpu.unified_memory {
-            let bytes = self.sliced.attention.shape.activation_bytes() * u64::from(pass.tokens);
-            let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..record };
-            steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
-            steps.push((copy, gpu.download.time(bytes)));
-        }
-        record_steps(out, now, steps)
+        let bytes = self.sliced.attention.shape.activation_bytes() * u64::from(pass.tokens);
+        record_steps(out, record.start, gpu_with_copies(gpu, (record.clone(), time), &record, bytes, bytes))
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {
         ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
-    /// Returns a record of this rank that starts and ends at `now`.
     pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
-        start_record(self.place, Resource::Cpu, kind, (pass.index, round), now)
+        start_record(self.index, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 

@@ -1,10 +1,12 @@
-//! Replays accesses that were logged on a machine on [`TwoList`], and compares reads and refaults.
+//! Replays the logged accesses of a real reader on [`TwoList`], and compares the reads and refaults with Linux.
 //!
-//! `cyclic_reader --log` of the studies logs the accesses of a reader and its helper to each piece of a file, in
-//! order, and the counters of the kernel for each pass. The replay has no clock: requested pieces have arrived when
-//! they are populated. See `docs/decisions/0011-populate-marks-accessed.md`.
+//! `cyclic_reader --log` (`studies/src/bin/cyclic_reader`) logs the accesses of a reader and its helper to each piece
+//! of a file, in order, and the counters of the kernel for each pass. The replay has no clock: requested pieces have
+//! arrived when they are populated. See `docs/decisions/0011-populate-marks-accessed.md`.
 //!
 //!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
+
+use std::ops::Range;
 
 use hearth_sim::page_cache::{Access, Chunk, Fetch, PageCache, Readahead, TwoList};
 
@@ -18,7 +20,6 @@ const READ_AHEAD: u32 = 8 * CHUNKS_PER_MIB;
 /// Chunks of memory that the process, page tables and tree nodes take: 3.2 MiB were measured, 2 MiB without shadows.
 const PROCESS_CHUNKS: u32 = 26;
 
-/// One row of the log: an experiment with its passes.
 struct LoggedRow {
     name: &'static str,
     capacity: u32,
@@ -27,19 +28,14 @@ struct LoggedRow {
     passes: Vec<LoggedPass>,
 }
 
-/// One pass over the file: the kernel's counters, and the logged steps.
 struct LoggedPass {
-    /// Bytes read.
     bytes: u64,
-    /// Refaulted pages.
     refaults: u64,
     /// Pages of kept pieces that were missing.
     lost: u64,
-    /// The kind of each step, and its piece.
     steps: Vec<(char, u32)>,
 }
 
-/// Parses the log.
 fn rows() -> Vec<LoggedRow> {
     let mut rows: Vec<LoggedRow> = Vec::new();
     for line in LOG.lines().filter(|line| !line.starts_with('#')) {
@@ -69,7 +65,7 @@ fn rows() -> Vec<LoggedRow> {
     rows
 }
 
-/// Parses the steps of a word: `t3-5` is a touch of each of the pieces 3 to 5.
+/// Parses a word of the log into steps: `t3-5` touches each of the pieces 3 to 5.
 fn parse_steps(word: &str, steps: &mut Vec<(char, u32)>) {
     let what = word.chars().next().expect("no empty words");
     let range = &word[1..];
@@ -83,7 +79,6 @@ struct Replay {
     cache: TwoList,
     readahead: Readahead,
     in_flight: Vec<Chunk>,
-    /// Pages of kept pieces that were missing.
     lost: u64,
 }
 
@@ -98,7 +93,7 @@ impl Replay {
             'r' => chunks.for_each(|chunk| self.cache.release(chunk)),
             't' => {
                 if keeps(row, piece) {
-                    let missing = chunks.clone().filter(|&chunk| !self.cache.holds(chunk)).count() as u64;
+                    let missing = chunks.clone().filter(|&chunk| !self.cache.contains(chunk)).count() as u64;
                     self.lost += missing * PAGES_PER_CHUNK;
                     // The reader does the same when a piece of its kept set is missing.
                     if missing > 0 {
@@ -111,7 +106,7 @@ impl Replay {
         }
     }
 
-    fn request(&mut self, chunks: std::ops::Range<Chunk>) {
+    fn request(&mut self, chunks: Range<Chunk>) {
         for chunk in chunks {
             // A request that finds no free memory is dropped.
             if self.cache.prefetch_now(chunk) == Fetch::Started {
@@ -120,17 +115,14 @@ impl Replay {
         }
     }
 
-    fn load(&mut self, chunks: std::ops::Range<Chunk>) {
+    fn load(&mut self, chunks: Range<Chunk>) {
         self.request(chunks.clone());
         self.touch(chunks, true);
     }
 
-    fn touch(&mut self, chunks: std::ops::Range<Chunk>, populates: bool) {
+    fn touch(&mut self, chunks: Range<Chunk>, populates: bool) {
         for chunk in chunks {
-            // Reads end in the order of their requests.
-            if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
-                self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
-            }
+            self.arrive(chunk);
             let mut reads = Vec::new();
             let found = if populates { self.cache.populate(chunk) } else { self.cache.access(chunk) };
             match found {
@@ -138,11 +130,18 @@ impl Replay {
                 Access::Hit | Access::InFlight => self.readahead.on_hit(&mut self.cache, chunk, &mut reads),
             }
             self.in_flight.extend(reads);
-            if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
-                self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
+            if self.arrive(chunk) {
                 self.cache.resume(chunk);
             }
         }
+    }
+
+    /// Lets a chunk arrive, and the reads before it, because reads end in the order of their requests. Returns whether
+    /// it was in flight.
+    fn arrive(&mut self, chunk: Chunk) -> bool {
+        let Some(at) = self.in_flight.iter().position(|&read| read == chunk) else { return false };
+        self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
+        true
     }
 }
 

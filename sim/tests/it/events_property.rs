@@ -8,14 +8,14 @@ use hearth_core::metrics;
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime};
-use hearth_schema::plan::{Plan, Role};
+use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
 use hearth_sim::{Disturbances, Input, Options, simulate_with_disturbances};
 use proptest::prelude::*;
 
-use crate::small_rings::{cluster, count, memories, planned, readings, use_wifi, with_drafts};
+use crate::small_rings::{cluster, count, memories, planned, readings, replanned, use_wifi, with_drafts};
 
 /// A replanner that gives every device a window of two layers in each round.
 #[derive(Debug)]
@@ -23,12 +23,7 @@ struct TwoLayerWindows(ResidencyOptions);
 
 impl Replanner for TwoLayerWindows {
     fn replan(&self, reachable: &Cluster) -> Result<Plan, NoPlan> {
-        let count = reachable.members.len();
-        let mut new = planned(reachable, &vec![2; count], self.0);
-        for (place, device) in new.devices.iter_mut().enumerate() {
-            device.name.clone_from(&reachable.members[(reachable.head + place) % count].name);
-        }
-        Ok(new)
+        Ok(replanned(reachable, &vec![2; reachable.members.len()], self.0))
     }
 }
 
@@ -45,16 +40,10 @@ fn event() -> impl Strategy<Value = Event> {
         let endless = Event { duration: None, ..event.clone() };
         match what {
             0 => Event { load: Some(Load { threads: size, gpu_available: None }), ..event },
-            1 => Event {
-                memory: Some(MemoryLoad { size: Bytes::mib(u64::from(size) * 3), ramp_time: None }),
-                ..event
-            },
-            2 => {
-                let over = event.duration.map(|duration| Seconds(duration.0 / 2.0)).or(Some(Seconds(1.0)));
-                Event {
-                    memory: Some(MemoryLoad { size: Bytes::mib(u64::from(size) * 3), ramp_time: over }),
-                    ..event
-                }
+            1 | 2 => {
+                let over = event.duration.map_or(Seconds(1.0), |duration| Seconds(duration.0 / 2.0));
+                let (size, ramp_time) = (Bytes::mib(u64::from(size) * 3), Some(over).filter(|_| what == 2));
+                Event { memory: Some(MemoryLoad { size, ramp_time }), ..event }
             }
             3 => Event { clock_share: share, ..event },
             4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
@@ -68,21 +57,17 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// Maximum bytes that are read around a fault.
 const WINDOW: u64 = 64 << 20;
-/// Chunk size of the page cache.
 const CHUNK: u64 = 2 << 20;
 
-/// Checks the invariants of a run.
 fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
     let outputs = count(trace, Kind::Output) as u64;
     let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
         prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token is output once");
     } else if !trace.records.is_empty() {
-        let why = trace
-            .run_events
-            .iter()
-            .filter(|it| matches!(it.kind, RunEventKind::NotReplanned | RunEventKind::OutOfMemory));
-        prop_assert!(why.count() > 0, "no reason for its end: {:?}", trace.run_events);
+        let is_reason = |kind| matches!(kind, RunEventKind::NotReplanned | RunEventKind::OutOfMemory);
+        let has_reason = trace.run_events.iter().any(|it| is_reason(it.kind));
+        prop_assert!(has_reason, "no reason for its end: {:?}", trace.run_events);
     }
     for record in &trace.records {
         prop_assert!(record.start <= record.end, "{:?}", record);
@@ -97,8 +82,8 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         let own = || trace.records.iter().filter(move |record| record.device == device);
         let last = read.last().copied().unwrap_or(0);
         // Every byte is read for a step, ahead of a step, or around a fault of a step.
-        let ahead: u64 =
-            own().filter(|record| record.kind == Kind::Prefetch).map(|record| record.bytes).sum();
+        let ahead = own().filter(|record| record.kind == Kind::Prefetch);
+        let ahead: u64 = ahead.map(|record| record.bytes).sum();
         let used: u64 = own().filter_map(|record| record.cost).map(|cost| cost.faulted + cost.resident).sum();
         let around = own().filter_map(|it| it.cost).filter(|cost| cost.faulted > 0).count() as u64 * WINDOW;
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
@@ -108,10 +93,8 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
         let faulted: u64 = before.map(|cost| cost.faulted).sum();
         let replans = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
-        prop_assert!(
-            managed || faulted <= last + replans * CHUNK,
-            "device {device}: {faulted} faulted, {last} read"
-        );
+        let max = last + replans * CHUNK;
+        prop_assert!(managed || faulted <= max, "device {device}: {faulted} faulted, {last} read");
     }
     let metrics = metrics::compute(trace);
     if let Some(tpot) = metrics.tpot_ms {
@@ -145,10 +128,7 @@ proptest! {
             cluster = with_drafts(cluster, drafts, 0.5);
         }
         let residency = ResidencyOptions::with_policy(policy);
-        let mut plan = planned(&cluster, &windows, residency);
-        for device in plan.devices.iter_mut().skip(1) {
-            device.role = Role::Worker;
-        }
+        let plan = planned(&cluster, &windows, residency);
         prop_assume!(hearth_profiles::Document::validate(&plan).is_ok());
         let replanner = TwoLayerWindows(residency);
         let replanner: Option<&dyn Replanner> = if replans { Some(&replanner) } else { None };

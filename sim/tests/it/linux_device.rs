@@ -15,23 +15,20 @@ use hearth_sim::Options;
 
 use crate::small_rings::{cluster, plan, simulate_with};
 
-/// Bytes of the model file of the measurements.
 pub const FILE_BYTES: u64 = 675_681_184;
-/// Bytes by which the memory limit exceeds the device's share of the model file.
+/// Bytes by which the memory limit exceeds the part of the model file that the device has memory for.
 pub const LIMIT_MARGIN: u64 = 64 << 20;
 /// Bytes of its group's memory that a process of the executor occupied, except weights: 22.3 MB that could not be
 /// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim
 /// spares (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
 pub const EXECUTOR_MEMORY: u64 = 22_300_000 + (4 << 20) + (512 << 10);
-/// The same for a process of llama.cpp, of which only the first term was measured.
+/// [`EXECUTOR_MEMORY`] for a process of llama.cpp. Only the first term, 49.6 MB, was measured.
 pub const LLAMA_CPP_MEMORY: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 
 /// Tokens until the page cache is in a steady state, which are not counted.
 const SETTLING: usize = 2;
-/// Tokens that are counted.
 const TOKENS: u32 = 12;
 
-/// A run of devices with page caches of these bytes, and the layers that they compute.
 #[derive(Clone)]
 pub struct DeviceRun {
     pub caches: Vec<u64>,

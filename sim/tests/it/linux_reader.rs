@@ -1,7 +1,4 @@
-//! A simulated reader that does what the study program `windowed_reader` does, on the storage of a simulated device.
-//!
-//! The simulation has reader threads, which sum the bytes of a share window by window, a helper thread, which
-//! prefetches the next window, and a disk.
+//! A simulated reader that does what `studies/src/bin/windowed_reader.rs` does, on the storage of a simulated device.
 
 use std::collections::VecDeque;
 
@@ -18,10 +15,9 @@ const READ_AHEAD: Bytes = Bytes::mib(8);
 /// Nanoseconds to sum a chunk: 400 MiB take 45 ms.
 const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
 /// Memory of the reading process, its page tables and its kernel memory, which the cgroup counts as well: about 2 MiB
-/// for `examples/windowed_reader`, and what its `--ballast-mib` adds.
+/// for `windowed_reader`, and what its `--ballast-mib` adds.
 pub const PROCESS_MIB: u32 = 3;
 
-/// How the helper prefetches a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Prefetch {
     None,
@@ -33,7 +29,6 @@ pub enum Prefetch {
     Populate,
 }
 
-/// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub share_mib: u32,
@@ -45,7 +40,6 @@ pub struct Setup {
     pub others: Nanos,
     pub rounds: u32,
     pub prefetch: Prefetch,
-    /// Whether a window is released after its use.
     pub release: bool,
     /// The kept part of the share: pieces of 1 MiB, evenly distributed, which are neither prefetched nor released.
     pub kept_mib: u32,
@@ -55,22 +49,16 @@ pub struct Setup {
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// The other devices have done their part of the ring.
     OthersDone,
-    /// A reader has summed its chunk.
     Summed(usize),
-    /// A reader that found no free memory tries again.
     ReaderRetries(usize),
     /// A reader runs again after the arrival of the chunk that it waited for.
     ReaderWakes(usize),
-    /// The helper continues after a pause or an arrival.
     Helper,
-    /// A read may be complete.
     Disk,
 }
 
 /// A reader thread: its next chunk, the end of its part, and whether it waits for the chunk.
-#[derive(Clone)]
 struct Reader {
     at: Chunk,
     end: Chunk,
@@ -79,7 +67,6 @@ struct Reader {
     free_at: Nanos,
 }
 
-#[derive(Clone)]
 struct ReaderSim {
     setup: Setup,
     engine: Engine<Event>,
@@ -138,7 +125,7 @@ impl ReaderSim {
                     self.touched(reader, touch);
                 }
                 Event::ReaderWakes(reader) => {
-                    if self.storage.resume(self.readers[reader].at) {
+                    if self.storage.cache.resume(self.readers[reader].at) {
                         self.touched(reader, Touch::Ready);
                     } else {
                         self.read(reader);
@@ -154,13 +141,12 @@ impl ReaderSim {
         self.tokens
     }
 
-    /// Whether a chunk belongs to the kept part.
     fn keeps(&self, chunk: Chunk) -> bool {
         let (piece, share, kept) = (chunk / CHUNKS_PER_MIB, self.setup.share_mib, self.setup.kept_mib);
         (piece + 1) * kept / share > piece * kept / share
     }
 
-    /// Returns the chunks of a window as start and end.
+    /// Returns the first chunk of the window of a round, and the chunk after its last.
     fn window(&self, round: u32) -> (Chunk, Chunk) {
         let chunks = self.setup.share_mib * CHUNKS_PER_MIB / self.setup.rounds;
         (round * chunks, (round + 1) * chunks)
@@ -181,7 +167,6 @@ impl ReaderSim {
         }
     }
 
-    /// A reader touches its next chunk.
     fn read(&mut self, reader: usize) {
         let Reader { at, end, .. } = self.readers[reader];
         if at < end {
@@ -213,10 +198,8 @@ impl ReaderSim {
     fn end_window(&mut self) {
         let (start, end) = self.window(self.round);
         if self.setup.release {
-            for chunk in start..end {
-                if !self.keeps(chunk) {
-                    self.storage.release(chunk);
-                }
+            for chunk in (start..end).filter(|&chunk| !self.keeps(chunk)).collect::<Vec<_>>() {
+                self.storage.cache.release(chunk);
             }
         }
         let released = self.kernel_time();
@@ -251,28 +234,27 @@ impl ReaderSim {
             match self.storage.touch(now, chunk, Flow::Prefetch) {
                 Touch::Ready => self.next_chunk(),
                 Touch::Pending => self.helper_waits = Some(chunk),
-                Touch::NoMemory => {
-                    let kernel_time = self.kernel_time();
-                    self.engine.schedule_after(kernel_time, Event::Helper);
-                }
+                Touch::NoMemory => self.continue_helper(),
             }
             return;
         }
         if self.storage.prefetch(now, chunk) == Fetch::Again {
-            let kernel_time = self.kernel_time();
-            self.engine.schedule_after(kernel_time, Event::Helper);
-            return;
+            return self.continue_helper();
         }
         // In all other cases the chunk is done: a request that finds no free memory is dropped.
         self.next_chunk();
         let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
-        if self.setup.prefetch == Prefetch::One && done == self.storage.read_ahead_window() {
+        if self.setup.prefetch == Prefetch::One && done == self.storage.readahead.window {
             self.requested[0].0 = self.requested[0].1;
         }
     }
 
     fn next_chunk(&mut self) {
         self.requested[0].0 += 1;
+        self.continue_helper();
+    }
+
+    fn continue_helper(&mut self) {
         let kernel_time = self.kernel_time();
         self.engine.schedule_after(kernel_time, Event::Helper);
     }
@@ -305,7 +287,6 @@ pub fn simulate(setup: Setup) -> (f64, f64) {
     ((last.0 - first.0) as f64 * 1e-9 / tokens, (last.1 - first.1) as f64 / tokens / share)
 }
 
-/// The parameters that most rows have in common.
 pub const BASE: Setup = Setup {
     share_mib: 400,
     memory_mib: 305,
@@ -319,7 +300,6 @@ pub const BASE: Setup = Setup {
     threads: 1,
 };
 
-/// Returns the parameters of a row with `rounds` rounds per token.
 pub const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {
     Setup { rounds, prefetch, ..BASE }
 }

@@ -25,7 +25,7 @@ struct Row {
     read: RangeInclusive<f64>,
 }
 
-/// Returns the published table, which the simulator must reproduce.
+/// Returns the first rows of the table in `docs/studies/linux-page-cache/report.md`, with published values.
 fn published() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let managed = |rounds, kept_mib| Setup { release: true, kept_mib, ..chunks(rounds) };
@@ -50,12 +50,13 @@ fn published() -> Vec<Row> {
     rows
 }
 
-/// Returns the rows measured with `examples/windowed_reader` on the machine of the decision's table.
+/// Returns the rows measured with `windowed_reader` on the machine of `docs/studies/linux-page-cache/report.md`.
 fn measured() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let small = |setup| Setup { process_mib: 2, ..setup };
     let large = |setup| Setup { process_mib: 10, ..setup };
     let at_205 = |setup| Setup { memory_mib: 205, ..setup };
+    let others = |others| small(Setup { others, ..chunks(1) });
     let one = windowed(4, Prefetch::One);
     let row = |name, setup, seconds, read| Row { name, setup, seconds, read };
     vec![
@@ -68,18 +69,8 @@ fn measured() -> Vec<Row> {
         // The published row has 3.08 s, which this machine takes at 200 MB/s, not at 400.
         row("k=4 one call", small(one), 2.20..=2.26, 1.0..=1.03),
         row("k=4 one call, 200 MB/s", small(Setup { disk_mbps: 200, ..one }), 3.19..=3.21, 1.0..=1.03),
-        row(
-            "k=1 chunks, others 0.2 s",
-            small(Setup { others: 200_000_000, ..chunks(1) }),
-            2.10..=2.10,
-            2.0..=2.0,
-        ),
-        row(
-            "k=1 chunks, others 0.6 s",
-            small(Setup { others: 600_000_000, ..chunks(1) }),
-            2.09..=2.10,
-            1.96..=1.99,
-        ),
+        row("k=1 chunks, others 0.2 s", others(200_000_000), 2.10..=2.10, 2.0..=2.0),
+        row("k=1 chunks, others 0.6 s", others(600_000_000), 2.09..=2.10, 1.96..=1.99),
         row("k=4 populate", small(windowed(4, Prefetch::Populate)), 1.355..=1.42, 0.82..=0.97),
     ]
 }
@@ -90,15 +81,10 @@ const SEEDS: u64 = 5;
 /// Returns rows of two threads that each sum half of the share, without a pause between tokens. Measured with
 /// `--share-mib 608 --disk-mbps 200 --others-s 0 --prefetch chunks --threads 2`, in seconds per token.
 fn halves() -> Vec<Row> {
+    let chunks = windowed(1, Prefetch::Chunks);
+    let two_threads = Setup { share_mib: 608, disk_mbps: 200, others: 0, threads: 2, ..chunks };
     let row = |memory_mib, seconds, read| {
-        let setup = Setup {
-            share_mib: 608,
-            memory_mib,
-            disk_mbps: 200,
-            others: 0,
-            threads: 2,
-            ..windowed(1, Prefetch::Chunks)
-        };
+        let setup = Setup { memory_mib, ..two_threads };
         Row { name: "no pause, chunks, two threads", setup, seconds, read }
     };
     vec![row(491, 3.17..=3.22, 0.99..=1.01), row(365, 3.19..=4.02, 1.0..=1.25)]
@@ -134,7 +120,6 @@ fn error(value: f64, range: &RangeInclusive<f64>) -> f64 {
     if nearest == 0.0 { value } else { value / nearest - 1.0 }
 }
 
-/// Formats a range as a table cell.
 fn cell(range: &RangeInclusive<f64>, digits: usize) -> String {
     let (start, end) = (range.start(), range.end());
     if start == end { format!("{start:.digits$}") } else { format!("{start:.digits$} to {end:.digits$}") }
@@ -166,18 +151,14 @@ fn three_devices(residency: ResidencyOptions) -> DeviceRun {
 /// seeds.
 fn edges() -> Vec<(&'static str, &'static str, DeviceRun, Bytes, Measured)> {
     let os = ResidencyOptions::default();
-    let peer = DeviceRun::alone(0.9, LLAMA_CPP_MEMORY, os.without_prefetch());
+    let none = os.without_prefetch();
+    let peer = DeviceRun::alone(0.9, LLAMA_CPP_MEMORY, none);
+    let no_prefetch = three_devices(none);
     vec![
         // The seconds are not measured: they are the bytes at the rate of the throttle.
         ("llama.cpp", "90 %", peer, Bytes::mib(4), (0.3..=3.3, 60.0..=660.0)),
         ("three devices, os", "75 %", three_devices(os), Bytes::ZERO, (0.85..=1.34, 209.0..=255.0)),
-        (
-            "three devices, os, no prefetch",
-            "75 %",
-            three_devices(os.without_prefetch()),
-            Bytes::ZERO,
-            (1.3..=1.315, 261.0..=266.0),
-        ),
+        ("three devices, os, no prefetch", "75 %", no_prefetch, Bytes::ZERO, (1.3..=1.315, 261.0..=266.0)),
     ]
 }
 
@@ -205,9 +186,8 @@ fn every_row_within_fifteen_per_cent() {
     }
     for (name, part, run, measured) in runs() {
         let tokens: Vec<_> = (1..=SEEDS).flat_map(|seed| run.tokens(seed, Bytes::ZERO)).collect();
-        let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
         let memory = format!("{:.0} %", part * 100.0);
-        if !print(name, &memory, (mean(|it| it.0), mean(|it| it.1 * 1e-6)), &measured, 0) {
+        if !print(name, &memory, mean(&tokens), &measured, 0) {
             wrong.push(format!("{name} at {memory}"));
         }
     }
@@ -222,16 +202,16 @@ fn every_row_within_fifteen_per_cent() {
     assert_eq!(wrong, MISSED, "rows more than 15 % off, or an interval that does not cover the measured one");
 }
 
+/// Returns the mean seconds and MB of a token.
+fn mean(tokens: &[(f64, f64)]) -> (f64, f64) {
+    let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
+    (mean(|it| it.0), mean(|it| it.1 * 1e-6))
+}
+
 /// Prints a row with the interval of the means of runs with different seeds. Returns whether it covers nine tenths of
 /// the measured interval and is at most 1.2 times as wide.
 fn print_edge(name: &str, memory: &str, run: &DeviceRun, spread: Bytes, (seconds, mb): &Measured) -> bool {
-    let means: Vec<(f64, f64)> = (1..=2 * SEEDS)
-        .map(|seed| {
-            let tokens = run.tokens(seed, spread);
-            let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
-            (mean(|it| it.0), mean(|it| it.1 * 1e-6))
-        })
-        .collect();
+    let means: Vec<_> = (1..=2 * SEEDS).map(|seed| mean(&run.tokens(seed, spread))).collect();
     let span = |of: fn(&(f64, f64)) -> f64| {
         let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
         means.iter().map(of).fold((min, max), |(min, max), it| (min.min(it), max.max(it)))

@@ -1,59 +1,35 @@
 //! The roofline model of a phone's GPU against the rows of the ML Drift paper.
 //!
-//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated tokens. F and BW come from the two rows of Gemma2
-//! 2B; the other rows are predictions. `docs/studies/ml-drift` shows them all.
+//! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated tokens. The rates of each GPU are fitted to the
+//! two rows of Gemma2 2B; the other rows are predictions. `docs/studies/ml-drift` shows them all.
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_sim::mobile_gpu::WeightFormat::{Mixed, Q8};
 use hearth_sim::mobile_gpu::{MeasuredSpeeds, MobileGpu, WeightFormat};
 
 const GPUS: [&str; 5] = ["Adreno 830", "Adreno 750", "Adreno 740", "Immortalis-G720", "Mali-G715"];
 
-/// A row of the table: prefill and decode speed of each GPU in tokens per second. 0 where the paper has no value
-/// because the memory was too small.
+/// A row of Table 2: the model, its format, and the prefill and decode speeds of the GPUs in tokens per second. A
+/// speed of 0 means that the paper has no value because the memory was too small.
 /// source: ML Drift paper, Table 2
-type Row = (&'static str, WeightFormat, [(f64, f64); 5]);
+type Row = (&'static str, WeightFormat, [f64; 5], [f64; 5]);
 const TABLE: [Row; 8] = [
-    (
-        "Gemma 2B",
-        WeightFormat::Q8,
-        [(1440., 22.8), (1440., 23.1), (1120., 20.4), (1280., 18.2), (796., 11.9)],
-    ),
-    (
-        "Gemma 2B",
-        WeightFormat::Mixed,
-        [(1490., 42.5), (1480., 42.7), (1150., 38.1), (1380., 32.5), (813., 12.2)],
-    ),
-    (
-        "Gemma2 2B",
-        WeightFormat::Q8,
-        [(1220., 20.8), (1290., 21.3), (1010., 18.3), (1170., 15.7), (700., 11.2)],
-    ),
-    (
-        "Gemma2 2B",
-        WeightFormat::Mixed,
-        [(1250., 37.0), (1370., 37.1), (1040., 32.4), (1250., 27.3), (729., 18.4)],
-    ),
-    ("Llama3.2 3B", WeightFormat::Q8, [(960., 17.1), (917., 17.5), (720., 15.4), (791., 12.5), (507., 8.71)]),
-    (
-        "Llama3.2 3B",
-        WeightFormat::Mixed,
-        [(983., 30.4), (959., 30.3), (741., 26.8), (850., 21.2), (516., 15.0)],
-    ),
-    ("Llama3.1 8B", WeightFormat::Q8, [(389., 7.70), (0., 0.), (0., 0.), (270., 4.72), (0., 0.)]),
-    (
-        "Llama3.1 8B",
-        WeightFormat::Mixed,
-        [(413., 13.4), (412., 12.7), (325., 10.7), (378., 8.88), (240., 6.46)],
-    ),
+    ("Gemma 2B", Q8, [1440., 1440., 1120., 1280., 796.], [22.8, 23.1, 20.4, 18.2, 11.9]),
+    ("Gemma 2B", Mixed, [1490., 1480., 1150., 1380., 813.], [42.5, 42.7, 38.1, 32.5, 12.2]),
+    ("Gemma2 2B", Q8, [1220., 1290., 1010., 1170., 700.], [20.8, 21.3, 18.3, 15.7, 11.2]),
+    ("Gemma2 2B", Mixed, [1250., 1370., 1040., 1250., 729.], [37.0, 37.1, 32.4, 27.3, 18.4]),
+    ("Llama3.2 3B", Q8, [960., 917., 720., 791., 507.], [17.1, 17.5, 15.4, 12.5, 8.71]),
+    ("Llama3.2 3B", Mixed, [983., 959., 741., 850., 516.], [30.4, 30.3, 26.8, 21.2, 15.0]),
+    ("Llama3.1 8B", Q8, [389., 0., 0., 270., 0.], [7.70, 0., 0., 4.72, 0.]),
+    ("Llama3.1 8B", Mixed, [413., 412., 325., 378., 240.], [13.4, 12.7, 10.7, 8.88, 6.46]),
 ];
 
-/// Prompt tokens.
 const PROMPT: u32 = 1024;
 /// Mean position of the 256 generated tokens.
 const POSITION: u32 = PROMPT + 128;
 
-/// The model whose rows F and BW are fitted on.
+/// The model to whose rows the arithmetic rate and the bandwidth of each GPU are fitted.
 const FITTED: &str = "Gemma2 2B";
 
 /// Returns the shape of a model.
@@ -81,18 +57,14 @@ fn shape(name: &str) -> ModelShape {
     }
 }
 
-/// Returns the fitted GPUs.
 fn gpus() -> Vec<MobileGpu> {
     let of = |gpu: usize| {
-        let measured: Vec<MeasuredSpeeds> = TABLE
-            .iter()
-            .filter(|(name, ..)| *name == FITTED)
-            .map(|&(_, weights, speeds)| MeasuredSpeeds {
-                weights,
-                prefill: speeds[gpu].0,
-                decode: speeds[gpu].1,
-            })
-            .collect();
+        let rows = TABLE.iter().filter(|(name, ..)| *name == FITTED);
+        let speeds = |&(_, weights, prefill, decode): &Row| {
+            let (prefill, decode) = (prefill[gpu], decode[gpu]);
+            MeasuredSpeeds { weights, prefill, decode }
+        };
+        let measured: Vec<_> = rows.map(speeds).collect();
         MobileGpu::fit(&shape(FITTED), &measured, PROMPT, POSITION).unwrap()
     };
     (0..GPUS.len()).map(of).collect()
@@ -102,8 +74,8 @@ fn gpus() -> Vec<MobileGpu> {
 /// Gemma 2B 8/4/4 decodes on the Mali as fast as q8. 8B q8 is much slower than 8/4/4 on the Immortalis even in
 /// prefill, unlike any other pair of rows; for GPUs with less memory the paper has no value.
 fn is_suspicious(gpu: &str, name: &str, weights: WeightFormat) -> [bool; 2] {
-    let short_of_memory = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == WeightFormat::Q8;
-    let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == WeightFormat::Mixed;
+    let short_of_memory = gpu == "Immortalis-G720" && name == "Llama3.1 8B" && weights == Q8;
+    let misprint = gpu == "Mali-G715" && name == "Gemma 2B" && weights == Mixed;
     [short_of_memory, short_of_memory || misprint]
 }
 
@@ -111,12 +83,9 @@ fn is_suspicious(gpu: &str, name: &str, weights: WeightFormat) -> [bool; 2] {
 fn two_rows_determine_each_gpu() {
     let wanted = [(5.27, 58.3), (5.67, 59.1), (4.37, 51.2), (5.16, 43.5), (3.05, 30.2)];
     for ((gpu, name), (compute, bandwidth)) in gpus().iter().zip(GPUS).zip(wanted) {
-        assert!(
-            (gpu.arithmetic_rate.0 / 1e12 - compute).abs() < 0.006,
-            "{name}: {:e}",
-            gpu.arithmetic_rate.0
-        );
-        assert!((gpu.bandwidth.0 / 1e9 - bandwidth).abs() < 0.06, "{name}: {:e}", gpu.bandwidth.0);
+        let MobileGpu { arithmetic_rate, bandwidth: found } = gpu;
+        assert!((arithmetic_rate.0 / 1e12 - compute).abs() < 0.006, "{name}: {:e}", arithmetic_rate.0);
+        assert!((found.0 / 1e9 - bandwidth).abs() < 0.06, "{name}: {:e}", found.0);
     }
     assert_eq!(MobileGpu::fit(&shape(FITTED), &[], PROMPT, POSITION), None);
 }
@@ -125,21 +94,19 @@ fn two_rows_determine_each_gpu() {
 fn predicted_rows_are_within_limits() {
     let mut errors = [Vec::new(), Vec::new()];
     for (at, (gpu, name)) in gpus().iter().zip(GPUS).enumerate() {
-        for &(model, weights, speeds) in TABLE.iter().filter(|(model, ..)| *model != FITTED) {
-            let (shape, published) = (shape(model), [speeds[at].0, speeds[at].1]);
-            let predicted =
-                [gpu.prefill_speed(&shape, weights, PROMPT), gpu.decode_speed(&shape, weights, POSITION)];
-            for ((kind, suspicious), (own, printed)) in is_suspicious(name, model, weights)
-                .into_iter()
-                .enumerate()
-                .zip(predicted.into_iter().zip(published))
-            {
+        for &(model, weights, prefill, decode) in TABLE.iter().filter(|(model, ..)| *model != FITTED) {
+            let shape = shape(model);
+            let [no_prefill, no_decode] = is_suspicious(name, model, weights);
+            let speeds = [
+                ("prefill", gpu.prefill_speed(&shape, weights, PROMPT), prefill[at], no_prefill),
+                ("decode", gpu.decode_speed(&shape, weights, POSITION), decode[at], no_decode),
+            ];
+            for (kind, (what, own, printed, suspicious)) in speeds.into_iter().enumerate() {
                 if printed == 0.0 {
                     continue;
                 }
                 let error = own / printed - 1.0;
                 let left_out = if suspicious { " (left out)" } else { "" };
-                let what = ["prefill", "decode"][kind];
                 println!(
                     "{name} | {model} {weights:?} | {what} {printed} | {own:.3} | {:+.1} %{left_out}",
                     error * 100.0
@@ -171,9 +138,9 @@ fn predicted_rows_are_within_limits() {
 fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
     let (gpu, shape) = (gpus()[0], shape("Llama3.2 3B"));
     // A prompt of one token takes W / BW, as decoding without a cache does.
-    let one = gpu.prefill_speed(&shape, WeightFormat::Q8, 1);
-    assert!((one / gpu.decode_speed(&shape, WeightFormat::Q8, 0) - 1.0).abs() < 1e-9);
-    assert!(gpu.prefill_speed(&shape, WeightFormat::Mixed, 1) > one * 1.5);
+    let one = gpu.prefill_speed(&shape, Q8, 1);
+    assert!((one / gpu.decode_speed(&shape, Q8, 0) - 1.0).abs() < 1e-9);
+    assert!(gpu.prefill_speed(&shape, Mixed, 1) > one * 1.5);
     let long = |weights| gpu.prefill_speed(&shape, weights, 1024);
-    assert_eq!(long(WeightFormat::Q8), long(WeightFormat::Mixed));
+    assert_eq!(long(Q8), long(Mixed));
 }

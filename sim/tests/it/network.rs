@@ -1,6 +1,4 @@
-//! Rings whose devices share a Wi-Fi channel: message times, the delays by stalls, and the records of messages.
-//!
-//! Small rings of invented devices as in [`crate::small_rings`], on a Wi-Fi channel instead of links.
+//! Rings whose devices share a Wi-Fi channel: message times, delays from stalls, and the records of messages.
 
 use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
@@ -8,9 +6,10 @@ use hearth_profiles::Bytes;
 use hearth_schema::trace::{Kind, Record, Trace};
 use proptest::prelude::*;
 
-use crate::small_rings::{OS, PLENTY, assert_terms, cluster, plan, set_prompt, use_wifi, warm, written};
+use crate::small_rings::{
+    OS, PLENTY, assert_near, assert_terms, cluster, plan, records, set_prompt, use_wifi, warm, written,
+};
 
-/// Returns a ring of Wi-Fi stations.
 fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
     let mut cluster = cluster("llama-8b", &vec![PLENTY; devices], generate);
     use_wifi(&mut cluster, channel, tcp);
@@ -50,10 +49,9 @@ fn network_term_equals_mean_message_time() {
         let metrics = metrics::compute(&run(&cluster, &shares));
         let expected = hops * hop(&cluster, fresh);
         let found = metrics.terms_ms.network;
-        println!(
-            "tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token on the network, {expected:.2} by the formula"
-        );
-        assert!((found / expected - 1.0).abs() < within, "{found} ms, expected {expected}");
+        let case = format!("tcp {{{tcp}}}, {shares:?}");
+        println!("{case}: {found:.2} ms a token on the network, {expected:.2} by the formula");
+        assert_near(found, expected, within, case);
         assert_terms(&metrics);
     }
 }
@@ -85,15 +83,12 @@ fn stalls_raise_tail_latency() {
 
 /// Returns the messages of a trace, each as its send record and its receive record.
 fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
-    let of = |kind: Kind| trace.records.iter().filter(move |record| record.kind == kind);
     let arrival = |sent: &Record| {
-        let mine = |it: &&Record| {
-            (Some(it.device), it.pass) == (sent.peer, sent.pass) && it.peer == Some(sent.device)
-        };
         let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };
-        of(Kind::Receive).filter(mine).find(|it| it.round == round)
+        let key = (sent.peer, sent.pass, Some(sent.device), round);
+        records(trace, Kind::Receive).find(|it| (Some(it.device), it.pass, it.peer, it.round) == key)
     };
-    of(Kind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
+    records(trace, Kind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
 }
 
 proptest! {

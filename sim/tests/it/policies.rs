@@ -4,21 +4,16 @@
 //! memory. Reads are counted after the first token. The trace marks policies that are not validated on a machine.
 
 use hearth_core::metrics;
-use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
+use hearth_profiles::device::PageCachePolicy::{
+    self, Android, Macos, MacosMetal, MgLru, PaperLinear, Random, TwoList,
+};
+use hearth_profiles::device::{Device, Os, Reclaim};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 use hearth_schema::trace::{Outcome, Trace};
 
 use crate::small_rings::{OS, PLENTY, add_gpu, cluster, cold, llama_8b, plan, run};
 
-const POLICIES: [PageCachePolicy; 7] = [
-    PageCachePolicy::PaperLinear,
-    PageCachePolicy::TwoList,
-    PageCachePolicy::MgLru,
-    PageCachePolicy::Random,
-    PageCachePolicy::Macos,
-    PageCachePolicy::MacosMetal,
-    PageCachePolicy::Android,
-];
+const POLICIES: [PageCachePolicy; 7] = [PaperLinear, TwoList, MgLru, Random, Macos, MacosMetal, Android];
 
 /// Runs the 8B shape on one device whose page cache holds `part` of its weights; `change` may change the device's
 /// profile. Returns the trace, and the bytes read per token as a fraction of the share.
@@ -47,10 +42,10 @@ fn bytes_read_per_token_by_policy() {
         assert!(read(1.02, policy) < 0.01, "{policy:?}: {}", read(1.02, policy));
         let short = read(0.75, policy);
         match policy {
-            PageCachePolicy::PaperLinear => assert!((0.24..0.27).contains(&short), "{policy:?}: {short}"),
+            PaperLinear => assert!((0.24..0.27).contains(&short), "{policy:?}: {short}"),
             // With m of the share read per token there are as many evictions between two uses of a chunk: m = 1 -
             // exp(-m / 0.75) has the solution 0.45.
-            PageCachePolicy::Random => assert!((0.38..0.52).contains(&short), "{policy:?}: {short}"),
+            Random => assert!((0.38..0.52).contains(&short), "{policy:?}: {short}"),
             _ => assert!((0.98..1.03).contains(&short), "{policy:?}: {short}"),
         }
     }
@@ -61,9 +56,9 @@ fn unvalidated_policies_are_marked() {
     for policy in POLICIES {
         let (trace, _) = traced(1.02, policy, |_| ());
         let unvalidated = trace.header.devices[0].unvalidated.is_some();
-        assert_eq!(unvalidated, policy != PageCachePolicy::TwoList, "{policy:?}");
+        assert_eq!(unvalidated, policy != TwoList, "{policy:?}");
     }
-    let (trace, _) = traced(1.02, PageCachePolicy::TwoList, |device| device.os = Os::Android);
+    let (trace, _) = traced(1.02, TwoList, |device| device.os = Os::Android);
     assert!(trace.header.devices[0].unvalidated.is_some());
 }
 
@@ -76,10 +71,10 @@ fn low_memory_killer_ends_the_run() {
         }
     };
     let cache = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
-    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(cache / 2)).0.outcome, Outcome::Ok);
-    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(cache * 2)).0.outcome, Outcome::Killed);
+    assert_eq!(traced(0.5, Android, kill(cache / 2)).0.outcome, Outcome::Ok);
+    assert_eq!(traced(0.5, Android, kill(cache * 2)).0.outcome, Outcome::Killed);
     // Without pressure nothing is killed.
-    assert_eq!(traced(1.02, PageCachePolicy::Android, kill(cache * 9)).0.outcome, Outcome::Ok);
+    assert_eq!(traced(1.02, Android, kill(cache * 9)).0.outcome, Outcome::Ok);
 }
 
 #[test]
@@ -91,14 +86,14 @@ fn android_compression_frees_memory() {
             let compressed = Some(Sourced::new(Fraction(compressed), "test"));
             device.memory.reclaim = Some(Reclaim { compressed, ..Reclaim::default() });
         };
-        traced(0.75, PageCachePolicy::Android, with_zram).1
+        traced(0.75, Android, with_zram).1
     };
     assert!(read(1.0) > 0.95, "{}", read(1.0));
     assert!(read(0.1) < 0.3, "{}", read(0.1));
 }
 
-/// A worker waits for the head: weights that Metal has wired are unwired after the idle time, unless they are kept
-/// alive.
+/// While a worker waits for the head, its weights that Metal has wired are unwired after the idle time, unless they
+/// are kept alive.
 #[test]
 fn metal_unwires_idle_weights() {
     let model = llama_8b();
@@ -106,7 +101,7 @@ fn metal_unwires_idle_weights() {
     let read = |unwire_after: f64, keep_alive| {
         let mut cluster = cluster(&model.name, &[PLENTY, Bytes(1 << 30)], 4);
         let metal = &mut cluster.members[1].device;
-        metal.memory.page_cache = PageCachePolicy::MacosMetal;
+        metal.memory.page_cache = MacosMetal;
         add_gpu(metal, "metal", "10 GB/s", None);
         metal.memory.reclaim = Some(Reclaim {
             unwire_after: Some(Sourced::new(Seconds(unwire_after), "test")),

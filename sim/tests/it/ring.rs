@@ -1,7 +1,4 @@
 //! Rings of windows: time per token against closed forms, and the invariants of any plan.
-//!
-//! Small rings of invented devices on a shipped model. The invariants are determinism, no lost token, and terms that
-//! sum to the token's time.
 
 use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy;
@@ -10,15 +7,14 @@ use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Role;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::{Kind, Outcome};
-use hearth_sim::{Input, Options, SimError, simulate};
+use hearth_sim::{Options, SimError};
 use proptest::prelude::*;
 
 use crate::small_rings::{
-    OS, PLENTY, add_gpu, cluster, cold, count, layers, llama_8b, memories, plan, run, set_prompt,
-    simulate_with, tpot, warm, written,
+    OS, PLENTY, add_gpu, assert_near, cluster, cold, count, layers, llama_8b, memories, plan, records,
+    refusal, ring, run, set_prompt, simulate_with, tpot, warm, written,
 };
 
-/// Returns a residency policy, with or without prefetching.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
     ResidencyOptions { prefetch, ..ResidencyOptions::with_policy(residency) }
 }
@@ -35,27 +31,24 @@ fn token_time_with_enough_memory() {
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
     for (windows, hops) in [(&[16, 16][..], 2.0), (&[8, 8], 4.0), (&[4, 4], 8.0)] {
         let plan = plan(&cluster.model, windows, OS);
-        let expected = reading(&cluster.model) + hops * hop;
         let found = tpot(&metrics::compute(&warm(&cluster, &plan)));
         // The sum does not include attention over a dozen positions and the kernel time of the page cache.
-        assert!((found / expected - 1.0).abs() < 0.005, "{windows:?}: {found} ms, expected {expected}");
+        assert_near(found, reading(&cluster.model) + hops * hop, 0.005, format!("{windows:?}, ms"));
     }
 }
 
 #[test]
 fn linux_rereads_the_whole_share() {
     // The second device has 16 of 32 layers, and memory for 90 % of them.
-    let model = llama_8b();
-    let share = layers(&model, 16..32);
-    let memory = Bytes(share.0 * 9 / 10);
-    let cluster = cluster("llama-8b", &[PLENTY, memory], 6);
-    let metrics = run(&cluster, &plan(&model, &[16, 16], OS));
+    let share = layers(&llama_8b(), 16..32);
+    let (cluster, plan) = ring(&[PLENTY, Bytes(share.0 * 9 / 10)], 6, &[16, 16], OS);
+    let metrics = run(&cluster, &plan);
     let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
     assert!((0.99..1.02).contains(&read), "{read} of the share");
     // Reading (1 GB/s) is not hidden, and computing is hidden behind reading: T0 + share / s less the overlap.
     let disk = share.as_f64() / 1e9 * 1e3;
     let found = tpot(&metrics);
-    let quiet = tpot(&run(&self::cluster("llama-8b", &[PLENTY, PLENTY], 6), &plan(&model, &[16, 16], OS)));
+    let quiet = tpot(&run(&self::cluster("llama-8b", &[PLENTY, PLENTY], 6), &plan));
     let computing = share.as_f64() / 10e9 * 1e3;
     assert!((quiet + disk - computing - 5.0..quiet + disk + 5.0).contains(&found), "{found} ms");
 }
@@ -66,8 +59,7 @@ fn prefetch_helps_only_with_several_rounds() {
     let share = layers(&model, 0..16);
     // 60 % of its half: two windows of a quarter of the half fit at the same time, one window of the whole half does
     // not.
-    let memory = Bytes(share.0 * 6 / 10);
-    let slow = cluster("llama-8b", &[PLENTY, memory], 8);
+    let slow = cluster("llama-8b", &[PLENTY, Bytes(share.0 * 6 / 10)], 8);
     let run = |windows: &[u32], prefetch| {
         let metrics = run(&slow, &plan(&model, windows, policy(Residency::Os, prefetch)));
         let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
@@ -83,11 +75,10 @@ fn prefetch_helps_only_with_several_rounds() {
 
 #[test]
 fn terms_sum_to_token_time() {
-    let model = llama_8b();
-    let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
-    let metrics = run(&cluster, &plan(&model, &[5, 3], policy(Residency::Os, true)));
+    let (cluster, plan) = ring(&[PLENTY, Bytes(1 << 30)], 6, &[5, 3], policy(Residency::Os, true));
+    let metrics = run(&cluster, &plan);
     let tpot = tpot(&metrics);
-    assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
+    assert_near(metrics.terms_ms.sum(), tpot, 1e-9, "the sum of the terms");
     assert!(metrics.terms_ms.bubble.abs() < 0.01 * tpot, "{:?}", metrics.terms_ms);
     assert!(metrics.terms_ms.demand_disk > 0.0 && metrics.terms_ms.network > 0.0);
     assert!(metrics.terms_ms.queue < 0.01 * tpot, "{:?}", metrics.terms_ms);
@@ -95,30 +86,24 @@ fn terms_sum_to_token_time() {
 
 #[test]
 fn two_runs_give_the_same_bytes() {
-    let model = llama_8b();
-    let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30), Bytes(1 << 29)], 4);
-    for residency in [Residency::Os, Residency::Windowed] {
-        let plan = plan(&model, &[3, 3, 2], policy(residency, true));
+    for residency in [Residency::Os, Residency::Windowed, Residency::Managed] {
+        let memories = [PLENTY, Bytes(1 << 30), Bytes(1 << 29)];
+        let (cluster, plan) = ring(&memories, 4, &[3, 3, 2], policy(residency, true));
         let write = || written(&cold(&cluster, &plan));
-        assert_eq!(write(), write());
+        assert_eq!(write(), write(), "{residency:?}");
     }
 }
 
 #[test]
 fn prompt_batches_flow_through_the_ring() {
-    let model = llama_8b();
-    let mut long = cluster("llama-8b", &[PLENTY, PLENTY], 3);
-    let mut plan = plan(&model, &[16, 16], OS);
+    let (mut long, mut plan) = ring(&[PLENTY, PLENTY], 3, &[16, 16], OS);
     set_prompt(&mut long, &mut plan, 2048, 1100);
     let trace = warm(&long, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
     assert_eq!(count(&trace, Kind::Output), 3);
     // The head computes the second batch while the worker computes the first.
     let on = |device, pass| {
-        let found = trace
-            .records
-            .iter()
-            .find(|record| record.kind == Kind::Compute && (record.device, record.pass) == (device, pass));
+        let found = records(&trace, Kind::Compute).find(|it| (it.device, it.pass) == (device, pass));
         found.map(|record| record.start..record.end).expect("computed")
     };
     assert!(on(0, 1).start < on(1, 0).end);
@@ -126,50 +111,39 @@ fn prompt_batches_flow_through_the_ring() {
 
 #[test]
 fn unreclaimable_beyond_memory_is_out_of_memory() {
-    let mut small = cluster("llama-8b", &[PLENTY, Bytes(1 << 20)], 3);
-    let plan = plan(&small.model, &[16, 16], OS);
-    let trace = cold(&small, &plan);
-    assert_eq!(trace.outcome, Outcome::OutOfMemory);
+    let (mut small, plan) = ring(&[PLENTY, Bytes(1 << 20)], 3, &[16, 16], OS);
+    assert_eq!(cold(&small, &plan).outcome, Outcome::OutOfMemory);
     small.members.pop();
-    let missing = simulate(&Input { cluster: &small, plan: &plan, options: &Options::default() });
-    assert!(matches!(missing, Err(SimError::UnknownDevice { place: 1, .. })));
+    assert!(matches!(refusal(&small, &plan), SimError::UnknownDevice { index: 1, .. }));
 }
 
 #[test]
 fn gpu_layers_do_not_use_the_disk() {
-    let model = llama_8b();
-    let mut cluster = cluster("llama-8b", &[PLENTY], 4);
+    let (mut cluster, mut plan) = ring(&[PLENTY], 4, &[16], OS);
     add_gpu(&mut cluster.members[0].device, "cuda", "100 GB/s", Some(["1 ms", "2 ms"]));
-    let mut plan = plan(&model, &[16], OS);
     plan.devices[0].gpu_layers = 16;
     let metrics = run(&cluster, &plan);
     let terms = metrics.terms_ms;
     // 32 layers in two windows, at 100 GB/s; an upload and a download for each window.
-    let expected = model.layers_bytes().as_f64() / 100e9 * 1e3;
-    assert!((terms.gpu / expected - 1.0).abs() < 0.01, "{} ms, expected {expected}", terms.gpu);
+    let model = &cluster.model;
+    assert_near(terms.gpu, model.layers_bytes().as_f64() / 100e9 * 1e3, 0.01, "ms on the GPU");
     assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
     // No layer is read again, but the output matrix of the first token and new embedding rows are.
     let output = model.output_bytes().as_f64();
     assert!(metrics.devices[0].bytes_read_per_token < output, "embedding rows and the pages around them");
-    plan.devices[0].gpu_layers = 17;
-    plan.devices[0].window = 32;
-    plan.rounds = 1;
+    (plan.devices[0].gpu_layers, plan.devices[0].window, plan.rounds) = (17, 32, 1);
     cluster.members[0].device.gpu = None;
-    let options = Options::default();
-    let refused = simulate(&Input { cluster: &cluster, plan: &plan, options: &options });
-    assert!(matches!(refused, Err(SimError::NoGpu { layers: 17, .. })));
+    assert!(matches!(refusal(&cluster, &plan), SimError::NoGpu { layers: 17, .. }));
 }
 
 #[test]
 fn prefetch_keeps_to_its_budget() {
-    let model = llama_8b();
-    let share = layers(&model, 0..16);
-    let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
+    let half = Bytes(layers(&llama_8b(), 0..16).0 / 2);
     for residency in [Residency::Os, Residency::Windowed] {
-        let mut plan = plan(&model, &[4, 4], policy(residency, true));
+        let (cluster, mut plan) = ring(&[PLENTY, half], 5, &[4, 4], policy(residency, true));
         plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
         let trace = cold(&cluster, &plan);
-        let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
+        let ahead = records(&trace, Kind::Prefetch).filter(|record| record.device == 1);
         let max = ahead.map(|record| record.bytes).max().expect("a prefetch");
         assert_eq!(max, 64 << 20, "{residency:?}");
     }
@@ -209,9 +183,8 @@ proptest! {
         let trace = simulate_with(&cluster, &plan, &options);
         if trace.outcome == Outcome::Ok {
             prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);
-            for record in &trace.records {
-                prop_assert!(record.start <= record.end, "{:?}", record);
-            }
+            let reversed = trace.records.iter().find(|record| record.start > record.end);
+            prop_assert!(reversed.is_none(), "{:?}", reversed);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Small rings of invented devices on a shipped model, with simple rates, so that expected times can be computed
 //! manually.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
@@ -14,8 +15,8 @@ use hearth_schema::plan::{
 };
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
-use hearth_schema::trace::{Counter, Kind, Trace};
-use hearth_sim::{Input, Options, simulate};
+use hearth_schema::trace::{Counter, Kind, Record, Trace};
+use hearth_sim::{Input, Options, SimError, simulate};
 
 /// Enough memory for all weights.
 pub const PLENTY: Bytes = Bytes(40 << 30);
@@ -73,7 +74,6 @@ pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str
     *device = Device::from_yaml(&(device.to_yaml() + &gpu)).expect("a valid device");
 }
 
-/// Returns constant links between all devices.
 pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     let (latency, bandwidth) =
         (Sourced::new(latency, "test"), Sourced::new(BytesPerSecond(bandwidth), "test"));
@@ -82,11 +82,9 @@ pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
 
 /// Returns devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at 100 MB/s.
 pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
-    let member = |(index, &memory)| Member {
-        name: format!("d{index}"),
-        address: None,
-        device: device(memory),
-        residency: None,
+    let member = |(index, &memory)| {
+        let (name, device) = (format!("d{index}"), device(memory));
+        Member { name, address: None, device, residency: None }
     };
     Cluster {
         members: memories.iter().enumerate().map(member).collect(),
@@ -102,12 +100,10 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
     }
 }
 
-/// Sets the context and the prompt of a cluster and its plan.
 pub fn set_prompt(cluster: &mut Cluster, plan: &mut Plan, context: u32, prompt: u32) {
     (cluster.context, cluster.workload.prompt, plan.context) = (context, prompt, context);
 }
 
-/// Converts the first `count` of these sizes from MiB.
 pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
     mib.iter().take(count).map(|&mib| Bytes::mib(mib)).collect()
 }
@@ -143,10 +139,26 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     }
 }
 
+/// Returns a cluster for Llama 3 8B and a plan with these windows.
+pub fn ring(memory: &[Bytes], generate: u32, windows: &[u32], options: ResidencyOptions) -> (Cluster, Plan) {
+    let cluster = cluster("llama-8b", memory, generate);
+    let plan = plan(&cluster.model, windows, options);
+    (cluster, plan)
+}
+
 /// Returns a plan for the cluster's workload, with its sequences and its draft model.
 pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let sequences = cluster.workload.sequences;
     Plan { sequences, draft: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
+}
+
+/// Returns a plan for the reachable devices, the head first.
+pub fn replanned(reachable: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
+    let mut plan = planned(reachable, windows, residency);
+    for (place, device) in plan.devices.iter_mut().enumerate() {
+        device.name.clone_from(&reachable.members[(reachable.head + place) % windows.len()].name);
+    }
+    plan
 }
 
 /// Adds drafts of `tokens` tokens by the 120M model, each accepted with the probability `acceptance`.
@@ -191,6 +203,11 @@ links:
     cluster.links = LinkTable::new(scenario.links);
 }
 
+/// Returns the error of a plan that is refused.
+pub fn refusal(cluster: &Cluster, plan: &Plan) -> SimError {
+    simulate(&Input { cluster, plan, options: &Options::default() }).expect_err("a refusal")
+}
+
 pub fn simulate_with(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace {
     simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
 }
@@ -205,7 +222,6 @@ pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options { warm_start: true, ..Options::default() })
 }
 
-/// Returns the metrics of a cold run.
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     metrics::compute(&cold(cluster, plan))
 }
@@ -215,29 +231,36 @@ pub fn tpot(metrics: &Metrics) -> f64 {
     metrics.tpot_ms.expect("tokens after the first").mean
 }
 
-/// Checks that the terms of a token's time sum to it, none is negative, and the bubble is zero.
+/// Checks that the relative error of a value is less than `within`.
+#[track_caller]
+pub fn assert_near(found: f64, expected: f64, within: f64, what: impl Display) {
+    assert!((found / expected - 1.0).abs() < within, "{what}: {found}, expected {expected}");
+}
+
+/// Checks that the terms of a token's time sum to that time, none is negative, and the pipeline bubble is zero.
 pub fn assert_terms(metrics: &Metrics) {
     let (terms, tpot) = (&metrics.terms_ms, tpot(metrics));
-    assert!((terms.sum() / tpot - 1.0).abs() < 1e-9, "{terms:?} of {tpot} ms");
+    assert_near(terms.sum(), tpot, 1e-9, "the sum of the terms");
     assert!(terms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{terms:?}");
     assert!(terms.bubble.abs() < 1e-6 * tpot, "{terms:?}");
 }
 
-/// Returns the text of a trace.
 pub fn written(trace: &Trace) -> Vec<u8> {
     let mut text = Vec::new();
     trace.write(&mut text).expect("writing to memory");
     text
 }
 
-/// Returns the number of records of a kind.
-pub fn count(trace: &Trace, kind: Kind) -> usize {
-    trace.records.iter().filter(|record| record.kind == kind).count()
+pub fn records(trace: &Trace, kind: Kind) -> impl Iterator<Item = &Record> {
+    trace.records.iter().filter(move |record| record.kind == kind)
 }
 
-/// Returns the bytes of all records of a kind.
+pub fn count(trace: &Trace, kind: Kind) -> usize {
+    records(trace, kind).count()
+}
+
 pub fn bytes(trace: &Trace, kind: Kind) -> u64 {
-    trace.records.iter().filter(|record| record.kind == kind).map(|record| record.bytes).sum()
+    records(trace, kind).map(|record| record.bytes).sum()
 }
 
 /// Returns the values of a counter of a device, pass by pass.
@@ -250,7 +273,6 @@ pub fn llama_8b() -> ModelProfile {
     shipped("llama-8b").expect("shipped")
 }
 
-/// Returns the weight bytes of some layers.
 pub fn layers(model: &ModelProfile, layers: Range<u32>) -> Bytes {
     layers.map(|layer| model.layer_bytes(layer)).sum()
 }

@@ -12,10 +12,10 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
-use hearth_sim::{Disturbances, Input, Options, simulate_with_disturbances};
 use proptest::prelude::*;
 
-use crate::small_rings::{PLENTY, tpot, warm};
+use crate::events::run_with;
+use crate::small_rings::{PLENTY, assert_near, tpot, warm};
 
 fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
     let mut cluster = crate::small_rings::cluster("llama-8b", &[PLENTY], 1);
@@ -50,16 +50,14 @@ fn soc_time_is_the_sum_of_its_stages() {
         let latency_model = SocLatencyModel::new(soc, &cluster.model, Bytes(2));
         let time = |pass| {
             let forward = latency_model.forward_cost(pass);
-            (total_time(&forward.layer_intervals) * 32.0
-                + forward.output_interval.time()
-                + forward.preparation_time)
-                .as_millis()
+            let layers = total_time(&forward.layer_intervals) * 32.0;
+            (layers + forward.output_interval.time() + forward.preparation_time).as_millis()
         };
-        let ttft = time(Pass::new(0, 0, 256, true));
         // Times are rounded to nanoseconds about a thousand times, and 256 rows of the embedding are read.
-        assert!((metrics.ttft_ms.expect("a token") / ttft - 1.0).abs() < 1e-4, "{}", strategy.name());
+        let ttft = metrics.ttft_ms.expect("a token");
+        assert_near(ttft, time(Pass::new(0, 0, 256, true)), 1e-4, strategy.name());
         let expected = f64::midpoint(time(Pass::new(1, 256, 1, true)), time(Pass::new(2, 257, 1, true)));
-        assert!((tpot(&metrics) / expected - 1.0).abs() < 1e-4, "{}", strategy.name());
+        assert_near(tpot(&metrics), expected, 1e-4, strategy.name());
         assert!((metrics.terms_ms.sum() - tpot(&metrics)).abs() < 1e-6);
     }
 }
@@ -71,22 +69,10 @@ fn device_path_agrees_with_soc_path_in_memory() {
     // An event after the end of the run selects the simulation of a ring with a page cache.
     let cluster = cluster(options, 256, 4);
     let plan = plan(&cluster);
-    let event = Event {
-        at: Some(Seconds(1000.0)),
-        device: Some("d0".into()),
-        clock_share: Some(Fraction(0.5)),
-        ..Event::default()
-    };
-    let input = Input {
-        cluster: &cluster,
-        plan: &plan,
-        options: &Options { warm_start: true, ..Options::default() },
-    };
-    let disturbances = Disturbances { events: &[event], replanner: None };
-    let trace = simulate_with_disturbances(&input, &disturbances).expect("a run").trace;
-    let ring = metrics::compute(&trace);
-    let (one, other) = (tpot(&alone), tpot(&ring));
-    assert!((other / one - 1.0).abs() < 0.005, "{one} and {other}");
+    let (at, clock_share) = (Some(Seconds(1000.0)), Some(Fraction(0.5)));
+    let event = Event { at, device: Some("d0".into()), clock_share, ..Event::default() };
+    let ring = metrics::compute(&run_with(&cluster, &plan, &[event], None).trace);
+    assert_near(tpot(&ring), tpot(&alone), 0.005, "ms");
 }
 
 #[test]

@@ -1,24 +1,22 @@
 //! Several sequences, prompt batches and drafts: times against closed forms, and the invariants of any workload.
-//!
-//! The invariants: a run ends, every sequence gets its tokens, the terms sum to the token's time, the positions of a
-//! sequence are consecutive, and two runs give the same bytes.
 
 use std::collections::BTreeMap;
 
 use hearth_core::cluster::Cluster;
 use hearth_core::memory::draft::{self, DraftError};
+use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_core::metrics::{self, Metrics};
 use hearth_profiles::device::shipped;
 use hearth_profiles::{Bytes, Document, Seconds, model};
 use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel, Processor};
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Input, Options, SimError, simulate};
+use hearth_sim::SimError;
 use proptest::prelude::*;
 
 use crate::small_rings::{
-    OS, PLENTY, add_gpu, assert_terms, bytes, cluster, draft_model, layers, links, llama_8b, memories,
-    readings, tpot, warm, with_drafts,
+    OS, PLENTY, add_gpu, assert_near, assert_terms, bytes, cluster, draft_model, layers, links, llama_8b,
+    memories, readings, records, refusal, tpot, warm, with_drafts,
 };
 
 /// Returns devices with enough memory for all weights, and hops that take a microsecond.
@@ -39,8 +37,8 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
 fn cold_run_only_delays_first_token() {
     // Weights are read from disk once, and then all are in memory.
     let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::new(4, 30) });
-    let (cold, warm) =
-        (crate::small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
+    let cold = crate::small_rings::run(&cluster, &planned(&cluster, &[8, 8]));
+    let warm = run(&cluster, &[8, 8]);
     assert!(cold.ttft_ms > warm.ttft_ms && cold.sequences.len() == 2);
     assert!(tpot(&cold) / tpot(&warm) < 1.2, "{} and {}", tpot(&cold), tpot(&warm));
 }
@@ -62,16 +60,15 @@ fn prompt_batches_keep_all_devices_busy() {
         let mut plan = planned(&cluster, &[8; 4]);
         plan.devices.iter_mut().for_each(|device| device.gpu_layers = 8);
         let trace = warm(&cluster, &plan);
-        let computed = || trace.records.iter().filter(|record| record.kind == Kind::Compute);
+        let computed = || records(&trace, Kind::Compute);
         let (begin, end) = (computed().map(|it| it.start).min(), computed().map(|it| it.end).max());
         let found = (end.expect("computed") - begin.expect("computed")) as f64 * 1e-9;
         // The layers of the shipped formats are not quite equal. If they were, the run would take the time of m + d -
         // 1 steps, instead of the m d steps that it would take without overlap.
         let (m, d) = (f64::from(batches), 4.0);
-        let expected = once + (m - 1.0) * longest;
-        assert!((found / expected - 1.0).abs() < 0.002, "{batches} batches: {found} s, expected {expected}");
+        assert_near(found, once + (m - 1.0) * longest, 0.002, format!("{batches} batches, s"));
         let equal = (m + d - 1.0) / (m * d) * (m * once);
-        assert!((found / equal - 1.0).abs() < 0.05, "{batches} batches: {found} s, {equal} of equal devices");
+        assert_near(found, equal, 0.05, format!("{batches} batches, s as on equal devices"));
         let ttft = metrics::compute(&trace).ttft_ms.expect("a token") * 1e-3;
         assert!(ttft > found, "the output follows");
     }
@@ -90,9 +87,9 @@ fn two_sequences_keep_two_devices_busy() {
     // A token takes the time of both stages; with two sequences, a token is complete whenever the longer stage ends.
     let stage = |layers: f64, more: f64| (layers * layer + more) / 10e9;
     let (head, other) = (stage(15.0, output), stage(17.0, 0.0));
-    let expected = (head + other) / head.max(other);
     let gain = two.tokens_per_s.expect("tokens") / one.tokens_per_s.expect("tokens");
-    assert!((gain / expected - 1.0).abs() < 0.03 && gain > 1.8, "{gain} times, expected {expected}");
+    assert_near(gain, (head + other) / head.max(other), 0.03, "gain");
+    assert!(gain > 1.8, "{gain} times");
     let own: Vec<_> = two.sequences.iter().map(|sequence| sequence.tokens).collect();
     assert_eq!(own, [99, 99]);
     assert!(two.sequences[0].ttft_ms < two.sequences[1].ttft_ms, "one prompt after the other");
@@ -103,7 +100,7 @@ fn two_sequences_keep_two_devices_busy() {
     // More sequences than devices do not increase the speed.
     let workload = Workload { sequences: 4, ..Workload::new(4, 100) };
     let four = run(&quick("llama-8b", 2, workload), &windows).tokens_per_s.expect("tokens");
-    assert!((four / two.tokens_per_s.expect("tokens") - 1.0).abs() < 0.02, "{four}");
+    assert_near(four, two.tokens_per_s.expect("tokens"), 0.02, "tokens per second of four sequences");
 }
 
 #[test]
@@ -116,7 +113,7 @@ fn tokens_per_step_follow_acceptance() {
         // Leviathan et al., 2023, Eq. 1: (1 - a^(n+1)) / (1 - a), the sum of the powers up to n.
         let expected: f64 = (0..=drafts).map(|power| chance.powi(power as i32)).sum();
         let found = drafting.tokens_per_step;
-        assert!((found / expected - 1.0).abs() < 0.05, "{chance}, {drafts}: {found}, expected {expected}");
+        assert_near(found, expected, 0.05, format!("{chance}, {drafts}"));
         assert!((drafting.acceptance - chance).abs() < 0.03, "{}", drafting.acceptance);
         assert_eq!(drafting.accepted + drafting.steps, (drafting.steps as f64 * found).round() as u64);
     }
@@ -134,10 +131,9 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
     let reading = (own.layers_bytes() + own.output_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
     // 60 tokens in 10 steps of 6.
     assert_eq!((drafted.steps, drafted.accepted), (10, 50));
-    assert!((drafted.draft_ms * 6.0 / reading - 1.0).abs() < 0.01, "{} and {reading}", drafted.draft_ms);
+    assert_near(drafted.draft_ms * 6.0, reading, 0.01, "ms of drafting");
     assert!((drafted.draft_ms + drafted.verify_ms - tpot(&all)).abs() < 1e-9);
-    let expected = (tpot(&plain) + reading) / 6.0;
-    assert!((tpot(&all) / expected - 1.0).abs() < 0.01, "{} and {expected}", tpot(&all));
+    assert_near(tpot(&all), (tpot(&plain) + reading) / 6.0, 0.01, "ms");
     // If no draft is accepted, drafting only adds time. The last token has no drafts.
     let expected = tpot(&plain) + reading;
     assert!(tpot(&none) > tpot(&plain) && tpot(&none) < expected * 1.005, "{} and {expected}", tpot(&none));
@@ -168,17 +164,14 @@ fn draft_model_uses_the_heads_memory() {
 
 #[test]
 fn gpu_draft_does_not_use_the_cpu() {
-    let d3 = shipped("d3").expect("shipped");
     let mut cluster = with_drafts(quick("1b", 1, Workload::new(4, 13)), 4, 1.0);
-    cluster.members[0].device = d3;
+    cluster.members[0].device = shipped("d3").expect("shipped");
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
     assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "the draft fits");
     let found = metrics::compute(&warm(&cluster, &plan));
-    assert!(
-        found.terms_ms.gpu > 0.0
-            && (found.terms_ms.gpu - found.speculation.expect("drafts").draft_ms).abs() < 1e-9
-    );
+    let (gpu, drafting) = (found.terms_ms.gpu, found.speculation.expect("drafts").draft_ms);
+    assert!(gpu > 0.0 && (gpu - drafting).abs() < 1e-9);
     // If the draft model does not fit, the run is out of memory.
     let gpu = cluster.members[0].device.gpu.as_mut().expect("a GPU");
     gpu.memory_available.value = gpu.compute_buffer.value;
@@ -191,12 +184,9 @@ fn gpu_draft_does_not_use_the_cpu() {
 fn mismatched_draft_plan_is_refused() {
     let base = with_drafts(quick("1b", 1, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[16]);
-    let refused = |cluster: &Cluster, plan: &Plan| {
-        let options = Options::default();
-        match simulate(&Input { cluster, plan, options: &options }) {
-            Err(SimError::Draft(error)) => error,
-            other => panic!("{other:?}"),
-        }
+    let refused = |cluster: &Cluster, plan: &Plan| match refusal(cluster, plan) {
+        SimError::Draft(error) => error,
+        other => panic!("{other:?}"),
     };
     let without_draft = Plan { draft: None, ..plan.clone() };
     assert!(matches!(refused(&base, &without_draft), DraftError::OneSided { .. }));
@@ -208,10 +198,8 @@ fn mismatched_draft_plan_is_refused() {
     // A draft model with another vocabulary.
     let model = model::shipped("tiny").expect("shipped");
     let planned = PlannedDraft { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
-    assert!(matches!(
-        refused(&other, &Plan { draft: Some(planned), ..plan.clone() }),
-        DraftError::Vocabulary { .. }
-    ));
+    let with_tiny = Plan { draft: Some(planned), ..plan.clone() };
+    assert!(matches!(refused(&other, &with_tiny), DraftError::Vocabulary { .. }));
     let on_gpu = plan.draft.clone().map(|draft| PlannedDraft { processor: Processor::Gpu, ..draft });
     assert!(matches!(refused(&base, &Plan { draft: on_gpu, ..plan.clone() }), DraftError::NoGpu { .. }));
     let mut several = base;
@@ -225,11 +213,8 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
     cluster.context = 404;
     // Embedding rows are in memory, so none is read from disk.
     let trace = warm(&cluster, &planned(&cluster, &[8, 8]));
-    let times: Vec<u64> = metrics::token_times::TokenTimes::from_trace(&trace)
-        .decode_steps
-        .iter()
-        .map(metrics::token_times::DecodeStep::duration)
-        .collect();
+    let steps = TokenTimes::from_trace(&trace).decode_steps;
+    let times: Vec<u64> = steps.iter().map(DecodeStep::duration).collect();
     // Each step is rounded to a nanosecond, and a token has fewer than a hundred steps.
     assert!(times.windows(2).all(|pair| pair[1] + 100 >= pair[0]), "{times:?}");
     assert!(times[398] > times[0], "the cache grows: {} and {}", times[0], times[398]);
@@ -266,19 +251,15 @@ proptest! {
             return Ok(());
         }
         let metrics = metrics::compute(&trace);
-        let outputs = metrics::token_times::TokenTimes::from_trace(&trace);
+        let outputs = TokenTimes::from_trace(&trace);
         prop_assert_eq!(outputs.first_tokens.len(), sequences as usize);
         prop_assert_eq!(outputs.decoded_tokens() as u32, sequences * (generate - 1));
         if metrics.tpot_ms.is_some() {
             assert_terms(&metrics);
             prop_assert!(metrics.tokens_per_s.is_some_and(f64::is_finite));
         }
-        let accepted: BTreeMap<u32, u64> = trace
-            .readings
-            .iter()
-            .filter(|reading| reading.counter == Counter::Accepted)
-            .map(|reading| (reading.pass, reading.value))
-            .collect();
+        let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
+        let accepted: BTreeMap<u32, u64> = accepted.map(|reading| (reading.pass, reading.value)).collect();
         let mut positions: BTreeMap<u32, u32> = BTreeMap::new();
         for pass in &trace.passes {
             let at = positions.entry(pass.sequence).or_insert(0);

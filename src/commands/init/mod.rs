@@ -75,7 +75,6 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Collects the values from flags, from discovery, and from interactive prompts.
 fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut devices: Vec<NewDevice> =
         args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
@@ -98,7 +97,7 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
             }
         };
     }
-    let network = match (args.network.map(Network::from), &mut prompter) {
+    let network = match (args.network, &mut prompter) {
         (Some(network), _) => network,
         (None, Some(prompter)) if devices.len() > 1 => prompter.network()?,
         (None, _) => Network::Wifi,

@@ -13,10 +13,8 @@ use crate::diagnostics::Failure;
 /// Maximum number of invalid answers. source: assumed
 const MAX_INVALID_ANSWERS: usize = 20;
 
-/// Asks questions and reads the answers from `answers`.
 pub struct Prompter<R> {
     answers: R,
-    /// Number of invalid answers so far.
     invalid: usize,
 }
 
@@ -66,7 +64,6 @@ impl<R: BufRead> Prompter<R> {
         }
     }
 
-    /// Asks how the devices are connected.
     pub fn network(&mut self) -> Result<Network, Failure> {
         self.ask("Are the devices connected by wifi or by cable?", "wifi", |answer| match answer {
             "wifi" => Ok(Network::Wifi),
@@ -107,18 +104,6 @@ impl<R: BufRead> Prompter<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn question_is_repeated_after_an_invalid_answer() {
-        let mut prompter =
-            Prompter::new("llama-9b\nllama-8b\n\nd9\nd3\nlaptop\n\n\nwhat\ncable\n".as_bytes());
-        assert_eq!(prompter.model().expect("a model"), "llama-8b");
-        let devices = prompter.devices().expect("devices");
-        let profiles: Vec<(&str, &str)> =
-            devices.iter().map(|it| (it.name.as_str(), it.profile.as_str())).collect();
-        assert_eq!(profiles, [("this", "d3"), ("laptop", "d2")]);
-        assert_eq!(prompter.network().expect("a network"), Network::Cable);
-    }
 
     #[test]
     fn end_of_input_selects_the_defaults() {

@@ -10,30 +10,21 @@ use hearth_schema::scenario::{DeviceEntry, Limits};
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Returns an error if the lab cannot run a scenario on the given processors.
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     check_processors(scenario, processors)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
-        let what = format!(
-            "device `{}`: the lab names files after devices, and this is not a valid file name",
-            entry.name
-        );
-        return Err(Failure::invalid(what).hint(FILE_NAME_HINT));
+        let what = "the lab names files after devices, and this is not a valid file name";
+        return Err(device_error(entry, what).hint(FILE_NAME_HINT));
     }
     for entry in &scenario.devices {
         if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
-            let what = format!(
-                "device `{}`: the kernel does not accept a CPU quota below {MIN_QUOTA} processors",
-                entry.name
-            );
-            return Err(Failure::invalid(what).hint("raise `limits.cpu`"));
+            let what = format!("the kernel does not accept a CPU quota below {MIN_QUOTA} processors");
+            return Err(device_error(entry, what).hint("raise `limits.cpu`"));
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
-            let what = format!("device `{}`: this machine has no processor {missing}", entry.name);
-            return Err(
-                Failure::invalid(what).hint(format!("use processors of {processors:?} in `limits.affinity`"))
-            );
+            let hint = format!("use processors of {processors:?} in `limits.affinity`");
+            return Err(device_error(entry, format!("this machine has no processor {missing}")).hint(hint));
         }
     }
     links::check(&scenario.links).map_err(|why| {
@@ -41,14 +32,12 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft.file.is_none() {
-            return Err(Failure::invalid(
-                "the lab runs a real draft model, and the scenario names no file for it",
-            )
-            .hint("write `workload.speculation.draft: {file: draft.gguf}`"));
+            let what = "the lab runs a real draft model, and the scenario names no file for it";
+            return Err(Failure::invalid(what).hint("write `workload.speculation.draft: {file: draft.gguf}`"));
         }
         if speculation.processor == Some(Processor::Gpu) {
-            return Err(Failure::invalid("the lab drafts on the head's CPU")
-                .hint("omit `workload.speculation.processor`"));
+            let what = "the lab drafts on the head's CPU";
+            return Err(Failure::invalid(what).hint("omit `workload.speculation.processor`"));
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
@@ -60,9 +49,12 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     Ok(())
 }
 
+fn device_error(entry: &DeviceEntry, what: impl std::fmt::Display) -> Failure {
+    Failure::invalid(format!("device `{}`: {what}", entry.name))
+}
+
 pub const FILE_NAME_HINT: &str = "use letters, digits, `-`, `_` and `.`";
 
-/// Returns whether a name is safe for a file or folder.
 pub fn is_file_name(name: &str) -> bool {
     let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !name.is_empty() && !name.starts_with('.') && name.chars().all(is_safe)
@@ -104,7 +96,7 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
     Ok(())
 }
 
-/// Returns a warning for each difference between the lab and the scenario.
+/// Returns a warning for each device that is not measured, and one if the scenario's links are not emulated.
 pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
@@ -179,6 +171,8 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
 mod tests {
     use super::*;
 
+    const PLAIN: &str = "workload: {prompt: 8, generate: 1}";
+
     #[test]
     fn unsafe_file_names_are_refused() {
         for (name, fits) in
@@ -187,25 +181,21 @@ mod tests {
             assert_eq!(is_file_name(name), fits, "{name}");
         }
         let devices = "{name: a, profile: measured}, {name: '../../b', profile: measured}";
-        let refused = check(&scenario(devices, "prompt: 1, generate: 1"), &[0]).expect_err("no file");
+        let refused = check(&scenario(devices, PLAIN), &[0]).expect_err("no file");
         let what = refused.into_error().what();
         assert!(what.contains("`../../b`"), "{what}");
     }
 
-    fn refusal(limits: &str, rest: &str) -> Option<String> {
-        let yaml = format!(
-            "{{schema: scenario/1, name: n, model: {{profile: tiny}}, context: 64,
-devices: [{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}],
-links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, {rest}}}"
-        );
-        let scenario: Scenario = serde_yaml::from_str(&yaml).expect("a scenario");
-        check(&scenario, &[0, 1]).err().map(|failure| failure.into_error().what())
+    fn refusal(limits: &str, workload: &str) -> Option<String> {
+        let devices = format!("{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}");
+        let refused = check(&scenario(&devices, workload), &[0, 1]);
+        refused.err().map(|failure| failure.into_error().what())
     }
 
     fn scenario(devices: &str, workload: &str) -> Scenario {
         let yaml = format!(
             "{{schema: scenario/1, name: n, model: {{profile: tiny}}, context: 64, devices: [{devices}], links: {{default: \
-             {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, workload: {{{workload}}}}}"
+             {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, {workload}}}"
         );
         serde_yaml::from_str(&yaml).expect("a scenario")
     }
@@ -214,24 +204,21 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
     fn concurrent_devices_must_fit_the_processors() {
         let devices = "{name: a, profile: measured, limits: {threads: 2}}, {name: b, profile: measured, limits: {threads: 2, \
                        cpu: 0.5}}";
-        let plain = scenario(devices, "prompt: 8, generate: 1");
-        let batches = scenario(devices, "prompt: 8, generate: 1, micro_batch: 4");
-        let sequences = scenario(devices, "prompt: 8, generate: 1, sequences: 2");
-        assert!(check_processors(&plain, &[0, 1]).is_ok());
-        for together in [&batches, &sequences] {
+        assert!(check_processors(&scenario(devices, PLAIN), &[0, 1]).is_ok());
+        for concurrent in ["micro_batch: 4", "sequences: 2"] {
+            let concurrent =
+                scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
             let refused =
-                check_processors(together, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
+                check_processors(&concurrent, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
             assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
-            assert!(check_processors(together, &[0, 1, 2]).is_ok());
+            assert!(check_processors(&concurrent, &[0, 1, 2]).is_ok());
         }
-        let one = |cpu| format!("limits: {{threads: 1, affinity: [{cpu}]}}");
         let pair = |cpu| {
-            let devices = format!(
-                "{{name: a, profile: measured, {}}}, {{name: b, profile: measured, {}}}",
-                one(0),
-                one(cpu)
-            );
-            scenario(&devices, "prompt: 8, generate: 1, sequences: 2")
+            let device = |name, cpu| {
+                format!("{{name: {name}, profile: measured, limits: {{threads: 1, affinity: [{cpu}]}}}}")
+            };
+            let devices = format!("{}, {}", device("a", 0), device("b", cpu));
+            scenario(&devices, "workload: {prompt: 8, generate: 1, sequences: 2}")
         };
         assert!(check_processors(&pair(1), &[0, 1]).is_ok());
         assert!(check_processors(&pair(0), &[0, 1, 2, 3]).is_err(), "both on one");
@@ -239,23 +226,16 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
 
     #[test]
     fn differences_are_warned_about() {
-        let found = warnings(&scenario(
-            "{name: a, profile: measured}, {name: b, profile: d1}",
-            "prompt: 8, generate: 1",
-        ));
+        let found = warnings(&scenario("{name: a, profile: measured}, {name: b, profile: d1}", PLAIN));
         assert!(found[0].contains("not `d1`") && found[1].contains("links.emulated"), "{found:?}");
-        assert_eq!(
-            warnings(&scenario("{name: a, profile: measured}", "prompt: 8, generate: 1")),
-            Vec::<String>::new()
-        );
+        assert_eq!(warnings(&scenario("{name: a, profile: measured}", PLAIN)), Vec::<String>::new());
     }
 
     #[test]
     fn unsupported_events_are_refused() {
-        let plain = "workload: {prompt: 1, generate: 1}";
-        assert_eq!(refusal("", plain), None);
+        assert_eq!(refusal("", PLAIN), None);
         let event =
-            |limits: &str, event: &str| refusal(limits, &format!("{plain}, events: [{{at: 1 s, {event}}}]"));
+            |limits: &str, event: &str| refusal(limits, &format!("{PLAIN}, events: [{{at: 1 s, {event}}}]"));
         let (one, memory) = (", limits: {threads: 1, affinity: [0]}", ", limits: {memory: 1 GiB}");
         assert_eq!(event(one, "device: b, load: 2 threads"), None);
         assert_eq!(event(memory, "for: 1 s, device: b, memory: 100 MiB"), None);
@@ -274,7 +254,7 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
             let refusal = event(limits, what).expect(what);
             assert!(refusal.contains(complaint), "{what}: {refusal}");
         }
-        let cpu = |cpu: &str| refusal(&format!(", limits: {{threads: 1, cpu: {cpu}}}"), plain);
+        let cpu = |cpu: &str| refusal(&format!(", limits: {{threads: 1, cpu: {cpu}}}"), PLAIN);
         assert!(cpu("0.05").is_some_and(|why| why.contains("0.1 processors")));
         assert_eq!(cpu("0.1"), None);
         let draft = "workload: {prompt: 1, generate: 1, speculation: {draft: {profile: tiny}, tokens: 2, acceptance: \

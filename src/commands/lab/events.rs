@@ -4,8 +4,6 @@
 //! background process computes or allocates memory on the processors and within the limits of the device. A device
 //! that leaves is stopped, not killed: like a device out of range it sends nothing, while its connections remain
 //! open.
-//!
-//! Not here: which events the lab supports ([`super::checks`]), and how the head reacts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +18,6 @@ const ENDLESS: Duration = Duration::from_hours(24);
 /// Maximum time between two checks of the timeline.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A report of the head about its progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadReport {
     /// The prompt enters the ring.
@@ -29,20 +26,16 @@ pub enum HeadReport {
     Token,
 }
 
-/// The processes of a device.
 pub struct DeviceProcesses<'a> {
-    /// The control group and the processors of the device.
     pub placement: Placement<'a>,
     /// Stops the worker process; `None` for the head.
     pub worker: Option<ProcessStopper>,
 }
 
-/// The start times of events.
 #[derive(Debug, Default, PartialEq)]
 struct Timeline {
-    /// The start of each event after the prompt, if known, and whether it has started.
+    /// For each event, the time from the prompt to its start, if known, and whether it has started.
     starts: Vec<(Option<Duration>, bool)>,
-    /// Number of generated tokens.
     tokens: u32,
 }
 
@@ -70,7 +63,6 @@ impl Timeline {
         Some(index)
     }
 
-    /// Returns the start of the next event, if known.
     fn next_start(&self) -> Option<Duration> {
         self.starts.iter().filter(|(_, started)| !started).filter_map(|(start, _)| *start).min()
     }
@@ -86,18 +78,18 @@ pub fn apply(
 ) -> Result<Vec<usize>, LabError> {
     let mut timeline = Timeline::new(events);
     let mut prompt_at: Option<Duration> = None;
+    let since = |start: Duration| elapsed().saturating_sub(start);
     // Background processes, each with the end of its event.
     let mut loads: Vec<(Duration, DeviceProcess)> = Vec::new();
     loop {
         let next = timeline.next_start().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
-        let now = prompt_at.map(|start| elapsed().saturating_sub(start));
+        let now = prompt_at.map(since);
         let wait =
             now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now).min(POLL_INTERVAL));
         match reports.recv_timeout(wait) {
             Ok(HeadReport::Prompt) => prompt_at = Some(elapsed()),
             Ok(HeadReport::Token) => {
-                let now = prompt_at.map_or(Duration::ZERO, |start| elapsed().saturating_sub(start));
-                timeline.record_token(events, now);
+                timeline.record_token(events, prompt_at.map_or(Duration::ZERO, since));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -105,17 +97,14 @@ pub fn apply(
                 return Ok(missed.map(|(index, _)| index).collect());
             }
         }
-        let Some(now) = prompt_at.map(|start| elapsed().saturating_sub(start)) else { continue };
+        let Some(now) = prompt_at.map(since) else { continue };
         loads.retain(|(end, _)| *end > now);
         while let Some(index) = timeline.take_due(now) {
             let event = &events[index];
-            let device = event.device.as_ref().and_then(|name| devices.get(name));
+            let Some(device) = event.device.as_ref().and_then(|name| devices.get(name)) else { continue };
             let duration = event.duration.map_or(ENDLESS, |duration| Duration::from_secs_f64(duration.0));
-            if let Some(load) =
-                device.map(|device| begin(event, device, program, duration)).transpose()?.flatten()
-            {
-                loads.push((now.saturating_add(duration), load));
-            }
+            let load = begin(event, device, program, duration)?;
+            loads.extend(load.map(|load| (now.saturating_add(duration), load)));
         }
     }
 }
@@ -127,28 +116,23 @@ fn begin(
     program: &Path,
     duration: Duration,
 ) -> Result<Option<DeviceProcess>, LabError> {
-    let name = event.device.as_deref().unwrap_or_default();
-    match event.change() {
-        Some(Change::Load(load)) => DeviceProcess::start(
-            name,
-            device.placement,
-            program,
-            &CpuHog { threads: load.threads }.arguments(),
-        )
-        .map(Some),
+    let arguments = match event.change() {
+        Some(Change::Load(load)) => CpuHog { threads: load.threads }.arguments().to_vec(),
         Some(Change::Memory(memory)) => {
             let hog =
                 MemoryHog { program: program.into(), memory: memory.size, delay: Duration::ZERO, duration };
-            DeviceProcess::start(name, device.placement, program, &hog.arguments()).map(Some)
+            hog.arguments().to_vec()
         }
         Some(Change::Leaves) => {
             if let Some(worker) = device.worker {
                 worker.stop();
             }
-            Ok(None)
+            return Ok(None);
         }
-        _ => Ok(None),
-    }
+        _ => return Ok(None),
+    };
+    let name = event.device.as_deref().unwrap_or_default();
+    DeviceProcess::start(name, device.placement, program, &arguments).map(Some)
 }
 
 #[cfg(test)]
@@ -178,10 +162,8 @@ mod tests {
             "[{at: 0 s, for: 50 ms, device: a, load: 1 threads}, {token: 3, device: a, load: 1 threads}]",
         )
         .expect("events");
-        let devices = BTreeMap::from([(
-            "a".to_string(),
-            DeviceProcesses { placement: Placement::default(), worker: None },
-        )]);
+        let processes = DeviceProcesses { placement: Placement::default(), worker: None };
+        let devices = BTreeMap::from([("a".to_string(), processes)]);
         let (report_tx, reports) = mpsc::channel();
         let head = std::thread::spawn(move || {
             for (pause, report) in

@@ -3,8 +3,6 @@
 //! The devices communicate over the loopback interface, or over the links of the scenario, which the transport
 //! emulates (`links.emulated`). The overhead of the emulation and of the loopback is measured and added to the
 //! simulated links.
-//!
-//! Not here: how a message is delayed (`hearth_ring::EmulatedTransport`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,21 +15,20 @@ use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::link::{PeerLink, path};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_ring::probe::{self, ProbeEffort};
-use hearth_ring::{self as ring, EmulatedPath, EmulatedTransport};
-use hearth_schema::Plan;
-use hearth_schema::Scenario;
+use hearth_ring::{EmulatedPath, EmulatedTransport, TcpTransport};
 use hearth_schema::scenario::Links;
+use hearth_schema::{Plan, Scenario};
 use hearth_workflow::files::write_in_folder;
 
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
 /// Latency of the emulated path that is used to measure the overhead of the emulation.
-/// source: assumed, as of a cable
+/// source: assumed, about that of a cable
 const PROBE_LATENCY: Seconds = Seconds(1e-3);
 /// Address of the link from this process to itself, with any free port.
 const PROBE_ADDRESS: &str = "127.0.0.1:0";
-/// Maximum latency; above it, heartbeats would be late.
+/// Maximum latency of an emulated link; above it, heartbeats would be late.
 /// source: the limit of `--link-delay`
 const MAX_LATENCY: Seconds = Seconds(0.5);
 /// Name of the file that serialises the transmissions of the emulated Wi-Fi channel.
@@ -79,30 +76,23 @@ fn path_between(
 ) -> Result<EmulatedPath, Failure> {
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
     let (seed, rng_stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
-    match table.connection(pair[0], pair[1]) {
+    let path = match table.connection(pair[0], pair[1]) {
         // Unconnected devices exchange only heartbeats.
-        None => Ok(EmulatedPath {
-            seed,
-            rng_stream,
-            ..EmulatedPath::with_latency(table.default_link().latency.value)
-        }),
-        Some(Connection::Link(link)) => Ok(EmulatedPath {
+        None => EmulatedPath::with_latency(table.default_link().latency.value),
+        Some(Connection::Link(link)) => EmulatedPath {
             bandwidth: Some(link.bandwidth.value),
-            seed,
-            rng_stream,
             ..EmulatedPath::with_latency(link.latency.value)
-        }),
-        Some(Connection::Wireless(wireless)) => wireless_path(&wireless, channel_lock)
-            .map(|path| EmulatedPath { seed, rng_stream, ..path })
-            .ok_or_else(|| {
-                let what = format!(
-                    "the lab can emulate Wi-Fi only between stations, but {} and {} are not both stations",
-                    pair[0], pair[1]
-                );
-                Failure::invalid(what)
-                    .hint("put both into `stations`, or give the pair a link in `links.between`")
-            }),
-    }
+        },
+        Some(Connection::Wireless(wireless)) => wireless_path(&wireless, channel_lock).ok_or_else(|| {
+            let what = format!(
+                "the lab can emulate Wi-Fi only between stations, but {} and {} are not both stations",
+                pair[0], pair[1]
+            );
+            Failure::invalid(what)
+                .hint("put both into `stations`, or give the pair a link in `links.between`")
+        })?,
+    };
+    Ok(EmulatedPath { seed, rng_stream, ..path })
 }
 
 /// Returns the emulated path between two stations, whose messages use the channel twice: to and from the access
@@ -123,7 +113,6 @@ fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<E
     })
 }
 
-/// Returns the name of the file with the emulated paths of a device.
 pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
@@ -140,10 +129,8 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
         let mut paths_by_address = BTreeMap::new();
         for (to, device) in plan.devices.iter().enumerate().filter(|(to, _)| *to != from) {
             if let Some(address) = &device.address {
-                paths_by_address.insert(
-                    address.clone(),
-                    path_between(&table, scenario, [name(from), name(to)], &channel_lock)?,
-                );
+                let path = path_between(&table, scenario, [name(from), name(to)], &channel_lock)?;
+                paths_by_address.insert(address.clone(), path);
             }
         }
         let default_path = path_between(&table, scenario, [name(from), other], &channel_lock)?;
@@ -159,15 +146,11 @@ pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let effort = ProbeEffort::quick();
     if !links.emulated {
-        let link =
-            runtime.block_on(probe::measure_link_to_self(&ring::TcpTransport, PROBE_ADDRESS, effort))?;
-        let default = Link { latency: link.latency, bandwidth: link.bandwidth };
-        return Ok(Links::constant(default));
+        let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, effort))?;
+        return Ok(Links::constant(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
     }
-    let network = EmulatedTransport::new(
-        ring::TcpTransport,
-        Arc::new(|_| Ok(EmulatedPath::with_latency(PROBE_LATENCY))),
-    );
+    let paths = Arc::new(|_: Option<&str>| Ok(EmulatedPath::with_latency(PROBE_LATENCY)));
+    let network = EmulatedTransport::new(TcpTransport, paths);
     let probed = runtime.block_on(probe::measure_link_to_self(&network, PROBE_ADDRESS, effort))?;
     Ok(with_overhead(links, &probed))
 }

@@ -9,15 +9,14 @@ mod session;
 mod steadiness;
 mod suite;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-use hearth_core::metrics;
-use hearth_core::metrics::Metrics;
+use hearth_core::metrics::{self, Metrics};
 use hearth_lab::{DeviceUsage, LabError, processors};
 use hearth_reports::Report;
-use hearth_schema::Trace;
+use hearth_schema::{Plan, Trace};
 use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::planning;
 use serde::Serialize;
@@ -27,7 +26,7 @@ use self::steadiness::{Steadiness, observe};
 use super::print_json;
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
-use crate::machine::read_scenario;
+use crate::machine::read_scenario_with;
 use crate::output::run::{RunOutput, table};
 use crate::output::{counters, plan, say};
 use crate::progress::{self, TerminalProgress};
@@ -49,7 +48,7 @@ struct Output {
     steadiness: Vec<Steadiness>,
 }
 
-/// Relative errors of the prediction; `None` without a measured value.
+/// Relative errors of the prediction (predicted / measured - 1); `None` without a measured value.
 #[derive(Serialize)]
 struct Errors {
     tpot: Option<f64>,
@@ -79,12 +78,8 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     result
 }
 
-fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<ExitCode, Failure> {
-    let mut loaded = read_scenario(scenario)?;
-    args.planning.overrides().apply(&mut loaded)?;
-    if let Some(tokens) = args.tokens {
-        loaded.set_tokens(tokens)?;
-    }
+fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Failure> {
+    let loaded = read_scenario_with(scenario, &args.planning, args.tokens)?;
     checks::check(&loaded.scenario, &processors()).map_err(|failure| failure.at(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
         tracing::warn!("{warning}");
@@ -101,7 +96,7 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
     spinner.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
     spinner.set_message("measuring the devices within their limits");
-    let (devices, speed) = lab.profiles(&loaded)?;
+    let (devices, speed) = lab.profiles()?;
     let mut cluster = loaded.measured_cluster(devices, Some(&model))?;
     hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     let plan = {
@@ -111,46 +106,35 @@ fn run_one(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<Exi
     spinner.set_message("starting the workers");
     // On this machine every device reaches every other, but not in the scenario.
     cluster.links.check_plan(&plan).map_err(Failure::invalid)?;
-    let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
-    let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
+    let mut plan = lab.prepare(&mut cluster, plan)?;
+    let (predicted, prediction) = lab.predict(&cluster, &plan)?;
     let predicted_metrics = metrics::compute(&predicted);
     let mut measured: Vec<(Trace, Vec<DeviceUsage>)> = Vec::new();
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
-        spinner.set_message(format!(
-            "prediction {prediction} is written; executing, {} of {}",
-            repeat + 1,
-            args.repeats
-        ));
+        let (number, repeats) = (repeat + 1, args.repeats);
+        spinner.set_message(format!("prediction {prediction} is written; executing, {number} of {repeats}"));
         if repeat > 0 {
-            lab.start_workers(&loaded, &mut plan)?;
+            lab.start_workers(&mut plan)?;
         }
-        let (run, steady) = observe(speed, &predicted_metrics, || lab.execute(&loaded, &plan, repeat))?;
+        let (run, steady) = observe(speed, &predicted_metrics, || lab.execute(&plan, repeat))?;
         measured.push(run);
         steadiness.push(steady);
     }
     spinner.finish_and_clear();
     let folder = lab.finish();
-    let prediction = Prediction { trace: predicted, digest: prediction };
-    show_all(args, json, &folder, &plan, prediction, (measured, steadiness))
-}
-
-/// The prediction, which was written before the run.
-struct Prediction {
-    trace: Trace,
-    digest: String,
+    show_all(args, json, &folder, &plan, (predicted, prediction), (measured, steadiness))
 }
 
 /// Writes the report and prints the results.
 fn show_all(
     args: &LabArgs,
     json: bool,
-    folder: &std::path::Path,
-    plan: &hearth_schema::Plan,
-    prediction: Prediction,
+    folder: &Path,
+    plan: &Plan,
+    (predicted, prediction): (Trace, String),
     (measured, steadiness): (Vec<(Trace, Vec<DeviceUsage>)>, Vec<Steadiness>),
 ) -> Result<ExitCode, Failure> {
-    let Prediction { trace: predicted, digest: prediction } = prediction;
     let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<DeviceUsage>>) = measured.into_iter().unzip();
     if groups.is_empty() {
         return Err(Failure::failed("nothing was executed"));
@@ -190,19 +174,19 @@ fn show_all(
         say!("{}\n", counters::table(&output.groups));
         say!("{}\n", output.error.sentence());
         if args.report.is_some() {
-            say!("report: {}\n", PathBuf::from(folder).join("index.html").display());
+            say!("report: {}\n", folder.join("index.html").display());
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl Errors {
-    fn of(predicted: &Metrics, measured: &Metrics) -> Errors {
+    fn of(predicted: &Metrics, measured: &Metrics) -> Self {
         let relative = |predicted: Option<f64>, measured: Option<f64>| {
             let (predicted, measured) = predicted.zip(measured)?;
             (measured != 0.0).then(|| predicted / measured - 1.0)
         };
-        Errors {
+        Self {
             tpot: relative(predicted.tpot_ms.map(|tpot| tpot.mean), measured.tpot_ms.map(|tpot| tpot.mean)),
             ttft: relative(predicted.ttft_ms, measured.ttft_ms),
             bytes_read: relative(predicted.bytes_read_per_token(), measured.bytes_read_per_token()),

@@ -3,8 +3,6 @@
 //! The lab creates control groups and copies of the model, measures the devices within their limits, starts the
 //! workers and writes the prediction. Then it runs the head, reads counters and applies events. Dropping the lab ends
 //! the processes and removes the control groups and copies.
-//!
-//! Not here: unsupported scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,13 +14,13 @@ use std::time::Duration;
 
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
-    DeviceLimits, DeviceProcess, DeviceUsage, Group, Groups, Meter, ModelCopies, Placement, WatchedDevice,
-    copies,
+    DeviceLimits, DeviceProcess, DeviceUsage, Group, Groups, LabError, Meter, ModelCopies, Placement,
+    WatchedDevice, copies,
 };
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::scenario::Limits;
+use hearth_schema::scenario::{DeviceEntry, Limits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{Disturbances, Run};
 use hearth_workflow::documents::{read, read_trace, write_run};
@@ -32,7 +30,7 @@ use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
 use super::events::{self, DeviceProcesses, HeadReport};
 use super::{links, steadiness};
-use crate::cli::LabArgs;
+use crate::cli::{GpuWeights, LabArgs};
 use crate::diagnostics::Failure;
 use crate::interruption;
 use crate::machine::open_model;
@@ -45,10 +43,11 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum age of a cached profile.
 /// source: measured; the speed of a shared virtual machine drifts by a tenth in some minutes
 const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
-/// Time limit between two lines of the head.
+/// Time limit between two lines of the head's output.
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
-pub struct Lab {
+pub struct Lab<'l> {
+    loaded: &'l LoadedScenario,
     children: BTreeMap<String, DeviceProcess>,
     groups: BTreeMap<String, Group>,
     copies: ModelCopies,
@@ -64,15 +63,15 @@ pub struct Lab {
 /// Whether a signal was received; the thread of the signal handler cleans up and exits the process.
 pub static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-impl Lab {
-    pub fn set_up(loaded: &LoadedScenario, model: &Path, args: &LabArgs) -> Result<Lab, Failure> {
-        let opened = open_model(model)?;
+impl<'l> Lab<'l> {
+    pub fn set_up(loaded: &'l LoadedScenario, model: &Path, args: &LabArgs) -> Result<Self, Failure> {
+        let opened = open_model(model, GpuWeights::AsStored)?;
         let parts = opened.weights.parts().to_vec();
         let scratch =
             args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
-        let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
-        let limited =
-            loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
+        let devices = &loaded.scenario.devices;
+        let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
+        let limited = devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
         let found = Groups::find(Path::new("/sys/fs/cgroup"));
         // Also done by a lab without groups, because a killed lab leaves processes that occupy memory.
         if let Ok(found) = &found {
@@ -85,9 +84,9 @@ impl Lab {
         clean_up_on_signal(found.clone(), copies::folder(&scratch));
         let copies = ModelCopies::make(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
-        for (index, entry) in loaded.scenario.devices.iter().enumerate() {
+        for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
-            let limits = entry.limits.clone().unwrap_or_default();
+            let limits = limits_of(entry);
             // Disk and processor are limited only after the measurement of the device, because the simulator models
             // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
             let limits = DeviceLimits { memory: limits.memory, disk_read: None, cpu: limits.cpu };
@@ -102,6 +101,7 @@ impl Lab {
         }
         let workload = &loaded.scenario.workload;
         Ok(Lab {
+            loaded,
             children: BTreeMap::new(),
             groups,
             copies,
@@ -114,25 +114,40 @@ impl Lab {
         })
     }
 
-    fn placement<'s>(&'s self, name: &str, limits: &'s Limits) -> Placement<'s> {
-        Placement { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
+    /// Returns the index and the entry of a device in the scenario.
+    fn entry(&self, name: &str) -> Result<(usize, &'l DeviceEntry), Failure> {
+        let mut entries = self.loaded.scenario.devices.iter().enumerate();
+        entries
+            .find(|(_, entry)| entry.name == name)
+            .ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))
+    }
+
+    /// Starts this program on a device, within its limits.
+    fn start(&self, entry: &DeviceEntry, mut arguments: Vec<String>) -> Result<DeviceProcess, LabError> {
+        if let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads) {
+            arguments.extend(strings(["--threads", &threads.to_string()]));
+        }
+        DeviceProcess::start(&entry.name, self.placement(entry), &self.program, &arguments)
+    }
+
+    fn placement<'s>(&'s self, entry: &'s DeviceEntry) -> Placement<'s> {
+        let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
+        Placement { group: self.groups.get(&entry.name), processors: affinity.unwrap_or_default() }
     }
 
     /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
-    /// speed of the machine.
-    pub fn profiles(&self, loaded: &LoadedScenario) -> Result<(Vec<Device>, f64), Failure> {
+    /// speed of the machine at these measurements.
+    pub fn profiles(&self) -> Result<(Vec<Device>, f64), Failure> {
         let now = steadiness::speed()?;
         let mut speeds = Vec::new();
-        let devices = loaded.devices(|index, entry| {
-            let limits = entry.limits.clone().unwrap_or_default();
-            let (device, speed) =
-                self.profile(index, &entry.name, &limits, now).map_err(Failure::into_error)?;
+        let devices = self.loaded.devices(|index, entry| {
+            let (device, speed) = self.profile(index, entry, now).map_err(Failure::into_error)?;
             speeds.push(speed);
             Ok(device)
         })?;
-        for entry in &loaded.scenario.devices {
-            let limits = entry.limits.clone().unwrap_or_default();
+        for entry in &self.loaded.scenario.devices {
             if let Some(group) = self.groups.get(&entry.name) {
+                let limits = limits_of(entry);
                 let limits = DeviceLimits { memory: None, disk_read: limits.disk_read, cpu: limits.cpu };
                 group.set_limits(limits)?;
             }
@@ -144,22 +159,21 @@ impl Lab {
 
     /// Returns the profile of a device, cached or newly measured, and the speed of the machine at its measurement.
     /// `now` is the current speed.
-    fn profile(&self, index: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
-        let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
+    fn profile(&self, index: usize, entry: &DeviceEntry, now: f64) -> Result<(Device, f64), Failure> {
+        let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(&limits_of(entry))));
         if let Some(cached) = cached.as_ref().filter(|cached| is_recent(cached))
             && let Some(speed) = speed_of(cached).filter(|then| steadiness::is_similar(*then, now))
         {
             return Ok((read(cached)?, speed));
         }
+        let name = entry.name.as_str();
         let output = self.folder.join(format!("{name}.device.yaml"));
         let pass = self.pass_tokens.to_string();
         let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--pass-tokens", &pass]);
         arguments.extend(strings(["--name", name, "--model"]));
         arguments.push(self.copies.file(index).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
-        arguments.extend(threads(limits));
-        DeviceProcess::start(name, self.placement(name, limits), &self.program, &arguments)?
-            .for_each_line(PROFILE_DEADLINE, |_| {})?;
+        self.start(entry, arguments)?.for_each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
         let speed = steadiness::speed()?;
         if let (Some(folder), Some(cached)) = (&self.profiles, cached) {
@@ -179,27 +193,22 @@ impl Lab {
 
     /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
     /// cluster.
-    pub fn prepare(
-        &mut self,
-        loaded: &LoadedScenario,
-        cluster: &mut Cluster,
-        mut plan: Plan,
-    ) -> Result<Plan, Failure> {
-        let mut scenario = as_measured(loaded);
+    pub fn prepare(&mut self, cluster: &mut Cluster, mut plan: Plan) -> Result<Plan, Failure> {
+        let mut scenario = as_measured(self.loaded);
         for (index, device) in plan.devices.iter().enumerate() {
-            let (_, limits) = entry(loaded, &device.name)?;
+            let limits = limits_of(self.entry(&device.name)?.1);
             if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&device.name)) {
                 let memory = limits::memory_limit(&limits, cluster, &plan, index);
                 group.set_limits(DeviceLimits { memory, ..DeviceLimits::default() })?;
             }
         }
-        self.start_workers(loaded, &mut plan)?;
+        self.start_workers(&mut plan)?;
         // The unreclaimable memory of a worker before it computes.
         let idle =
             |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable_bytes());
         let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
-        limits::apply_memory_limits(&loaded.scenario, cluster, &plan, idle);
-        for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
+        limits::apply_memory_limits(&self.loaded.scenario, cluster, &plan, idle);
+        for (entry, member) in self.loaded.scenario.devices.iter().zip(&cluster.members) {
             let name = format!("{}.device.yaml", entry.name);
             write_in_folder(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
@@ -207,33 +216,29 @@ impl Lab {
             scenario.links = links::measure(&scenario.links)?;
             cluster.links = LinkTable::new(scenario.links.clone());
         }
-        if loses_a_device(&loaded.scenario) {
+        if loses_a_device(&self.loaded.scenario) {
             write_in_folder(&self.folder, "scenario.yaml", scenario.to_yaml().as_bytes())?;
         }
         Ok(plan)
     }
 
     /// Ends the workers of an earlier run, starts new ones, and writes their addresses into the plan.
-    pub fn start_workers(&mut self, loaded: &LoadedScenario, plan: &mut Plan) -> Result<(), Failure> {
+    pub fn start_workers(&mut self, plan: &mut Plan) -> Result<(), Failure> {
         self.children.clear();
         self.drop_caches()?;
-        for position in 1..plan.devices.len() {
-            let name = plan.devices[position].name.clone();
-            let (index, limits) = entry(loaded, &name)?;
+        for device in plan.devices.iter_mut().skip(1) {
+            let (index, entry) = self.entry(&device.name)?;
             let mut arguments =
                 strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
             arguments.push(self.copies.file(index).display().to_string());
-            arguments.extend(threads(&limits));
-            arguments.extend(self.emulation_flags(loaded, &name));
-            let mut child =
-                DeviceProcess::start(&name, self.placement(&name, &limits), &self.program, &arguments)?;
+            arguments.extend(self.emulation_flags(&entry.name));
+            let mut child = self.start(entry, arguments)?;
             let line = child.next_line(START_DEADLINE)?;
-            let address = line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
-            plan.devices[position].address = Some(address);
-            self.children.insert(name, child);
+            device.address = Some(line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string());
+            self.children.insert(entry.name.clone(), child);
         }
-        if loaded.scenario.links.emulated && plan.devices.len() > 1 {
-            links::write(&self.folder, &loaded.scenario, plan)?;
+        if self.loaded.scenario.links.emulated && plan.devices.len() > 1 {
+            links::write(&self.folder, &self.loaded.scenario, plan)?;
         }
         write_in_folder(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
         Ok(())
@@ -247,34 +252,24 @@ impl Lab {
             return Ok(());
         }
         self.groups.values().for_each(Group::drop_page_cache);
-        let mut program =
-            File::open(&self.program).map_err(|error| Error::file(&self.program, "open", &error))?;
-        io::copy(&mut program, &mut io::sink())
-            .map_err(|error| Error::file(&self.program, "read", &error))?;
+        let failed = |what: &'static str| move |error: io::Error| Error::file(&self.program, what, &error);
+        let mut program = File::open(&self.program).map_err(failed("open"))?;
+        io::copy(&mut program, &mut io::sink()).map_err(failed("read"))?;
         Ok(())
     }
 
-    fn emulation_flags(&self, loaded: &LoadedScenario, name: &str) -> Vec<String> {
+    fn emulation_flags(&self, name: &str) -> Vec<String> {
         let file = self.folder.join(links::file_name(name)).display().to_string();
-        if loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
+        if self.loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
     }
 
     /// Simulates the plan and writes the trace and its hash. Returns both.
-    pub fn predict(
-        &self,
-        cluster: &Cluster,
-        plan: &Plan,
-        loaded: &LoadedScenario,
-    ) -> Result<(Trace, String), Failure> {
-        let replanner = MidRunPlanner::new(loaded);
-        let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
-        let Run { trace, unreached_events, .. } = simulate_with_disturbances(
-            cluster,
-            plan,
-            &loaded.scenario,
-            MemoryOptions::default(),
-            &disturbances,
-        )?;
+    pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
+        let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
+        let replanner = MidRunPlanner::new(self.loaded);
+        let disturbances = Disturbances { events: &scenario.events, replanner: Some(&replanner) };
+        let Run { trace, unreached_events, .. } =
+            simulate_with_disturbances(cluster, plan, scenario, memory, &disturbances)?;
         for index in unreached_events {
             tracing::warn!("events[{index}] did not happen before the predicted run ended");
         }
@@ -288,36 +283,29 @@ impl Lab {
 
     /// Runs the head within its limits, applies the events of the scenario, and reads the counters of all devices
     /// after each token.
-    pub fn execute(
-        &self,
-        loaded: &LoadedScenario,
-        plan: &Plan,
-        repeat: u32,
-    ) -> Result<(Trace, Vec<DeviceUsage>), Failure> {
-        let name = &plan.devices[0].name;
-        let (index, limits) = entry(loaded, name)?;
+    pub fn execute(&self, plan: &Plan, repeat: u32) -> Result<(Trace, Vec<DeviceUsage>), Failure> {
+        let (index, head) = self.entry(&plan.devices[0].name)?;
         self.copies.drop_cache()?;
         if let Some(draft) = &self.draft {
             copies::drop_cache(draft)?;
         }
         let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
         let trace = self.folder.join(format!("measured{number}.trace"));
-        let mut arguments = self.head_arguments(loaded, index, &trace);
-        arguments.extend(threads(&limits));
-        arguments.extend(self.emulation_flags(loaded, name));
+        let mut arguments = self.head_arguments(index, &trace);
+        arguments.extend(self.emulation_flags(&head.name));
         let mut watched = Vec::new();
         for device in &plan.devices {
-            let (index, limits) = entry(loaded, &device.name)?;
+            let (index, entry) = self.entry(&device.name)?;
             watched.push(WatchedDevice {
                 name: device.name.clone(),
                 group: self.groups.get(&device.name),
-                is_throttled: limits.disk_read.is_some(),
+                is_throttled: limits_of(entry).disk_read.is_some(),
                 resident_before: self.copies.resident_bytes(index),
             });
         }
         let mut meter = Meter::start(watched);
-        let head = DeviceProcess::start(name, self.placement(name, &limits), &self.program, &arguments)?;
-        let missed = self.follow(loaded, head, || meter.on_token())?;
+        let head = self.start(head, arguments)?;
+        let missed = self.follow(head, || meter.on_token())?;
         for index in missed {
             tracing::warn!("events[{index}] did not happen before the run ended");
         }
@@ -326,26 +314,15 @@ impl Lab {
         Ok((trace, usage))
     }
 
-    /// Reads the lines of the head and applies events. Returns the indices of events that did not happen.
-    fn follow(
-        &self,
-        loaded: &LoadedScenario,
-        head: DeviceProcess,
-        mut token: impl FnMut(),
-    ) -> Result<Vec<usize>, Failure> {
-        let scenario = &loaded.scenario;
-        let limits: Vec<Limits> =
-            scenario.devices.iter().map(|entry| entry.limits.clone().unwrap_or_default()).collect();
-        let device = |(entry, limits)| {
-            let entry: &hearth_schema::scenario::DeviceEntry = entry;
-            let (placement, worker) = (
-                self.placement(&entry.name, limits),
-                self.children.get(&entry.name).map(DeviceProcess::stopper),
-            );
-            (entry.name.clone(), DeviceProcesses { placement, worker })
+    /// Reads the head's output, calls `token` per token, and applies events. Returns the indices of missed events.
+    fn follow(&self, head: DeviceProcess, mut token: impl FnMut()) -> Result<Vec<usize>, Failure> {
+        let scenario = &self.loaded.scenario;
+        let processes = |entry: &'l DeviceEntry| DeviceProcesses {
+            placement: self.placement(entry),
+            worker: self.children.get(&entry.name).map(DeviceProcess::stopper),
         };
         let devices: BTreeMap<String, DeviceProcesses> =
-            scenario.devices.iter().zip(&limits).map(device).collect();
+            scenario.devices.iter().map(|entry| (entry.name.clone(), processes(entry))).collect();
         let (report_tx, reports) = mpsc::channel();
         #[allow(clippy::disallowed_methods)] // events happen to real processes at real times
         let start = std::time::Instant::now();
@@ -373,8 +350,8 @@ impl Lab {
         })
     }
 
-    fn head_arguments(&self, loaded: &LoadedScenario, index: usize, trace: &Path) -> Vec<String> {
-        let workload = &loaded.scenario.workload;
+    fn head_arguments(&self, index: usize, trace: &Path) -> Vec<String> {
+        let workload = &self.loaded.scenario.workload;
         let mut arguments =
             strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
@@ -385,7 +362,7 @@ impl Lab {
             ("--micro-batch", workload.micro_batch.to_string()),
             ("--tokens", workload.generate.to_string()),
             ("--trace", trace.display().to_string()),
-            ("--seed", loaded.scenario.seed.to_string()),
+            ("--seed", self.loaded.scenario.seed.to_string()),
         ] {
             arguments.extend([flag.to_string(), value]);
         }
@@ -393,7 +370,7 @@ impl Lab {
             arguments.extend(strings(["--draft-model", &draft.display().to_string()]));
             arguments.extend(strings(["--draft-tokens", &drafts.to_string()]));
         }
-        if loses_a_device(&loaded.scenario) {
+        if loses_a_device(&self.loaded.scenario) {
             let scenario = self.folder.join("scenario.yaml").display().to_string();
             arguments.extend(strings(["--scenario", &scenario]));
         } else {
@@ -404,28 +381,25 @@ impl Lab {
 
     /// Ends the workers and removes limits and copies. Returns the folder of the results.
     pub fn finish(self) -> PathBuf {
-        self.folder.clone()
+        self.folder
     }
 }
 
-/// Returns the path of the file with the speed of the machine at the measurement of a cached profile.
+/// Returns the path of the file with the speed of the machine when a cached profile was measured.
 fn speed_file(profile: &Path) -> PathBuf {
     profile.with_extension("pace")
 }
 
-/// Returns the speed of the machine at the measurement of a cached profile.
 fn speed_of(profile: &Path) -> Option<f64> {
     let text = std::fs::read_to_string(speed_file(profile)).ok()?;
     text.trim().parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0)
 }
 
-/// Returns whether a cached profile exists and is not too old.
 fn is_recent(profile: &Path) -> bool {
     let modified = profile.metadata().and_then(|file| file.modified()).ok();
     modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < MAX_PROFILE_AGE)
 }
 
-/// Returns whether a device leaves during the run.
 fn loses_a_device(scenario: &Scenario) -> bool {
     scenario.events.iter().any(|event| event.change() == Some(Change::Leaves))
 }
@@ -444,14 +418,8 @@ fn as_measured(loaded: &LoadedScenario) -> Scenario {
     scenario
 }
 
-/// Returns the index of a device in the scenario, and its limits.
-fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
-    let devices = &loaded.scenario.devices;
-    let index = devices
-        .iter()
-        .position(|entry| entry.name == name)
-        .ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))?;
-    Ok((index, devices[index].limits.clone().unwrap_or_default()))
+fn limits_of(entry: &DeviceEntry) -> Limits {
+    entry.limits.clone().unwrap_or_default()
 }
 
 /// Removes groups and copies after a signal, because destructors do not run then.
@@ -469,16 +437,10 @@ fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
 }
 
 fn need_groups(limits: &Limits) -> bool {
-    limits.memory.is_some()
-        || limits.memory_share.is_some()
-        || limits.disk_read.is_some()
-        || limits.cpu.is_some()
+    let Limits { memory, memory_share, disk_read, cpu, .. } = limits;
+    memory.is_some() || memory_share.is_some() || disk_read.is_some() || cpu.is_some()
 }
 
 fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_string).into()
-}
-
-fn threads(limits: &Limits) -> Vec<String> {
-    limits.threads.map_or(Vec::new(), |threads| vec!["--threads".into(), threads.to_string()])
 }

@@ -1,6 +1,6 @@
 //! Checks that the speed of the machine did not change during a run of a lab.
 //!
-//! The speed of the machine ([`hearth_runtime::profile::pace`]) is measured when the devices are profiled, and before
+//! The speed of the machine ([`hearth_runtime::profile::machine_speed`]) is measured when the devices are profiled, and before
 //! and after each run. The CPU time that a hypervisor steals is measured during the run. A run is unsteady if the
 //! changed speed or the stolen time would change the predicted time too much. A suite then repeats the lab a few
 //! times, regardless of its result. A cached profile is used only at a similar speed.
@@ -8,7 +8,7 @@
 use std::fs;
 
 use hearth_core::metrics::Metrics;
-use hearth_runtime::profile::pace;
+use hearth_runtime::profile::machine_speed;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
@@ -34,7 +34,7 @@ pub struct Steadiness {
     /// The share of CPU time that a hypervisor gave to other virtual machines during the run; 0 if unknown.
     #[serde(rename = "stolen")]
     pub stolen_share: f64,
-    /// Whether these speeds and this stolen time would change the predicted time by at most a tenth.
+    /// Whether `relative_speeds` and `stolen_share` would change the predicted time by at most a tenth.
     #[serde(rename = "steady")]
     pub is_steady: bool,
 }
@@ -43,19 +43,19 @@ impl Steadiness {
     /// Returns the steadiness of a run; `computing` is the share of CPU time in the predicted time per token.
     ///
     /// ```text
-    /// |computing (1 / pace - 1)| <= 0.1    and    1 / (1 - stolen) - 1 <= 0.1
+    /// |computing (1 / relative speed - 1)| <= 0.1    and    1 / (1 - stolen) - 1 <= 0.1
     /// ```
     ///
     /// Stolen time counts fully, because a processor that does not run handles no interrupts of disks and links
     /// either.
-    fn of(pace: [f64; 2], stolen: f64, computing: f64) -> Steadiness {
+    fn of(relative_speeds: [f64; 2], stolen_share: f64, computing: f64) -> Steadiness {
         // False for NaN.
-        let is_small = |share: f64, pace: f64| (share * (1.0 / pace - 1.0)).abs() <= MAX_TIME_CHANGE;
-        let is_steady = pace.iter().all(|&pace| is_small(computing, pace)) && is_small(1.0, 1.0 - stolen);
-        Steadiness { relative_speeds: pace, stolen_share: stolen, is_steady }
+        let is_small = |share: f64, speed: f64| (share * (1.0 / speed - 1.0)).abs() <= MAX_TIME_CHANGE;
+        let is_steady = relative_speeds.iter().all(|&speed| is_small(computing, speed))
+            && is_small(1.0, 1.0 - stolen_share);
+        Steadiness { relative_speeds, stolen_share, is_steady }
     }
 
-    /// Returns a warning for an unsteady run.
     pub fn warning(&self) -> Option<String> {
         let [before, after] = self.relative_speeds;
         (!self.is_steady).then(|| {
@@ -80,17 +80,15 @@ pub fn observe<T>(
     let times = ProcessorTimes::now();
     let result = run()?;
     let stolen = ProcessorTimes::now().zip(times).map_or(0.0, |(now, then)| now.stolen_since(then));
-    let pace = [before / measured, speed()? / measured];
-    Ok((result, Steadiness::of(pace, stolen, computing)))
+    let relative_speeds = [before / measured, speed()? / measured];
+    Ok((result, Steadiness::of(relative_speeds, stolen, computing)))
 }
 
 /// CPU time of all processors since boot, in ticks.
 /// source: Linux, Documentation/filesystems/proc.rst, 1.7: `/proc/stat`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProcessorTimes {
-    /// Time stolen by the hypervisor.
     stolen: u64,
-    /// Total time.
     all: u64,
 }
 
@@ -111,7 +109,6 @@ impl ProcessorTimes {
         })
     }
 
-    /// Returns the share of stolen time between two readings.
     fn stolen_since(self, then: ProcessorTimes) -> f64 {
         let [stolen, all] = [(self.stolen, then.stolen), (self.all, then.all)]
             .map(|(now, then)| now.saturating_sub(then) as f64);
@@ -119,9 +116,8 @@ impl ProcessorTimes {
     }
 }
 
-/// Measures the current speed of the machine.
 pub fn speed() -> Result<f64, Failure> {
-    Ok(pace().map_err(Failure::failed)?.0)
+    Ok(machine_speed().map_err(Failure::failed)?.0)
 }
 
 #[cfg(test)]
@@ -130,11 +126,11 @@ mod tests {
 
     #[test]
     fn change_of_speed_counts_by_the_share_of_computing() {
-        let is_steady = |computing, pace| Steadiness::of(pace, 0.0, computing).is_steady;
+        let is_steady = |computing, speeds| Steadiness::of(speeds, 0.0, computing).is_steady;
         assert!(is_steady(1.0, [1.0, 0.96]) && is_steady(1.0, [1.05, 1.0]));
         assert!(!is_steady(1.0, [1.0, 0.8]) && !is_steady(1.0, [1.3, 1.0]));
         assert!(is_steady(0.1, [0.7, 1.3]), "most of the time is waiting for disks");
-        assert!(!is_steady(0.0, [0.0, 1.0]) && !is_steady(0.0, [1.0, f64::NAN]), "no pace at all");
+        assert!(!is_steady(0.0, [0.0, 1.0]) && !is_steady(0.0, [1.0, f64::NAN]), "no speed at all");
         assert!(is_similar(10.0, 10.9) && !is_similar(10.0, 8.0));
     }
 
@@ -142,10 +138,8 @@ mod tests {
     fn stolen_time_makes_a_run_unsteady() {
         let is_steady = |stolen| Steadiness::of([1.0, 1.0], stolen, 0.05).is_steady;
         assert!(is_steady(0.0) && is_steady(0.09));
-        assert!(
-            !is_steady(0.1) && !is_steady(0.5) && !is_steady(1.0),
-            "a stolen processor reads nothing from disk"
-        );
+        let is_unsteady = !is_steady(0.1) && !is_steady(0.5) && !is_steady(1.0);
+        assert!(is_unsteady, "a stolen processor reads nothing from disk");
         let warned = Steadiness::of([1.0, 1.0], 0.5, 0.05).warning();
         assert!(warned.is_some_and(|text| text.contains("50 % of the CPU time was stolen")));
     }

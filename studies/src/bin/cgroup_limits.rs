@@ -1,4 +1,4 @@
-//! Compares the limits of a cgroup with the slow processor and the slow disk of the model.
+//! Compares processes under cgroup limits with the simulator's slow processor and slow disk.
 //!
 //! With `--cpu`, a process computes bursts of work with half a processor (cfs quota), for several periods of the
 //! bandwidth control. The measured time of a burst is compared with the naive model (work / rate) and with an exact
@@ -13,7 +13,7 @@
 //! cargo run --release -p hearth-studies --bin cgroup_limits -- --disk
 //! ```
 //!
-//! The numbers are in `docs/decisions/0012-cgroup-limits-as-slow-hardware.md` and, of `--duty`, in
+//! The results are in `docs/decisions/0012-cgroup-limits-as-slow-hardware.md`, those of `--duty` in
 //! `docs/decisions/0031-cpu-quota-and-lab-emulation.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
@@ -27,16 +27,15 @@ use hearth_profiles::device::Quota;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
 use hearth_studies::cgroups::{
-    Cgroups, Failure, Limits, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number,
-    require_root,
+    Cgroups, Limits, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number, require_root,
 };
-use hearth_studies::{processor_seconds, run_study};
+use hearth_studies::{Failure, processor_seconds, run_study};
 
 /// The CPU limit of `--cpu`, in processors.
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
-/// The size of one request to the kernel.
+/// The size of one read request to the kernel, in bytes.
 const PIECE: usize = MIB;
 
 fn main() -> ExitCode {
@@ -49,15 +48,9 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         ["--cpu"] => cpu_rows(),
         ["--duty"] => duty_rows(),
         ["--disk"] => disk_rows(),
-        ["--child-cpu", rounds, bursts, idle] => {
-            spin(parse_number(rounds)?, parse_number(bursts)?, parse_number(idle)?)
+        ["--child-cpu", threads, rounds, bursts, idle] => {
+            spin(parse_number(threads)?, parse_number(rounds)?, parse_number(bursts)?, parse_number(idle)?)
         }
-        ["--child-duty", threads, rounds, bursts, idle] => spin_together(
-            parse_number(threads)?,
-            parse_number(rounds)?,
-            parse_number(bursts)?,
-            parse_number(idle)?,
-        ),
         ["--child-disk", file, burst, bursts, pause] => {
             read(Path::new(file), parse_number(burst)?, parse_number(bursts)?, parse_number(pause)?)
         }
@@ -67,8 +60,24 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
 
 /// Runs this program again under limits and returns the numbers that it prints, in milliseconds.
 fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, Failure> {
-    let groups = Cgroups::create(limits, file)?;
-    groups.run(arguments)?.split_whitespace().map(parse_number).collect()
+    Cgroups::run(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
+}
+
+/// Runs bursts in a child with a CPU quota. Returns the wall time and the processor time of each, in milliseconds.
+fn bursts_in_child(
+    cores: f64,
+    period_ms: u64,
+    threads: usize,
+    [rounds, bursts, idle_ms]: [u64; 3],
+) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+    let quota = (period_ms as f64 * 1e3 * cores) as u64;
+    let limits = Limits { cpu_quota: Some((quota, period_ms * 1000)), ..Limits::default() };
+    let numbers = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
+    let words = [&["--child-cpu".to_owned()][..], &numbers].concat();
+    let pairs = in_child(limits, Path::new("/"), &words)?;
+    // The first burst is ignored: the start of the process has used a part of its quota.
+    let column = |at: usize| pairs.iter().copied().skip(2 + at).step_by(2).collect();
+    Ok((column(0), column(1)))
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -86,7 +95,7 @@ fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
 }
 
-/// Returns the rounds that an undisturbed processor computes in a millisecond: the maximum of many short
+/// Returns the rounds of [`work`] that an undisturbed processor computes in a millisecond: the maximum of many short
 /// measurements.
 fn rounds_per_milli() -> f64 {
     const ROUNDS: u64 = 200_000;
@@ -96,18 +105,6 @@ fn rounds_per_milli() -> f64 {
         ROUNDS as f64 / (begin.elapsed().as_secs_f64() * 1e3)
     };
     (0..400).map(rate).fold(0.0, f64::max)
-}
-
-/// Runs as the child of `--cpu`: prints the wall time and the processor time of each burst in milliseconds.
-fn spin(rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
-    let _groups = Cgroups::join()?;
-    for _ in 0..bursts {
-        std::thread::sleep(Duration::from_millis(idle_ms));
-        let (begin, before) = (Instant::now(), processor_seconds());
-        std::hint::black_box(work(rounds));
-        println!("{} {}", begin.elapsed().as_secs_f64() * 1e3, (processor_seconds() - before) * 1e3);
-    }
-    Ok(())
 }
 
 fn cpu_rows() -> Result<(), Failure> {
@@ -121,25 +118,16 @@ fn cpu_rows() -> Result<(), Failure> {
         for work_ms in [1u64, 3, 10, 50, 200] {
             for idle_ms in [1u64, 10, 50] {
                 let bursts = (1000 / (2 * work_ms + idle_ms)).clamp(6, 100);
-                let quota = (period_ms as f64 * 1e3 * SHARE) as u64;
-                let limits = Limits { cpu_quota: Some((quota, period_ms * 1000)), ..Limits::default() };
                 let rounds = (rate * work_ms as f64) as u64;
-                let words =
-                    ["--child-cpu".into(), rounds.to_string(), bursts.to_string(), idle_ms.to_string()];
-                let pairs = in_child(limits, Path::new("/"), &words)?;
-                // The first burst is ignored: the start of the process has used a part of its quota.
-                let times: Vec<f64> = pairs.iter().copied().step_by(2).skip(1).collect();
-                let charged: Vec<f64> = pairs.iter().copied().skip(1).step_by(2).skip(1).collect();
+                let (times, charged) = bursts_in_child(SHARE, period_ms, 1, [rounds, bursts, idle_ms])?;
                 let (work, naive) = (mean(&charged), mean(&charged) / SHARE);
                 let exact = exact_quota_ms(work, idle_ms as f64, period_ms as f64, bursts);
+                let (took, [p10, median, p90]) =
+                    (mean(&times), [0.1, 0.5, 0.9].map(|at| quantile(&times, at)));
                 println!(
-                    "| {period_ms} | {work_ms} | {work:.1} | {idle_ms} | {naive:.1} | {exact:.1} | {:.1} | {:.1} | \
-                     {:.1} - {:.1} | {:.2} |",
-                    mean(&times),
-                    quantile(&times, 0.5),
-                    quantile(&times, 0.1),
-                    quantile(&times, 0.9),
-                    mean(&times) / naive,
+                    "| {period_ms} | {work_ms} | {work:.1} | {idle_ms} | {naive:.1} | {exact:.1} | {took:.1} | \
+                     {median:.1} | {p10:.1} - {p90:.1} | {:.2} |",
+                    took / naive,
                 );
             }
         }
@@ -147,9 +135,9 @@ fn cpu_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs as the child of `--duty`: like [`spin`], but several threads start and end each burst together. The printed
-/// processor time is the mean of all threads.
-fn spin_together(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
+/// Runs as the child of `--cpu` and `--duty`: several threads start and end each burst together. Prints the wall time
+/// of each burst and the mean processor time of the threads, in milliseconds.
+fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);
     let burst = || {
@@ -194,15 +182,10 @@ fn duty_rows() -> Result<(), Failure> {
         for work_ms in [1u64, 3, 10, 30] {
             for idle_ms in [10u64, 50] {
                 let bursts = (800 / (3 * work_ms + idle_ms)).clamp(8, 40);
-                let quota = (PERIOD_MS as f64 * 1e3 * cores) as u64;
-                let limits = Limits { cpu_quota: Some((quota, PERIOD_MS * 1000)), ..Limits::default() };
                 let rounds = (rate * work_ms as f64) as u64;
-                let words = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
-                let words: Vec<String> = ["--child-duty".to_string()].into_iter().chain(words).collect();
-                let pairs = in_child(limits, Path::new("/"), &words)?;
-                let column =
-                    |skip: usize| pairs.iter().copied().skip(2 + skip).step_by(2).collect::<Vec<f64>>();
-                let (took, charged) = (mean(&column(0)), mean(&column(1)));
+                let numbers = [rounds, bursts, idle_ms];
+                let (times, charged) = bursts_in_child(cores, PERIOD_MS, threads, numbers)?;
+                let (took, charged) = (mean(&times), mean(&charged));
                 let naive = charged * (threads as f64 / cores).max(1.0);
                 let simulated = simulated_mean_ms(cores, threads as f64, charged, idle_ms, bursts);
                 println!(
@@ -217,7 +200,7 @@ fn duty_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the mean time of the same bursts on the simulator's processor, in milliseconds.
+/// Returns the mean time of a burst on the simulator's processor ([`Cpu`]), in milliseconds.
 fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
     let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores: value, period }));
@@ -276,11 +259,8 @@ fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(
         drop_from_cache(&file, at, length);
         std::thread::sleep(Duration::from_millis(pause_ms));
         let begin = Instant::now();
-        for piece in part.chunks(PIECE) {
-            advise(piece, libc::MADV_WILLNEED);
-        }
-        for piece in part.chunks(PIECE) {
-            advise(piece, libc::MADV_POPULATE_READ);
+        for advice in [libc::MADV_WILLNEED, libc::MADV_POPULATE_READ] {
+            part.chunks(PIECE).for_each(|piece| advise(piece, advice));
         }
         println!("{}", begin.elapsed().as_secs_f64() * 1e3);
     }
@@ -290,7 +270,6 @@ fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(
 fn disk_rows() -> Result<(), Failure> {
     require_root()?;
     let file = WeightFile::create(&std::env::temp_dir(), FILE_MIB)?;
-    let name = file.path.to_str().ok_or("the directory's name is not UTF-8")?.to_string();
     println!(
         "| burst MiB | pause ms | naive ms | simulated mean ms | measured mean ms | measured / simulated | \
          measured median | p10 - p90 |\n|---|---|---|---|---|---|---|---|"
@@ -301,25 +280,24 @@ fn disk_rows() -> Result<(), Failure> {
             let naive = bytes / (DISK_MBPS as f64 * 1e3);
             let bursts = (4000.0 / (naive + pause_ms as f64)).clamp(6.0, 60.0) as usize;
             let limits = Limits { disk_mbps: DISK_MBPS, ..Limits::default() };
-            let words = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
-            let words = ["--child-disk".to_string(), name.clone()].into_iter().chain(words);
-            let times = in_child(limits, &file.path, &words.collect::<Vec<_>>())?;
+            let numbers = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
+            let words = [&["--child-disk".to_owned(), file.name.clone()][..], &numbers].concat();
+            let times = in_child(limits, &file.path, &words)?;
             let simulated = simulated_times_ms(burst_mib * MIB, bursts, pause_ms);
+            let (simulated, took) = (mean(&simulated), mean(&times));
+            let [p10, p90] = [0.1, 0.9].map(|at| quantile(&times, at));
             println!(
-                "| {burst_mib} | {pause_ms} | {naive:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} - {:.1} |",
-                mean(&simulated),
-                mean(&times),
-                mean(&times) / mean(&simulated),
-                median(times.clone()),
-                quantile(&times, 0.1),
-                quantile(&times, 0.9),
+                "| {burst_mib} | {pause_ms} | {naive:.0} | {simulated:.1} | {took:.1} | {:.2} | {:.1} | \
+                 {p10:.1} - {p90:.1} |",
+                took / simulated,
+                median(times),
             );
         }
     }
     Ok(())
 }
 
-/// Returns the times of the same bursts on the simulator's disk, in milliseconds.
+/// Returns the time of each burst on the simulator's disk ([`Disk`]), in milliseconds.
 fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(1500e6),

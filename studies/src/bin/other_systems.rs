@@ -23,7 +23,7 @@ use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::plan::{PlanKind, ScenarioRecord};
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, simulate};
-use hearth_studies::run_study;
+use hearth_studies::{Failure, run_study};
 use hearth_workflow::{FileResolver, LoadedScenario};
 
 /// TPOT and TTFT in milliseconds.
@@ -43,47 +43,46 @@ const PRESSURE: [(&str, &[(&str, f64)]); 2] = [
     ("dllama", &[("d1", 13.5), ("d2", 12.8), ("d3", 55.8), ("d4", 12.8)]),
 ];
 
-type Failed = Box<dyn std::error::Error>;
-
 fn main() -> ExitCode {
     run_study(|_| page().map(|page| print!("{page}")))
 }
 
-fn page() -> Result<String, Failed> {
+fn page() -> Result<String, Failure> {
     let head = "# Other systems on the testbed of the prima.cpp paper\n\nWritten by\n\n    \
         cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
         have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \
         the column exo.\n";
-    let sections = [
-        head.to_owned(),
-        table_4()?,
-        table_5()?,
-        without_check()?,
-        on_one_channel()?,
-        four_gib()?,
-        side_by_side()?,
-    ];
-    Ok(sections.join("\n"))
+    let sections =
+        [table_4()?, table_5()?, without_check()?, on_one_channel()?, four_gib()?, side_by_side()?];
+    Ok(format!("{head}\n{}", sections.join("\n")))
 }
 
-/// Returns the four devices of the paper with one of its models.
-fn paper(size: &str) -> Result<Cluster, Failed> {
+fn paper(size: &str) -> Result<Cluster, Failure> {
     cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
 }
 
-fn cluster(path: &str) -> Result<Cluster, Failed> {
+fn cluster(path: &str) -> Result<Cluster, Failure> {
     Ok(LoadedScenario::read(Path::new(path), &FileResolver)?.cluster(None)?)
 }
 
-fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failed> {
+fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failure> {
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     Ok(systems::plan(system, cluster, &origin, options)?)
 }
 
-fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, Failed> {
+fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, Failure> {
     let options = Options { ignore_memory, ..Options::default() };
     Ok(metrics::compute(&simulate(&Input { cluster, plan, options: &options })?))
+}
+
+/// Plans like another system, with the weight format that it uses, and simulates the plan.
+fn run_system(system: &str, cluster: &Cluster, ignore_memory: bool) -> Result<Metrics, Failure> {
+    run(cluster, &planned(system, cluster, SystemOptions::default())?, ignore_memory)
+}
+
+fn name(pattern: AllReduce) -> Result<String, Failure> {
+    Ok(serde_json::to_string(&pattern)?.trim_matches('"').to_owned())
 }
 
 /// Returns the TPOT and TTFT of a run, or a description of its memory shortages if it failed.
@@ -95,25 +94,20 @@ fn times(metrics: &Metrics) -> Result<Times, String> {
     Err(format!("out of memory: {}", short.join(", ")))
 }
 
-fn table_4() -> Result<String, Failed> {
+fn table_4() -> Result<String, Failure> {
     let mut text = "## Table 4: times in ms\n\n| system | size | TPOT, paper | TPOT, simulated | error | TTFT, paper | TTFT, \
                     simulated | terms of TPOT |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n"
         .to_owned();
     for (system, size, published) in PUBLISHED {
         let cluster = paper(size)?;
-        let metrics = run(&cluster, &planned(system, &cluster, SystemOptions::default())?, false)?;
-        let terms: Vec<String> = metrics
-            .terms_ms
-            .rows()
-            .iter()
-            .filter(|(_, ms)| *ms >= 0.5)
-            .map(|(name, ms)| format!("{name} {ms:.0}"))
-            .collect();
+        let metrics = run_system(system, &cluster, false)?;
+        let rows = metrics.terms_ms.rows();
+        let terms = rows.iter().filter(|(_, ms)| *ms >= 0.5).map(|(name, ms)| format!("{name} {ms:.0}"));
+        let terms = terms.collect::<Vec<_>>().join(", ");
         let row = match (times(&metrics), published) {
             (Ok((tpot, ttft)), Some((paper, first))) => format!(
-                "{paper:.0} | {tpot:.0} | {:+.1} % | {first:.0} | {ttft:.0} | {}",
-                (tpot / paper - 1.0) * 100.0,
-                terms.join(", ")
+                "{paper:.0} | {tpot:.0} | {:+.1} % | {first:.0} | {ttft:.0} | {terms}",
+                (tpot / paper - 1.0) * 100.0
             ),
             (Ok((tpot, ttft)), None) => format!("out of memory | {tpot:.0} | - | - | {ttft:.0} |"),
             (Err(why), published) => {
@@ -126,13 +120,13 @@ fn table_4() -> Result<String, Failed> {
     Ok(text)
 }
 
-fn table_5() -> Result<String, Failed> {
+fn table_5() -> Result<String, Failure> {
     let mut text = "## Table 5: memory pressure at 8B, in % of the device's memory\n\n| system | device | paper | simulated |\n\
                     | --- | --- | ---: | ---: |\n"
         .to_owned();
     let cluster = paper("8b")?;
     for (system, published) in PRESSURE {
-        let metrics = run(&cluster, &planned(system, &cluster, SystemOptions::default())?, false)?;
+        let metrics = run_system(system, &cluster, false)?;
         for (name, paper) in published {
             let device = metrics.devices.iter().find(|device| device.name == *name);
             let found = device.map_or(f64::NAN, |device| device.memory_pressure * 100.0);
@@ -142,10 +136,9 @@ fn table_5() -> Result<String, Failed> {
     Ok(text)
 }
 
-fn without_check() -> Result<String, Failed> {
+fn without_check() -> Result<String, Failure> {
     let cluster = paper("70b")?;
-    let dllama = planned("dllama", &cluster, SystemOptions::default())?;
-    let metrics = run(&cluster, &dllama, true)?;
+    let metrics = run_system("dllama", &cluster, true)?;
     let (tpot, _) = times(&metrics)?;
     let sums = 2 * cluster.model.shape.layers.0;
     let network = metrics.terms_ms.network;
@@ -154,8 +147,7 @@ fn without_check() -> Result<String, Failed> {
          {sums} all-reduces. The paper's independent tests have about 150 ms, 24 s together, and about 30 s a token.\n\n",
         network / f64::from(sums)
     );
-    let exo = run(&cluster, &planned("exo", &cluster, SystemOptions::default())?, true)?;
-    let (tpot, _) = times(&exo)?;
+    let (tpot, _) = times(&run_system("exo", &cluster, true)?)?;
     let _ = writeln!(text, "exo: {tpot:.0} ms a token. The paper has no number.\n");
     text.push_str("One all-reduce of 8192 numbers over four devices, on these links and idle:\n\n| pattern | numbers as | messages | \
              bytes on the links | ms |\n| --- | --- | ---: | ---: | ---: |\n");
@@ -168,7 +160,7 @@ fn without_check() -> Result<String, Failed> {
 }
 
 /// Returns the section that simulates dllama with several all-reduce patterns over one Wi-Fi channel.
-fn on_one_channel() -> Result<String, Failed> {
+fn on_one_channel() -> Result<String, Failure> {
     let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
                     latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
                     all-reduces.\n\n| channel | pattern | numbers as | ms a token | messages |\n| --- | --- | --- | ---: | ---: |\n"
@@ -189,34 +181,27 @@ fn on_one_channel() -> Result<String, Failed> {
             }
             let metrics = run(&cluster, &plan, true)?;
             let (tpot, _) = times(&metrics)?;
-            let pattern = serde_json::to_string(&all_reduce)?;
+            let pattern = name(all_reduce)?;
             let each = metrics.terms_ms.network / f64::from(2 * cluster.model.shape.layers.0);
-            let _ = writeln!(
-                text,
-                "| {words} | {} | {values} | {tpot:.0} | {each:.1} |",
-                pattern.trim_matches('"')
-            );
+            let _ = writeln!(text, "| {words} | {pattern} | {values} | {tpot:.0} | {each:.1} |");
         }
     }
     Ok(text)
 }
 
 /// Returns a table row with the cost of one all-reduce of a system, from the sizes of its messages.
-fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failed> {
-    let options = SystemOptions { weights_as: Some(Format::Q4_0), air_time: None };
+fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failure> {
+    let weights_as = (system != "dllama").then_some(Format::Q4_0);
     let ample = with_ample_memory(cluster);
-    let options = if system == "dllama" { SystemOptions::default() } else { options };
-    let plan = planned(system, &ample, options)?;
+    let plan = planned(system, &ample, SystemOptions { weights_as, air_time: None })?;
     let tensor = plan.kind.tensor().ok_or("slices")?;
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
     let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
     let message = all_reduce.message_bytes(partial);
     let link = ample.links.default_link();
-    let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
-        let awaited = all_reduce.awaited_messages(place);
-        (count + awaited, steps.max(awaited))
-    });
+    let awaited: Vec<_> = (0..devices).map(|place| all_reduce.awaited_messages(place)).collect();
+    let (count, steps) = (awaited.iter().sum::<usize>(), awaited.into_iter().max().unwrap_or(0));
     // The number of message times one after another: all-gather sends to all devices at once, a star sends to the
     // head and back, and a ring has several steps.
     let legs = match system {
@@ -225,26 +210,23 @@ fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<Str
         _ => steps,
     };
     let ms = link.time(message).as_millis() * legs as f64;
-    let pattern = serde_json::to_string(&tensor.all_reduce)?;
-    let (pattern, bytes) = (pattern.trim_matches('"'), message.0 * count as u64);
+    let (pattern, bytes) = (name(tensor.all_reduce)?, message.0 * count as u64);
     Ok(format!("| {pattern} | {format} | {count} | {bytes} | {ms:.1} |\n"))
 }
 
-/// Returns the same devices with enough memory for any plan.
 fn with_ample_memory(cluster: &Cluster) -> Cluster {
     let mut ample = cluster.clone();
-    for member in &mut ample.members {
-        member.device.memory.total = Sourced::new(Bytes(1 << 40), "set");
-        member.device.memory.available = Sourced::new(Bytes(1 << 40), "set");
-        if let Some(gpu) = &mut member.device.gpu {
-            gpu.memory_available = Sourced::new(Bytes(1 << 40), "set");
+    for device in ample.members.iter_mut().map(|member| &mut member.device) {
+        let gpu = device.gpu.as_mut().map(|gpu| &mut gpu.memory_available);
+        for memory in [&mut device.memory.total, &mut device.memory.available].into_iter().chain(gpu) {
+            *memory = Sourced::new(Bytes(1 << 40), "set");
         }
     }
     ample
 }
 
-/// Returns the section about TPI-LLM on devices of 4 GiB with the disks of the paper's Fig. 2.
-fn four_gib() -> Result<String, Failed> {
+/// Returns the section about TPI-LLM on devices of 4 GiB with the disks of Fig. 2 of the prima.cpp paper.
+fn four_gib() -> Result<String, Failure> {
     let mut text = "## TPI-LLM: 70B on devices of 4 GiB\n\nThe paper: 30 s a token, with weights in 32 bit; it does not say on how \
                     many devices. Assumed: the processor of D2, and a disk of 2 GB/s as in the cluster of the paper's Fig. \
                     2.\n\n| devices | weights | s a token | of these waiting for the disk | blocks at once |\n| ---: | --- | ---: | \
@@ -266,16 +248,15 @@ fn four_gib() -> Result<String, Failed> {
             let plan = planned("tpi-llm", &cluster, options)?;
             let metrics = run(&cluster, &plan, false)?;
             let (tpot, _) = times(&metrics)?;
-            let (disk, blocks) =
-                (metrics.terms_ms.demand_disk, plan.devices[1].residency.blocks.unwrap_or(0));
-            let _ =
-                writeln!(text, "| {count} | {weights} | {:.1} | {:.1} | {blocks} |", tpot / 1e3, disk / 1e3);
+            let blocks = plan.devices[1].residency.blocks.unwrap_or(0);
+            let (total, disk) = (tpot / 1e3, metrics.terms_ms.demand_disk / 1e3);
+            let _ = writeln!(text, "| {count} | {weights} | {total:.1} | {disk:.1} | {blocks} |");
         }
     }
     Ok(text)
 }
 
-fn side_by_side() -> Result<String, Failed> {
+fn side_by_side() -> Result<String, Failure> {
     let mut text = "## Every system at 8B\n\nWeights as the system has them, and as q4_0. AirInfer's all-reduce takes 1 ms here, as \
                     an input.\n\n| system | weights | ms a token | of these messages | slices (heads, rows) or layers |\n| --- | --- | \
                     ---: | ---: | --- |\n"
@@ -292,19 +273,18 @@ fn side_by_side() -> Result<String, Failed> {
                 None if system == "dllama" => "q4_0",
                 None => "f32",
             };
-            let plan = match planned(system, &cluster, SystemOptions { weights_as, air_time }) {
-                Ok(plan) => plan,
-                Err(refusal) => {
-                    let _ = writeln!(text, "| {system} | {format} | no plan | - | {refusal} |");
-                    continue;
+            let row = match planned(system, &cluster, SystemOptions { weights_as, air_time }) {
+                Ok(plan) => {
+                    let metrics = run(&cluster, &plan, false)?;
+                    let (network, parts) = (metrics.terms_ms.network, parts(&plan));
+                    match times(&metrics) {
+                        Ok((tpot, _)) => format!("{tpot:.0} | {network:.0} | {parts}"),
+                        Err(why) => format!("{why} | - | {parts}"),
+                    }
                 }
+                Err(refusal) => format!("no plan | - | {refusal}"),
             };
-            let metrics = run(&cluster, &plan, false)?;
-            let (time, network) = match times(&metrics) {
-                Ok((tpot, _)) => (format!("{tpot:.0}"), format!("{:.0}", metrics.terms_ms.network)),
-                Err(why) => (why, "-".into()),
-            };
-            let _ = writeln!(text, "| {system} | {format} | {time} | {network} | {} |", parts(&plan));
+            let _ = writeln!(text, "| {system} | {format} | {row} |");
         }
     }
     Ok(text)

@@ -14,31 +14,27 @@
 //! machine. The second command measures `exact` with different hop times for each pair of devices and free device
 //! orders, up to 64 devices, 512 layers and all variables free.
 
-use std::error::Error;
-
 use hearth_halda::{
     Exact, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, Overlap, Rules, Strategy, solve,
 };
-use hearth_studies::{instance, medium_instances, timed};
+use hearth_studies::{Failure, instance, medium_instances, timed};
 
 /// Number of runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
 /// Number of runs of searches that take a hundred times as long. source: assumed
 const SLOW_RUNS: usize = 3;
 
-/// Every device has a layer.
 const KEEP_ALL: Rules = Rules { may_drop: false, may_leave_remainder: false };
-/// Devices may be dropped.
 const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
 /// Devices may be dropped, and the last round may be partial.
 const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Failure> {
     println!("devices  case                planner               what    fastest us   median us  plans");
     if std::env::args().any(|argument| argument == "--limits") { limits() } else { planners() }
 }
 
-fn planners() -> Result<(), Box<dyn Error>> {
+fn planners() -> Result<(), Failure> {
     let (model, devices) = medium_instances()?;
     for count in [4, 8, 16, 32] {
         let make = |run| instance(&model, &devices, run, count);
@@ -54,7 +50,7 @@ fn planners() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn limits() -> Result<(), Box<dyn Error>> {
+fn limits() -> Result<(), Failure> {
     let (model, devices) = medium_instances()?;
     let with_links = |instance: Instance, run: usize| {
         // 1 to 6 ms, different in both directions.
@@ -89,17 +85,15 @@ fn limits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the times of the search alone and of solving.
 fn measure(
     case: &str,
     planner: &str,
     strategy: &dyn Strategy,
     runs: usize,
     make: impl Fn(usize) -> Instance,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<(), Failure> {
     let (mut plan, mut whole, mut plans, mut devices) = (Vec::new(), Vec::new(), 0, 0);
-    for run in 0..runs {
-        let instance = make(run);
+    for instance in (0..runs).map(make) {
         devices = instance.devices.len();
         let (found, seconds) =
             timed(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));

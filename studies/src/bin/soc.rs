@@ -18,9 +18,7 @@ use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 use hearth_schema::pass::Pass;
-use hearth_studies::run_study;
-
-type Failed = Box<dyn std::error::Error>;
+use hearth_studies::{Failure, run_study};
 
 /// The maximum length of the compared prompts. Lengths are the multiples of 32, and each of them plus one token,
 /// where another graph is needed.
@@ -30,7 +28,7 @@ fn main() -> ExitCode {
     run_study(|_| study())
 }
 
-fn study() -> Result<(), Failed> {
+fn study() -> Result<(), Failure> {
     let folder = Path::new("docs/studies/soc");
     std::fs::create_dir_all(folder)?;
     for (name, lines) in [("prefill", prefill()?), ("partition", partition()?)] {
@@ -40,14 +38,12 @@ fn study() -> Result<(), Failed> {
     averages()
 }
 
-fn soc(options: SocOptions) -> Result<Soc, Failed> {
-    let mut soc = shipped("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
-    soc.default_options = options;
-    Ok(soc)
+fn soc(default_options: SocOptions) -> Result<Soc, Failure> {
+    let soc = shipped("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
+    Ok(Soc { default_options, ..soc })
 }
 
-/// Returns the seconds of a pass through a whole model.
-fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failed> {
+fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failure> {
     let soc = soc(options)?;
     let forward = SocLatencyModel::new(&soc, model, Bytes(2)).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
@@ -57,18 +53,17 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Fa
         .0)
 }
 
-/// Returns the chart of the prefill speed by prompt length, for each strategy.
-fn prefill() -> Result<LineChart, Failed> {
+fn prefill() -> Result<LineChart, Failure> {
     let model = model::shipped("llama-8b")?;
     let lengths: Vec<u32> =
         (0..MAX_LENGTH / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
     let mut lines = Vec::new();
     for strategy in Strategy::ALL {
-        let mut values = Vec::new();
-        for &tokens in &lengths {
+        let speed = |&tokens: &u32| {
             let pass = Pass::new(0, 0, tokens, true);
-            values.push(Some(f64::from(tokens) / time(SocOptions::with_strategy(strategy), &model, pass)?));
-        }
+            Ok(Some(f64::from(tokens) / time(SocOptions::with_strategy(strategy), &model, pass)?))
+        };
+        let values = lengths.iter().map(speed).collect::<Result<_, Failure>>()?;
         lines.push(Series { name: strategy.name().to_owned(), values });
     }
     let place = |&tokens: &u32| Position {
@@ -87,23 +82,22 @@ fn prefill() -> Result<LineChart, Failed> {
 
 /// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
 /// that the NPU computes.
-fn partition() -> Result<LineChart, Failed> {
+fn partition() -> Result<LineChart, Failure> {
     let (soc, model) = (soc(SocOptions::with_strategy(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
     let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair_cost());
+    let milliseconds =
+        |part: u64, gpu: f64, npu: f64| 1e3 * (gpu.max(npu) + if part == 0 { 0.0 } else { pair });
     let by_tokens = |part: u64, matmul: Matmul| {
-        let on_npu = part * 16;
-        let gpu = solver.gpu.matmul_time(matmul, 256 - on_npu);
-        let npu = solver.npu.matmul_time(matmul, on_npu);
-        1e3 * (gpu.max(npu) + if on_npu == 0 { 0.0 } else { pair })
+        let gpu = solver.gpu.matmul_time(matmul, 256 - part * 16);
+        milliseconds(part, gpu, solver.npu.matmul_time(matmul, part * 16))
     };
     let by_rows = |part: u64, matmul: Matmul| {
         let rows = matmul.outputs / 16 * part;
         let gpu = solver.gpu.matmul_time(matmul.with_outputs(matmul.outputs - rows), 256);
-        1e3 * (gpu.max(solver.npu.matmul_time(matmul.with_outputs(rows), 256))
-            + if rows == 0 { 0.0 } else { pair })
+        milliseconds(part, gpu, solver.npu.matmul_time(matmul.with_outputs(rows), 256))
     };
     let line = |name: &str, time: &dyn Fn(u64) -> f64| Series {
         name: name.to_owned(),
@@ -130,8 +124,8 @@ fn partition() -> Result<LineChart, Failed> {
 }
 
 /// Prints the gains of fast synchronisation, and the times of other strategies relative to hetero-tensor.
-fn averages() -> Result<(), Failed> {
-    let read = |name: &str| -> Result<ModelProfile, Failed> {
+fn averages() -> Result<(), Failure> {
+    let read = |name: &str| -> Result<ModelProfile, Failure> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
         Ok(ModelDocument::from_yaml(&text)?.profile()?)
     };
@@ -150,38 +144,35 @@ fn averages() -> Result<(), Failed> {
                 partitions: PartitionPolicy::Fixed,
                 ..fast
             };
-            let gain = |pass: Pass| -> Result<f64, Failed> {
+            let gain = |pass: Pass| -> Result<f64, Failure> {
                 Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
             };
-            let lengths = [64, 256, 1024].map(|tokens| gain(Pass::new(0, 0, tokens, true)));
-            let [short, middle, long] = lengths;
-            let (short, middle, long) = (short?, middle?, long?);
+            let prefill = |tokens| gain(Pass::new(0, 0, tokens, true));
+            let (short, middle, long) = (prefill(64)?, prefill(256)?, prefill(1024)?);
             let decoding = 1.0 + gain(Pass::new(1, 256, 1, true))?;
-            let mean = (short + middle + long) / 3.0;
-            let [short, middle, long, mean] = [short, middle, long, mean].map(|gain| gain * 100.0);
-            println!(
-                "| {} | {} | {short:.1} % | {middle:.1} % | {long:.1} % | {mean:.1} % | {decoding:.2} times |",
-                model.name,
-                strategy.name()
-            );
+            let gains = [short, middle, long, (short + middle + long) / 3.0];
+            let gains = gains.map(|gain| format!("{:.1} %", gain * 100.0)).join(" | ");
+            println!("| {} | {} | {gains} | {decoding:.2} times |", model.name, strategy.name());
         }
     }
     println!("\nOver hetero-tensor, just above a graph's size, on Llama-8B:\n");
     println!("| tokens | online-prepare | padding | pipe |\n| --- | --- | --- | --- |");
-    let mut sums = [0.0; 3];
+    let mut means = [0.0; 3];
     let lengths = [33, 65, 135, 300, 525, 600, 1000];
     for tokens in lengths {
         let pass = Pass::new(0, 0, tokens, true);
-        let tensor = time(SocOptions::with_strategy(Strategy::HeteroTensor), &models[0], pass)?;
-        let mut cells = [0.0; 3];
-        for (at, strategy) in
-            [Strategy::OnlinePrepare, Strategy::Padding, Strategy::Pipe].into_iter().enumerate()
+        let of = |strategy| time(SocOptions::with_strategy(strategy), &models[0], pass);
+        let tensor = of(Strategy::HeteroTensor)?;
+        print!("| {tokens}");
+        for (mean, strategy) in
+            means.iter_mut().zip([Strategy::OnlinePrepare, Strategy::Padding, Strategy::Pipe])
         {
-            cells[at] = time(SocOptions::with_strategy(strategy), &models[0], pass)? / tensor;
-            sums[at] += cells[at] / lengths.len() as f64;
+            let ratio = of(strategy)? / tensor;
+            *mean += ratio / lengths.len() as f64;
+            print!(" | {ratio:.2}");
         }
-        println!("| {tokens} | {:.2} | {:.2} | {:.2} |", cells[0], cells[1], cells[2]);
+        println!(" |");
     }
-    println!("| mean | {:.2} | {:.2} | {:.2} |", sums[0], sums[1], sums[2]);
+    println!("| mean | {} |", means.map(|mean| format!("{mean:.2}")).join(" | "));
     Ok(())
 }

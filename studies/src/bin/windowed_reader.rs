@@ -23,17 +23,14 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, Limits, MIB, PAGE_SIZE, WeightFile, advise, checksum, map_cold, median,
+    Cgroups, Counters, Limits, MIB, PAGE_SIZE, WeightFile, advise, checksum, is_kept, map_cold, median,
     require_root, resident_pages,
 };
-use hearth_studies::run_study;
+use hearth_studies::{Failure, run_study};
 use serde::{Deserialize, Serialize};
 
 /// The maximum read-ahead of the default kernel settings. `WILLNEED` for such a chunk is always executed completely.
 const CHUNK: usize = 128 << 10;
-/// The unit in which the kept set is chosen.
-const PIECE: usize = MIB;
-/// The prefix of the line with the results of a child.
 const RESULT: &str = "result ";
 
 /// How the helper thread prefetches the next window.
@@ -120,21 +117,14 @@ fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(
     let rows = if table { spec_rows(&experiment) } else { vec![experiment] };
     for row in rows {
         for _ in 0..row.repeats {
-            measure(&row, &file.path)?;
+            measure(&row, &file)?;
         }
     }
     Ok(())
 }
 
-/// Returns the experiments of the table with which the simulator is compared.
+/// Returns the experiments of `--table`, with which the test `linux_rows` compares the simulator.
 fn spec_rows(base: &Experiment) -> Vec<Experiment> {
-    let cyclic = |memory_mib| Experiment {
-        name: "cyclic".into(),
-        memory_mib,
-        others_s: 0.0,
-        rounds: 1,
-        ..base.clone()
-    };
     let windowed = |name: &str, rounds, memory_mib, prefetch| Experiment {
         name: name.into(),
         rounds,
@@ -142,6 +132,8 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
         prefetch,
         ..base.clone()
     };
+    let cyclic =
+        |memory_mib| Experiment { others_s: 0.0, ..windowed("cyclic", 1, memory_mib, base.prefetch) };
     let released = |name: &str, rounds, kept_mib| Experiment {
         release: true,
         kept_mib,
@@ -164,22 +156,15 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     rows
 }
 
-/// Returns whether a piece of the file is kept. Kept pieces are spread evenly.
-fn keeps(experiment: &Experiment, piece: usize) -> bool {
-    let (pieces, kept) = (experiment.share_mib * MIB / PIECE, experiment.kept_mib * MIB / PIECE);
-    (piece + 1) * kept / pieces > piece * kept / pieces
-}
-
 /// Runs one experiment in a new child, so that its cgroups are empty at the start, and prints its row.
-fn measure(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
+fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), Failure> {
     let limits = Limits {
         memory_bytes: experiment.memory_mib * MIB,
         disk_mbps: experiment.disk_mbps,
         ..Limits::default()
     };
-    let groups = Cgroups::create(limits, file)?;
-    let path = file.to_str().ok_or("the directory's name is not UTF-8")?;
-    let text = groups.run(&["--child".into(), serde_json::to_string(experiment)?, path.into()])?;
+    let arguments = ["--child".into(), serde_json::to_string(experiment)?, file.name.clone()];
+    let text = Cgroups::run(limits, &file.path, &arguments)?;
     let row = text.lines().find_map(|line| line.strip_prefix(RESULT));
     for line in text.lines().filter(|line| !line.starts_with(RESULT)) {
         println!("  {line}");
@@ -271,27 +256,20 @@ fn spawn_helper(
 fn prefetch(kind: Prefetch, window: &[u8]) {
     match kind {
         Prefetch::None => {}
-        Prefetch::Chunks => {
-            for piece in window.chunks(CHUNK) {
-                advise(piece, libc::MADV_WILLNEED);
-            }
-        }
-        Prefetch::One => {
-            advise(window, libc::MADV_WILLNEED);
-        }
-        Prefetch::Populate => {
-            advise(window, libc::MADV_POPULATE_READ);
-        }
+        Prefetch::Chunks => window.chunks(CHUNK).for_each(|piece| advise(piece, libc::MADV_WILLNEED)),
+        Prefetch::One => advise(window, libc::MADV_WILLNEED),
+        Prefetch::Populate => advise(window, libc::MADV_POPULATE_READ),
     }
 }
 
-/// Returns the parts of a window that are not kept, as offsets and lengths. Adjacent parts are merged.
+/// Returns the parts of a window that are not kept, as offsets and lengths. Whole MiB are kept; adjacent parts are
+/// merged.
 fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     let mut at = start;
     while at < start + length {
-        let end = (at / PIECE * PIECE + PIECE).min(start + length);
-        if !keeps(experiment, at / PIECE) {
+        let end = (at / MIB * MIB + MIB).min(start + length);
+        if !is_kept(at / MIB, experiment.kept_mib, experiment.share_mib) {
             match parts.last_mut() {
                 Some((from, length)) if *from + *length == at => *length += end - at,
                 _ => parts.push((at, end - at)),
@@ -302,7 +280,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
     parts
 }
 
-/// Draws a map of the page cache: for each 8 MiB, a character for the resident tenths. Windows are separated by `|`.
+/// Draws the page cache: for each 8 MiB the resident tenths (`.` for 0, `#` for 10), with `|` between windows.
 fn residency_map(map: &[u8], window: usize) -> String {
     let pages = resident_pages(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {
@@ -322,9 +300,7 @@ fn parallel_checksum(window: &[u8], threads: usize) -> u64 {
     let part = (window.len() / threads).next_multiple_of(PAGE_SIZE);
     std::thread::scope(|scope| {
         let workers: Vec<_> = window.chunks(part).map(|part| scope.spawn(|| checksum(part))).collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().expect("a checksum cannot fail"))
-            .fold(0, u64::wrapping_add)
+        let sums = workers.into_iter().map(|worker| worker.join().expect("a checksum cannot fail"));
+        sums.fold(0, u64::wrapping_add)
     })
 }

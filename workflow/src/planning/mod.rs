@@ -3,22 +3,35 @@
 //! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
 
 mod refinement;
-mod strategy;
 
+use std::borrow::Borrow;
+use std::fmt::Debug;
 use std::path::Path;
 
 use hearth_core::Cluster;
-use hearth_halda::registry::{LookupError, StrategyOptions};
+use hearth_core::recovery::{NoPlan, Replanner};
+use hearth_halda::registry::{LookupError, STRATEGY_NAMES, StrategyOptions};
 use hearth_halda::systems::{self, SystemOptions};
-use hearth_halda::{Instance, LatencyModel, solve, strategy_by_name, total_memory};
+use hearth_halda::{Instance, LatencyModel, StrategyError, solve, strategy_by_name, total_memory};
+use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::refinement::Budget;
-pub use self::strategy::{DEFAULT_STRATEGY, REFINE, strategy_name};
-use self::strategy::{no_plan, unknown};
 use crate::documents::read_plan;
 use crate::{Error, LoadedScenario};
+
+/// The strategy if the options name none.
+pub const DEFAULT_STRATEGY: &str = "overlap";
+
+/// The strategy that improves a plan by simulating its neighbours.
+pub const REFINE: &str = "refine";
+
+/// Returns the name of the strategy in the options; if they name none, `manual` with windows and else the default.
+pub fn strategy_name(options: &PlannerOptions) -> &str {
+    let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
+    options.strategy.as_deref().unwrap_or(unnamed)
+}
 
 /// Reads the plan in a file, or makes one with the options of the scenario.
 pub fn read_or_make(
@@ -41,10 +54,9 @@ pub fn make(
     budget: Budget,
 ) -> Result<Plan, Error> {
     if options.best_head && cluster.draft.is_some() {
-        return Err(Error::invalid(
-            "the scenario has a draft model, which runs on the head, so that the planner cannot choose the head",
-        )
-        .hint("remove `--best-head`, and write `head: true` at a device in the scenario"));
+        let what = "the scenario has a draft model, which runs on the head, so that the planner cannot choose the head";
+        let hint = "remove `--best-head`, and write `head: true` at a device in the scenario";
+        return Err(Error::invalid(what).hint(hint));
     }
     let name = strategy_name(options);
     if name == REFINE {
@@ -67,9 +79,55 @@ pub fn make(
     };
     let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
         // The message must also list `refine`, which halda does not know.
-        LookupError::UnknownStrategy { name } => unknown(&name),
+        LookupError::UnknownStrategy { name } => unknown_strategy(&name),
         error @ LookupError::MissingOption { .. } => Error::invalid(error),
     })?;
     let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
     hearth_halda::plan_from_solution(&solution, cluster, &loaded.origin).map_err(Error::failed)
+}
+
+fn unknown_strategy(name: &str) -> Error {
+    let error = Error::invalid(format!("there is no strategy `{name}`"));
+    if SocStrategy::ALL.iter().any(|strategy| strategy.name() == name) {
+        return error.hint(format!(
+            "it is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the scenario"
+        ));
+    }
+    let (own, others) = (STRATEGY_NAMES.join(", "), systems::SYSTEM_NAMES.join(", "));
+    error.hint(format!("use one of {own}, {REFINE}, {others}"))
+}
+
+fn no_plan(error: StrategyError) -> Error {
+    let hint = error.hint();
+    Error::invalid(error).hint(hint)
+}
+
+/// Makes a new plan during a run, after a ring has lost a device.
+///
+/// The planner of the first plan makes a plan for the remaining devices with the same options, with three exceptions.
+/// The head does not change, because it has the tokens. The default strategy replaces `refine`, because the ring
+/// waits for the plan, and `manual`, because its windows fit only the first ring.
+#[derive(Debug)]
+pub struct MidRunPlanner<L> {
+    loaded: L,
+    options: PlannerOptions,
+}
+
+impl<L: Borrow<LoadedScenario>> MidRunPlanner<L> {
+    pub fn new(loaded: L) -> Self {
+        let mut options = loaded.borrow().scenario.planner.clone();
+        options.best_head = false;
+        if matches!(strategy_name(&options), REFINE | "manual") {
+            (options.strategy, options.rounds) = (None, None);
+            (options.windows, options.gpu_layers) = (None, None);
+        }
+        Self { loaded, options }
+    }
+}
+
+impl<L: Borrow<LoadedScenario> + Debug> Replanner for MidRunPlanner<L> {
+    fn replan(&self, remaining: &Cluster) -> Result<Plan, NoPlan> {
+        make(self.loaded.borrow(), remaining, &self.options, Budget::NONE)
+            .map_err(|error| NoPlan { reason: error.what() })
+    }
 }

@@ -19,7 +19,7 @@ use hearth_profiles::Seconds;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
-use super::strategy::{DEFAULT_STRATEGY, no_plan};
+use super::{DEFAULT_STRATEGY, no_plan};
 use crate::score::score;
 use crate::{Error, LoadedScenario, NoProgress, Progress};
 
@@ -38,7 +38,6 @@ impl Budget<'static> {
     pub const NONE: Budget<'static> = Budget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
 }
 
-/// Makes a plan with the strategy `refine`.
 pub fn plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,
@@ -53,11 +52,8 @@ pub fn plan(
     let strategy = strategy_by_name(first, &chosen).map_err(Error::invalid)?;
     let start = solve(strategy.as_ref(), &model).map_err(no_plan)?;
     let rules = Rules { may_drop: !options.keep_all, may_leave_remainder: true };
-    let search = RefineOptions {
-        rules,
-        keep_rounds: options.rounds.is_some(),
-        max_evaluations: budget.max_evaluations,
-    };
+    let (keep_rounds, max_evaluations) = (options.rounds.is_some(), budget.max_evaluations);
+    let search = RefineOptions { rules, keep_rounds, max_evaluations };
     let found = search_with(loaded, cluster, &model, &start.assignment, search, budget)?;
     let strategy = Refine { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
     let solution = solve(&strategy, &model).map_err(no_plan)?;
@@ -92,11 +88,8 @@ fn search_with(
     };
     let may_continue = |search::Progress { evaluations, best }: search::Progress| {
         let best = best.map_or("no plan fits yet".to_owned(), |ms| format!("best {}", milliseconds(ms)));
-        progress.report(
-            &format!("{evaluations} plans simulated, {best}"),
-            begin.elapsed().as_secs(),
-            seconds,
-        );
+        let what = format!("{evaluations} plans simulated, {best}");
+        progress.report(&what, begin.elapsed().as_secs(), seconds);
         // The first plan is always simulated, because its time is part of the result.
         evaluations == 0 || (begin.elapsed() < Duration::from_secs(seconds) && !progress.is_cancelled())
     };
@@ -108,7 +101,6 @@ fn search_with(
     }
 }
 
-/// Returns the sentence about the search in the explanation of the plan.
 fn sentence(found: &RefineResult, first: &str) -> String {
     let time = |ms: Option<f64>| ms.map_or("out of memory".to_owned(), milliseconds);
     let (from, to, evaluations) = (time(found.start_score), time(found.best_score), found.evaluations);

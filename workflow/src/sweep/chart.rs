@@ -1,7 +1,7 @@
 //! Draws the table of a sweep: the time per token over the first field, with a line for each value of the second.
 //!
-//! Repeats are averaged. The axis is logarithmic if the values grow by equal ratios; words are at equal distances in
-//! the order of the table.
+//! Repeats are averaged. The axis is logarithmic if the values grow by equal ratios; values that are not quantities
+//! are at equal distances in the order of the table.
 //!
 //! Not here: drawing lines and axes (`hearth_reports`).
 
@@ -43,9 +43,9 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
         }
     }
     let time = |name: &str, other: &str| times.get(&(name, other)).map(|(sum, count)| sum / count);
-    let line = |other: &&str| Series {
-        name: (*other).to_owned(),
-        values: names.iter().map(|name| time(name, other)).collect(),
+    let line = |&other: &&str| {
+        let values = names.iter().map(|name| time(name, other)).collect();
+        Series { name: other.to_owned(), values }
     };
     let by = second.map_or_else(String::new, |second| format!(", by {}", columns[second]));
     let over = match across.as_str() {
@@ -63,13 +63,12 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     })
 }
 
-/// Removes duplicates and keeps the order.
 fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let mut seen = BTreeSet::new();
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Returns the positions of shipped models on the axis, by the size of their weights.
+/// Returns the positions of shipped models on the axis, by the size of their weights; `None` for other fields.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
@@ -79,7 +78,7 @@ fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     Some(names.iter().zip(sizes).map(position).collect())
 }
 
-/// Returns the positions of values on the axis, by size if all are quantities of one kind.
+/// Returns the positions of values on the axis, by size if all are quantities of one kind, else at equal distances.
 fn positions(names: &[&str]) -> Vec<Position> {
     let position = |fraction: f64, name: &str| Position { fraction, label: name.to_owned() };
     let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| parse_quantity(name)).collect();
@@ -91,10 +90,8 @@ fn positions(names: &[&str]) -> Vec<Position> {
     let sizes: Vec<f64> = sizes.into_iter().map(|(_, size)| size).collect();
     let at: Vec<f64> =
         if is_geometric(&sizes) { sizes.iter().map(|size| size.ln()).collect() } else { sizes };
-    let (least, most) = (
-        at.iter().copied().fold(f64::INFINITY, f64::min),
-        at.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-    );
+    let least = at.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = at.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let width = if most > least { most - least } else { 1.0 };
     names.iter().zip(&at).map(|(name, at)| position((at - least) / width, name)).collect()
 }
@@ -102,11 +99,8 @@ fn positions(names: &[&str]) -> Vec<Position> {
 /// Returns whether three or more values grow by equal ratios, within 2 % because they are rounded.
 fn is_geometric(sizes: &[f64]) -> bool {
     let ratios: Vec<f64> = sizes.windows(2).map(|pair| pair[1] / pair[0]).collect();
-    ratios.len() > 1
-        && ratios
-            .iter()
-            .all(|ratio| ratio.is_finite() && *ratio > 0.0 && (ratio / ratios[0] - 1.0).abs() < 0.02)
-        && (ratios[0] - 1.0).abs() > 0.1
+    let is_equal = |ratio: &f64| ratio.is_finite() && *ratio > 0.0 && (ratio / ratios[0] - 1.0).abs() < 0.02;
+    ratios.len() > 1 && ratios.iter().all(is_equal) && (ratios[0] - 1.0).abs() > 0.1
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use hearth_profiles::Device;
 use hearth_schema::Scenario;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::tree;
@@ -42,9 +43,8 @@ pub struct Field {
     pub path: String,
     pub values: Values,
     target: Target,
-    /// Keys in the document.
     keys: Vec<String>,
-    /// Whether the value needs a source, because the document does not have it yet.
+    /// Whether a new value needs a `source`, because the document has no value at this path yet.
     sourced: bool,
 }
 
@@ -67,44 +67,25 @@ impl Documents {
         })
     }
 
-    /// Returns the scenario with all fields set.
-    pub fn scenario<'s>(
-        &self,
-        settings: impl Iterator<Item = (&'s Field, &'s Setting)>,
-    ) -> Result<Scenario, String> {
-        let mut tree = self.tree.clone();
-        for (field, setting) in settings.filter(|(field, _)| field.target == Target::Scenario) {
-            tree::set(&mut tree, &field.keys, &setting.json, field.sourced);
-        }
-        serde_json::from_value(tree).map_err(|error| error.to_string())
+    /// Returns the scenario with the values of the varied fields that are in it.
+    pub fn scenario(&self, settings: &[(&Field, &Setting)]) -> Result<Scenario, String> {
+        with_fields(self.tree.clone(), Target::Scenario, settings)
     }
 
-    /// Returns a device with all fields set.
-    pub fn device<'s>(
-        index: usize,
-        device: Device,
-        settings: impl Iterator<Item = (&'s Field, &'s Setting)>,
-    ) -> Result<Device, String> {
-        let mut settings = settings.filter(|(field, _)| field.target == Target::Device(index)).peekable();
-        if settings.peek().is_none() {
+    /// Returns a device with the values of the varied fields that are in its document.
+    pub fn device(index: usize, device: Device, settings: &[(&Field, &Setting)]) -> Result<Device, String> {
+        let target = Target::Device(index);
+        if settings.iter().all(|(field, _)| field.target != target) {
             return Ok(device);
         }
-        let mut tree = serde_json::to_value(&device).map_err(|error| error.to_string())?;
-        for (field, setting) in settings {
-            tree::set(&mut tree, &field.keys, &setting.json, field.sourced);
-        }
-        serde_json::from_value(tree).map_err(|error| error.to_string())
+        let tree = serde_json::to_value(&device).map_err(|error| error.to_string())?;
+        with_fields(tree, target, settings)
     }
 
     /// Returns the possible documents and keys of a path, the most probable first.
     fn candidates(&self, path: &str) -> Vec<(Target, Vec<String>)> {
         let split = |rest: &str| rest.split('.').map(str::to_owned).collect::<Vec<_>>();
-        let within = |key: &str, index: usize, rest: &str| {
-            let mut keys: Vec<String> = key.split('.').map(str::to_owned).collect();
-            keys.push(index.to_string());
-            keys.extend(split(rest));
-            keys
-        };
+        let within = |key: &str, index: usize, rest: &str| split(&format!("{key}.{index}.{rest}"));
         if let Some(rest) = path.strip_prefix("devices.") {
             let names = self.scenario.devices.iter().map(|entry| format!("{}.", entry.name)).enumerate();
             // A name may contain dots, so the longest match is used.
@@ -157,7 +138,6 @@ impl Documents {
         })
     }
 
-    /// Returns all paths that have a value.
     fn known(&self) -> Vec<String> {
         let mut known = Vec::new();
         tree::leaf_paths(&self.tree, "", &mut known);
@@ -215,18 +195,12 @@ impl Field {
 
     /// Returns the device index and the profiles, if the field is the `profile` of a device in the scenario.
     pub fn profiles(&self) -> Option<(usize, Vec<&str>)> {
-        match self.keys.as_slice() {
-            [devices, index, key]
-                if self.target == Target::Scenario && devices == "devices" && key == "profile" =>
-            {
-                let names = self.values.0.iter().map(|setting| setting.text.as_str());
-                Some((index.parse().ok()?, names.collect()))
-            }
-            _ => None,
-        }
+        let [devices, index, key] = self.keys.as_slice() else { return None };
+        let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";
+        let names = || self.values.0.iter().map(|setting| setting.text.as_str()).collect();
+        is_profile.then(|| Some((index.parse().ok()?, names())))?
     }
 
-    /// Returns whether the path contains a key.
     pub fn has_key(&self, key: &str) -> bool {
         self.keys.iter().any(|own| own == key)
     }
@@ -236,7 +210,6 @@ impl Field {
         self.target == Target::Scenario
     }
 
-    /// Checks that all values are valid for the field.
     fn check(&self, documents: &Documents) -> Result<(), Error> {
         for setting in &self.values.0 {
             match documents.try_value(self.target, &self.keys, &setting.json) {
@@ -251,11 +224,21 @@ impl Field {
     }
 }
 
+fn with_fields<D: DeserializeOwned>(
+    mut tree: Value,
+    target: Target,
+    settings: &[(&Field, &Setting)],
+) -> Result<D, String> {
+    for (field, setting) in settings.iter().filter(|(field, _)| field.target == target) {
+        tree::set(&mut tree, &field.keys, &setting.json, field.sourced);
+    }
+    serde_json::from_value(tree).map_err(|error| error.to_string())
+}
+
 fn is_descriptive(path: &str) -> bool {
     path.rsplit('.').next().is_some_and(|key| DESCRIPTIVE_KEYS.contains(&key))
 }
 
-/// Iterates over the parts of a text in backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -273,12 +256,10 @@ fn unknown_path(path: &str, siblings: Vec<String>, documents: &Documents) -> Err
     let mut known = documents.known();
     // Siblings are fields, also those without a value in the document; maps are not.
     let siblings = siblings.into_iter().filter(|path| !is_descriptive(path));
-    let map = |path: &String| known.iter().any(|other| other.starts_with(&format!("{path}.")));
-    let more: Vec<String> = siblings.filter(|path| !map(path)).collect();
+    let is_map = |path: &String| known.iter().any(|other| other.starts_with(&format!("{path}.")));
+    let more: Vec<String> = siblings.filter(|path| !is_map(path)).collect();
     known.extend(more);
     let failure = Error::invalid(format!("there is no field `{path}`")).at(format!("--vary {path}"));
-    match tree::nearest_path(path, &known) {
-        Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
-        None => failure,
-    }
+    let Some(nearest) = tree::nearest_path(path, &known) else { return failure };
+    failure.hint(format!("did you mean `{nearest}`?"))
 }

@@ -21,19 +21,16 @@ pub struct ShardTable {
 /// The line of a row, and its location as `PATH:LINE`.
 struct FoundRow<'p> {
     line: &'p str,
-    place: String,
+    location: String,
 }
 
-/// Returns the text of the merged table.
 pub fn merge(parts: &[ShardTable]) -> Result<String, Error> {
     let Some(first) = parts.first() else { return Err(Error::invalid("there is nothing to merge")) };
     let (header, columns) = parse_header(first)?;
     if header.rows > MAX_ROWS {
-        return Err(Error::invalid(format!(
-            "the table has {} rows by its first line; a sweep has at most {MAX_ROWS}",
-            header.rows
-        ))
-        .at(first.path.display()));
+        let rows = header.rows;
+        let what = format!("the table has {rows} rows by its first line; a sweep has at most {MAX_ROWS}");
+        return Err(Error::invalid(what).at(first.path.display()));
     }
     let mut rows: Vec<Option<FoundRow>> = Vec::new();
     rows.resize_with(header.rows, || None);
@@ -79,20 +76,23 @@ fn place_rows<'p>(
     rows: &mut [Option<FoundRow<'p>>],
 ) -> Result<(), Error> {
     for (line, number) in part.text.lines().zip(1..).skip(2) {
-        let place = format!("{}:{number}", part.path.display());
+        let location = format!("{}:{number}", part.path.display());
         let cells = cells(line);
         let index = cells[0].parse::<usize>().ok().filter(|&index| index < rows.len());
         let Some(index) = index.filter(|_| cells.len() == width) else {
             return Err(Error::invalid("this line is not a row of the sweep")
-                .at(place)
+                .at(location)
                 .hint("the file is damaged: run the sweep again"));
         };
         if let Some(before) = &rows[index] {
-            return Err(Error::invalid(format!("row {index} is present twice, first at {}", before.place))
-                .at(place)
-                .hint("give each shard only once"));
+            return Err(Error::invalid(format!(
+                "row {index} is present twice, first at {}",
+                before.location
+            ))
+            .at(location)
+            .hint("give each shard only once"));
         }
-        rows[index] = Some(FoundRow { line, place });
+        rows[index] = Some(FoundRow { line, location });
     }
     Ok(())
 }
@@ -104,12 +104,10 @@ fn missing_rows(missing: &[usize], parts: &[ShardTable]) -> Error {
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let failure = Error::invalid(format!("rows are missing: {}{more}", named.join(", ")));
     let shard = parts.iter().find_map(|part| TableHeader::parse(part.text.lines().next()?)?.shard);
-    let of = shard.map(|(_, of)| of);
-    match of.filter(|&of| of > 0) {
-        Some(of) => failure
-            .hint(format!("run `--shard {}/{of}` again, and give its table as well", missing[0] % of + 1)),
-        None => failure.hint("the sweep was stopped: run it again"),
-    }
+    let Some((_, of)) = shard.filter(|(_, of)| *of > 0) else {
+        return failure.hint("the sweep was stopped: run it again");
+    };
+    failure.hint(format!("run `--shard {}/{of}` again, and give its table as well", missing[0] % of + 1))
 }
 
 #[cfg(test)]
@@ -117,11 +115,8 @@ mod tests {
     use super::*;
 
     fn part(name: &str, shard: &str, rows: &[usize]) -> ShardTable {
-        use std::fmt::Write;
         let mut text = format!("# hearth sweep/1, sha256:0, 4 rows{shard}\nindex,x,outcome\n");
-        for row in rows {
-            let _ = writeln!(text, "{row},\"{row},0\",ok");
-        }
+        text.extend(rows.iter().map(|row| format!("{row},\"{row},0\",ok\n")));
         ShardTable { path: name.into(), text }
     }
 
@@ -136,29 +131,28 @@ mod tests {
     #[test]
     fn incomplete_tables_are_refused() {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
-        let message = |parts: &[ShardTable]| {
+        let check = |parts: &[ShardTable], expected: &[&str]| {
             let error = merge(parts).expect_err("not whole");
-            [error.text(), error.place().unwrap_or_default(), error.hint_text().unwrap_or_default()]
-                .join("\n")
+            let fields =
+                [error.text(), error.location().unwrap_or_default(), error.hint_text().unwrap_or_default()];
+            let text = fields.join("\n");
+            assert!(expected.iter().all(|part| text.contains(part)), "{expected:?}: {text}");
         };
-        let text = message(&[one()]);
-        assert!(text.contains("rows are missing: 1, 3") && text.contains("--shard 2/2"), "{text}");
-        let text = message(&[one(), part("b", ", shard 2 of 2", &[1, 2, 3])]);
-        assert!(text.contains("row 2 is present twice, first at a:4\nb:4"), "{text}");
+        check(&[one()], &["rows are missing: 1, 3", "--shard 2/2"]);
+        let twice = part("b", ", shard 2 of 2", &[1, 2, 3]);
+        check(&[one(), twice], &["row 2 is present twice, first at a:4\nb:4"]);
         let mut other = part("b", ", shard 2 of 2", &[1, 3]);
         other.text = other.text.replace("sha256:0", "sha256:1");
-        assert!(message(&[one(), other]).contains("another sweep"));
-        let text = message(&[part("a", "", &[0, 1, 2, 9])]);
-        assert!(text.contains("not a row of the sweep") && text.contains("a:6"), "{text}");
+        check(&[one(), other], &["another sweep"]);
+        check(&[part("a", "", &[0, 1, 2, 9])], &["not a row of the sweep", "a:6"]);
         let mut cut = part("a", "", &[0, 1, 2, 3]);
         cut.text.truncate(cut.text.len() - 4);
-        assert!(message(&[cut]).contains("not a row of the sweep"));
-        assert!(
-            message(&[ShardTable { path: "x".into(), text: "index,x\n".into() }])
-                .contains("not the table of a sweep")
-        );
-        let text = "# hearth sweep/1, d, 99999999999 rows\nindex,\n".into();
-        let huge = ShardTable { path: "x".into(), text };
-        assert!(message(&[huge]).contains("at most 100000"));
+        check(&[cut], &["not a row of the sweep"]);
+        for (text, expected) in [
+            ("index,x\n", "not the table of a sweep"),
+            ("# hearth sweep/1, d, 99999999999 rows\nindex,\n", "at most 100000"),
+        ] {
+            check(&[ShardTable { path: "x".into(), text: text.into() }], &[expected]);
+        }
     }
 }

@@ -59,7 +59,6 @@ pub struct Row {
     pub index: usize,
     /// The values of the fields, written as in a document.
     pub values: Vec<String>,
-    /// Seed of the run.
     pub seed: u64,
     #[serde(flatten)]
     pub evaluation: Evaluation,
@@ -72,10 +71,9 @@ pub struct Sweep {
     pub fields: Vec<Field>,
     /// The device documents of all rows, by profile and, for a measured device, by its index in the scenario.
     devices: BTreeMap<(String, Option<usize>), Device>,
-    /// The models of all rows, by profile and file.
-    models: BTreeMap<(Option<String>, Option<String>), ModelProfile>,
+    /// The models of all rows.
+    models: BTreeMap<ModelRef, ModelProfile>,
     plan: Option<Plan>,
-    /// Number of seeds for each point.
     pub seeds_per_point: usize,
     /// Digest of all inputs. Only rows with equal digests can be merged.
     pub digest: String,
@@ -88,17 +86,13 @@ impl Sweep {
         if let Some(tokens) = options.tokens {
             loaded.set_tokens(tokens)?;
         }
-        let mut devices = BTreeMap::new();
         let own = loaded.devices(|_, entry| loaded.device(entry))?;
-        for (index, (entry, device)) in loaded.scenario.devices.iter().zip(&own).enumerate() {
-            devices.insert(device_key(index, entry), device.clone());
-        }
+        let entries = loaded.scenario.devices.iter().enumerate();
+        let keys = entries.map(|(index, entry)| device_key(index, entry));
+        let devices = keys.zip(own.iter().cloned()).collect();
         let documents = Documents::new(&loaded.scenario, &own)?;
-        let fields: Vec<Field> = options
-            .varied_fields
-            .iter()
-            .map(|text| Field::parse(text, &documents))
-            .collect::<Result<_, _>>()?;
+        let parse = |text: &String| Field::parse(text, &documents);
+        let fields: Vec<Field> = options.varied_fields.iter().map(parse).collect::<Result<_, _>>()?;
         let plan = options.plan.as_deref().map(read_plan).transpose()?;
         check_fields(&fields, options, &loaded.scenario)?;
         let mut sweep = Self {
@@ -123,7 +117,6 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// Returns the number of rows.
     pub fn row_count(&self) -> usize {
         self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.seeds_per_point
     }
@@ -142,13 +135,12 @@ impl Sweep {
         settings
     }
 
-    /// Computes a row.
     pub fn compute_row(&self, index: usize) -> Row {
         let settings = self.settings(index);
         let repetition = (index % self.seeds_per_point) as u64;
         let values = settings.iter().map(|setting| setting.text.clone()).collect();
         let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
-        let evaluation = self.documents.scenario(self.row_settings(index)).and_then(|scenario| {
+        let evaluation = self.documents.scenario(&self.row_settings(index)).and_then(|scenario| {
             scenario.validate().map_err(|error| error.to_string())?;
             seed = scenario.seed.wrapping_add(repetition);
             let loaded = self.loaded.with_scenario(scenario);
@@ -169,35 +161,33 @@ impl Sweep {
         mut save: impl FnMut(&[Row]) -> Result<(), Error>,
     ) -> Result<Vec<Row>, Error> {
         let rows = |done: &[(usize, Row)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
-        let job = |place: usize| self.compute_row(indices[place]);
+        let job = |position: usize| self.compute_row(indices[position]);
         let done = workers::run(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
 
-    /// Iterates over the fields and their settings in a row.
-    fn row_settings(&self, index: usize) -> impl Iterator<Item = (&Field, &Setting)> {
-        self.fields.iter().zip(self.settings(index))
+    fn row_settings(&self, index: usize) -> Vec<(&Field, &Setting)> {
+        self.fields.iter().zip(self.settings(index)).collect()
     }
 
-    /// Returns the cluster of a row with its devices and models.
     fn cluster(&self, loaded: &LoadedScenario, index: usize) -> Result<Cluster, String> {
         let mut devices = Vec::new();
-        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
-            let found = self.devices.get(&device_key(place, entry));
+        let settings = self.row_settings(index);
+        for (member, entry) in loaded.scenario.devices.iter().enumerate() {
+            let found = self.devices.get(&device_key(member, entry));
             let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
-            let device = Documents::device(place, device, self.row_settings(index))?;
+            let device = Documents::device(member, device, &settings)?;
             device.validate().map_err(|error| error.to_string())?;
             devices.push(device);
         }
-        let model = self.models.get(&model_key(&loaded.scenario.model));
+        let model = self.models.get(&loaded.scenario.model);
         let model = model.cloned().ok_or("the model of the row was not read")?;
         let draft = loaded.scenario.workload.speculation.as_ref();
-        let draft = draft.and_then(|drafts| self.models.get(&model_key(&drafts.draft)).cloned());
+        let draft = draft.and_then(|drafts| self.models.get(&drafts.draft).cloned());
         loaded.assemble(devices, model, draft).map_err(|error| error.what())
     }
 
-    /// Checks that the number of rows is within the limit.
     fn check_row_count(&self) -> Result<(), Error> {
         let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.seeds_per_point]);
         let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
@@ -234,21 +224,20 @@ impl Sweep {
         }
         if !varies {
             let model = self.loaded.model_profile(options.model.as_deref())?;
-            self.models.insert(model_key(&self.loaded.scenario.model), model);
+            self.models.insert(self.loaded.scenario.model.clone(), model);
         }
         let points = if varies || drafts_vary { self.row_count() } else { 1 };
         for index in (0..points).step_by(self.seeds_per_point) {
-            let set = self.fields.iter().zip(self.settings(index));
-            let scenario = self.documents.scenario(set).map_err(Error::invalid)?;
+            let scenario = self.documents.scenario(&self.row_settings(index)).map_err(Error::invalid)?;
             if scenario.validate().is_err() {
                 continue;
             }
             let point = self.loaded.with_scenario(scenario);
-            let name = model_key(&point.scenario.model);
+            let name = point.scenario.model.clone();
             if varies && !self.models.contains_key(&name) {
                 self.models.insert(name, point.model_profile(None)?);
             }
-            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| model_key(&drafts.draft));
+            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| drafts.draft.clone());
             if let Some(name) = draft.filter(|name| !self.models.contains_key(name))
                 && let Some(model) = point.draft_profile()?
             {
@@ -258,11 +247,10 @@ impl Sweep {
         Ok(())
     }
 
-    /// Returns the digest of all inputs of the rows.
     fn compute_digest(&self) -> String {
         let mut text = format!("hearth {}\n{}", env!("CARGO_PKG_VERSION"), self.loaded.scenario.to_yaml());
-        for ((profile, place), device) in &self.devices {
-            let _ = write!(text, "\ndevice {profile} {place:?}\n{}", device.to_yaml());
+        for ((profile, index), device) in &self.devices {
+            let _ = write!(text, "\ndevice {profile} {index:?}\n{}", device.to_yaml());
         }
         for model in self.models.values() {
             let _ = write!(text, "\nmodel {} {} {}", model.name, model.digest, model.shape_digest());
@@ -283,18 +271,12 @@ fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
     (entry.profile.clone(), (entry.profile == "measured").then_some(index))
 }
 
-fn model_key(model: &ModelRef) -> (Option<String>, Option<String>) {
-    (model.profile.clone(), model.file.clone())
-}
-
 /// Checks that the fields are different and have an effect.
 fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
     if fields.len() > MAX_FIELDS {
-        return Err(Error::invalid(format!(
-            "{} fields are varied; the maximum is {MAX_FIELDS}",
-            fields.len()
-        ))
-        .hint("make a sweep for each value of the others"));
+        let what = format!("{} fields are varied; the maximum is {MAX_FIELDS}", fields.len());
+        return Err(Error::invalid(what)
+            .hint("vary fewer fields, and run one sweep for each value of the remaining ones"));
     }
     if let [one, two] = fields
         && one.overlaps(two)
@@ -304,15 +286,16 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
             .hint("name each field once, with all its values"));
     }
     let planned = options.plan.is_some();
-    let searches = |name: &str| name == REFINE;
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
-    if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(searches) {
-        return Err(Error::invalid(format!(
+    if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(|name| name == REFINE) {
+        let what = format!(
             "strategy `{REFINE}` ends after a time limit, so its plan does not depend on the scenario alone"
-        ))
-        .hint("make the plan once with `hearth plan`, and use it with `--plan`"));
+        );
+        return Err(
+            Error::invalid(what).hint("make the plan once with `hearth plan`, and use it with `--plan`")
+        );
     }
     for field in fields {
         let path = &field.path;
@@ -328,16 +311,12 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
                 .hint("remove one of the two"));
         }
         if let Some(limit) = overriding_limit(path, scenario) {
-            return Err(Error::invalid(format!(
-                "`{limit}` of the scenario replaces `{path}`: all rows would be identical"
-            ))
-            .hint("vary the limit, or remove it from the scenario"));
+            let what = format!("`{limit}` of the scenario replaces `{path}`: all rows would be identical");
+            return Err(Error::invalid(what).hint("vary the limit, or remove it from the scenario"));
         }
         if path.ends_with(".limits.threads") {
-            return Err(Error::invalid(format!(
-                "`{path}` only has an effect on the measurement, which is made once"
-            ))
-            .hint("vary a value of the device, such as `cpu.cores`"));
+            let what = format!("`{path}` only has an effect on the measurement, which is made once");
+            return Err(Error::invalid(what).hint("vary a value of the device, such as `cpu.cores`"));
         }
     }
     Ok(())
@@ -362,7 +341,8 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
 /// Returns the flag that sets the same value as a field, if it is given.
 fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str> {
     let planning = &options.overrides;
-    let (path, residency) = (field.path.as_str(), field.has_key("residency"));
+    let path = field.path.as_str();
+    let residency = field.has_key("residency") && (path.ends_with("residency") || field.has_key("policy"));
     let flags = [
         (planning.strategy.is_some(), path == "planner.strategy", "--strategy"),
         (planning.rounds.is_some(), path == "planner.rounds", "--rounds"),
@@ -373,11 +353,7 @@ fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str
         (planning.keep_all, path == "planner.keep_all", "--keep-all"),
         (planning.best_head, path == "planner.best_head", "--best-head"),
         (planning.order.is_some(), path == "planner.order", "--order"),
-        (
-            planning.residency.is_some(),
-            residency && (path.ends_with("residency") || field.has_key("policy")),
-            "--residency",
-        ),
+        (planning.residency.is_some(), residency, "--residency"),
         (planning.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
         (options.tokens.is_some(), path == "workload.generate", "--tokens"),
         (options.seeds_per_point > 1, path == "seed", "--repeat"),

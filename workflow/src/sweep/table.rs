@@ -15,7 +15,7 @@ pub use hearth_reports::exports::csv::fields as cells;
 use super::{Row, Sweep};
 use crate::evaluation::Evaluation;
 
-/// Beginning of the first line.
+/// Beginning of the first line of a table.
 const MARK: &str = "# hearth sweep/1, ";
 
 /// Names of the columns before the fields.
@@ -72,12 +72,8 @@ impl fmt::Display for TableHeader {
 pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
     let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
-    let columns: Vec<String> = INDEX_COLUMNS
-        .map(str::to_owned)
-        .into_iter()
-        .chain(fields)
-        .chain(RESULT_COLUMNS.map(str::to_owned))
-        .collect();
+    let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);
+    let columns: Vec<String> = columns.chain(RESULT_COLUMNS.map(str::to_owned)).collect();
     let rows = csv::write([columns].into_iter().chain(rows.iter().map(fields_of)));
     format!("{header}\n{}", String::from_utf8_lossy(&rows))
 }

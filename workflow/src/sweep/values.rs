@@ -8,11 +8,12 @@
 //! and duplicate values are refused.
 
 use std::collections::BTreeSet;
+use std::str::FromStr;
 
 use hearth_profiles::{
     Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts,
 };
-use serde_json::Value;
+use serde_json::{Value, to_value};
 
 use crate::Error;
 
@@ -28,7 +29,6 @@ const MAX_RANGE_COUNT: f64 = (1u64 << 53) as f64;
 pub struct Setting {
     /// The value as text, as in a document.
     pub text: String,
-    /// The value as JSON.
     pub json: Value,
 }
 
@@ -46,52 +46,46 @@ impl Values {
                 .hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
         })?;
         let mut seen = BTreeSet::new();
-        match values.iter().find(|setting| !seen.insert(setting.json.to_string())) {
-            None => Ok(Values(values)),
-            Some(twice) => Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
-                .at(format!("--vary {field}={text}"))
-                .hint(
-                    "give each value once; in ranges of integers, values are rounded, so give fewer of them",
-                )),
-        }
+        let Some(twice) = values.iter().find(|setting| !seen.insert(setting.json.to_string())) else {
+            return Ok(Values(values));
+        };
+        Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
+            .at(format!("--vary {field}={text}"))
+            .hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
     }
 }
 
-/// The kind of a quantity, by its unit.
+/// The kind of a quantity, by its unit: an index of `KINDS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QuantityKind {
-    /// A number without a unit.
-    Count,
-    Bytes,
-    Seconds,
-    /// Bytes per second.
-    Rate,
-    Work,
-    /// Operations per second.
-    Speed,
-    Share,
-    Layers,
-    /// Events per second.
-    Frequency,
-    Power,
+pub struct QuantityKind(usize);
+
+/// Two functions: one parses a quantity into its number in the base unit, the other writes it as in a document.
+type Conversions = (fn(&str) -> Option<f64>, fn(f64) -> serde_json::Result<Value>);
+
+const KINDS: [Conversions; 10] = [
+    (|text| in_base(text, |count: u64| count as f64), |number| to_value(number.round() as u64)),
+    (|text| in_base(text, Bytes::as_f64), |number| to_value(Bytes(number.round() as u64))),
+    (|text| in_base(text, |Seconds(time)| time), |number| to_value(Seconds(number))),
+    (|text| in_base(text, |BytesPerSecond(rate)| rate), |number| to_value(BytesPerSecond(number))),
+    (|text| in_base(text, |Flops(work)| work), |number| to_value(Flops(number))),
+    (|text| in_base(text, |FlopsPerSecond(speed)| speed), |number| to_value(FlopsPerSecond(number))),
+    (|text| in_base(text, |Fraction(share)| share), |number| to_value(Fraction(number))),
+    (|text| in_base(text, |Layers(count)| count.into()), |number| to_value(Layers(number.round() as u32))),
+    (|text| in_base(text, |PerSecond(rate)| rate), |number| to_value(PerSecond(number))),
+    (|text| in_base(text, |Watts(power)| power), |number| to_value(Watts(number))),
+];
+
+/// A number without a unit, the first of `KINDS`.
+const COUNT: QuantityKind = QuantityKind(0);
+
+fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64> {
+    text.parse().ok().map(number)
 }
 
 impl QuantityKind {
     /// Returns the setting of a number in the base unit.
     fn setting(self, number: f64) -> Result<Setting, String> {
-        let json = match self {
-            QuantityKind::Count => Ok(Value::from(number.round() as u64)),
-            QuantityKind::Bytes => serde_json::to_value(Bytes(number.round() as u64)),
-            QuantityKind::Seconds => serde_json::to_value(Seconds(number)),
-            QuantityKind::Rate => serde_json::to_value(BytesPerSecond(number)),
-            QuantityKind::Work => serde_json::to_value(Flops(number)),
-            QuantityKind::Speed => serde_json::to_value(FlopsPerSecond(number)),
-            QuantityKind::Share => serde_json::to_value(Fraction(number)),
-            QuantityKind::Layers => serde_json::to_value(Layers(number.round() as u32)),
-            QuantityKind::Frequency => serde_json::to_value(PerSecond(number)),
-            QuantityKind::Power => serde_json::to_value(Watts(number)),
-        };
-        let json = json.map_err(|error| error.to_string())?;
+        let json = KINDS[self.0].1(number).map_err(|error| error.to_string())?;
         let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
         Ok(Setting { text, json })
     }
@@ -99,18 +93,8 @@ impl QuantityKind {
 
 /// Parses a quantity and returns its kind and its number in the base unit.
 pub fn parse_quantity(text: &str) -> Option<(QuantityKind, f64)> {
-    let count = || text.parse::<u64>().ok().map(|count| (QuantityKind::Count, count as f64));
-    let share = || text.parse().ok().map(|Fraction(share)| (QuantityKind::Share, share));
-    count()
-        .or_else(|| text.parse().ok().map(|bytes: Bytes| (QuantityKind::Bytes, bytes.as_f64())))
-        .or_else(|| text.parse().ok().map(|Seconds(time)| (QuantityKind::Seconds, time)))
-        .or_else(|| text.parse().ok().map(|BytesPerSecond(rate)| (QuantityKind::Rate, rate)))
-        .or_else(|| text.parse().ok().map(|Flops(work)| (QuantityKind::Work, work)))
-        .or_else(|| text.parse().ok().map(|FlopsPerSecond(speed)| (QuantityKind::Speed, speed)))
-        .or_else(share)
-        .or_else(|| text.parse().ok().map(|Layers(layers)| (QuantityKind::Layers, f64::from(layers))))
-        .or_else(|| text.parse().ok().map(|PerSecond(often)| (QuantityKind::Frequency, often)))
-        .or_else(|| text.parse().ok().map(|Watts(power)| (QuantityKind::Power, power)))
+    let mut kinds = KINDS.iter().enumerate();
+    kinds.find_map(|(kind, (parse, _))| Some((QuantityKind(kind), parse(text)?)))
 }
 
 fn list(text: &str) -> Result<Vec<Setting>, String> {
@@ -129,7 +113,7 @@ fn list(text: &str) -> Result<Vec<Setting>, String> {
 fn setting(word: &str) -> Result<Setting, String> {
     match parse_quantity(word) {
         // Seeds use all their bits.
-        Some((QuantityKind::Count, _)) => {
+        Some((COUNT, _)) => {
             let json = word.parse::<u64>().map_or(Value::Null, Value::from);
             Ok(Setting { text: json.to_string(), json })
         }
@@ -172,7 +156,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     if kind != other {
         return Err(format!("`{}` and `{}` are quantities of different kinds", first.trim(), last.trim()));
     }
-    if kind == QuantityKind::Count && from.max(to) > MAX_RANGE_COUNT {
+    if kind == COUNT && from.max(to) > MAX_RANGE_COUNT {
         return Err(format!("counts in a range must be at most {MAX_RANGE_COUNT}"));
     }
     if by_ratio && from.min(to) <= 0.0 {
@@ -192,7 +176,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
 }
 
 impl Setting {
-    /// Converts the value to another unit, if that is exact.
+    /// Converts the value to another unit if that is exact; otherwise returns it unchanged.
     fn in_unit(self, kind: QuantityKind, unit: &str) -> Setting {
         let base = parse_quantity(&self.text).map(|(_, base)| base);
         let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);
@@ -223,10 +207,6 @@ mod tests {
         values.0.into_iter().map(|setting| setting.text).collect()
     }
 
-    fn refused(text: &str) -> String {
-        Values::parse("field", text).expect_err("no values").what()
-    }
-
     #[test]
     fn ranges_include_both_ends() {
         assert_eq!(spelled("2GiB..8GiB/4"), ["2 GiB", "4 GiB", "6 GiB", "8 GiB"]);
@@ -247,19 +227,25 @@ mod tests {
 
     #[test]
     fn wrong_ranges_are_refused() {
-        assert!(refused("1GiB..2GiB/0").contains("at least 2"));
-        assert!(refused("1GiB..2GiB/1").contains("at least 2"));
-        assert!(refused("1GiB..2GiB").contains("number of values"));
-        assert!(refused("1GiB..2s/3").contains("different kinds"));
-        assert!(refused("1..2GiB/3").contains("different kinds"));
-        assert!(refused("NaN GiB..2GiB/3").contains("`NaN GiB` is neither"));
-        assert!(refused("nan..2/3").contains("`nan` is neither"));
-        assert!(refused("-1s..1s/3").contains("`-1s` is neither"));
-        assert!(refused("0s..1s/3/log").contains("above zero"));
-        assert!(refused("1..4/10").contains("twice"));
-        assert!(refused("1..1000000/1000000").contains("at most 100000"));
-        assert!(refused("1..2/99999999999999999999").contains("number of values"));
-        assert!(refused("1,,2").contains("empty") && refused("").contains("empty"));
-        assert!(refused("1GiB,1024MiB").contains("twice"));
+        for (text, expected) in [
+            ("1GiB..2GiB/0", "at least 2"),
+            ("1GiB..2GiB/1", "at least 2"),
+            ("1GiB..2GiB", "number of values"),
+            ("1GiB..2s/3", "different kinds"),
+            ("1..2GiB/3", "different kinds"),
+            ("NaN GiB..2GiB/3", "`NaN GiB` is neither"),
+            ("nan..2/3", "`nan` is neither"),
+            ("-1s..1s/3", "`-1s` is neither"),
+            ("0s..1s/3/log", "above zero"),
+            ("1..4/10", "twice"),
+            ("1..1000000/1000000", "at most 100000"),
+            ("1..2/99999999999999999999", "number of values"),
+            ("1,,2", "empty"),
+            ("", "empty"),
+            ("1GiB,1024MiB", "twice"),
+        ] {
+            let error = Values::parse("field", text).expect_err(text).what();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
     }
 }

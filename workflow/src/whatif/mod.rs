@@ -27,7 +27,6 @@ pub struct Ranking {
 /// The result of a variant.
 #[derive(Debug, Serialize)]
 pub struct RankedVariant {
-    /// Description of the change.
     pub what: String,
     pub kind: VariantKind,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +58,14 @@ pub fn rank(
     let Some((0, base)) = results.next() else {
         return Ok(Ranking { base: None, variants: Vec::new(), variant_count: variants.len() });
     };
-    let ranked = sorted(&variants, results, base.tpot_ms);
+    let ranked = results.map(|(index, evaluation)| {
+        let Variant { kind, device, what, .. } = &variants[index - 1];
+        let saved_ms = base.tpot_ms.zip(evaluation.tpot_ms).map(|(base, time)| base - time);
+        RankedVariant { what: what.clone(), kind: *kind, device: device.clone(), saved_ms, evaluation }
+    });
+    let mut ranked: Vec<RankedVariant> = ranked.collect();
+    let key = |it: &RankedVariant| it.evaluation.tpot_ms.unwrap_or(f64::INFINITY);
+    ranked.sort_by(|one, other| key(one).total_cmp(&key(other)));
     Ok(Ranking { base: Some(base), variants: ranked, variant_count: variants.len() })
 }
 
@@ -76,26 +82,8 @@ fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
 
 fn evaluate(loaded: &LoadedScenario, devices: Vec<Device>, model: ModelProfile) -> Evaluation {
     let cluster = loaded.draft_profile().and_then(|draft| loaded.assemble(devices, model, draft));
-    match cluster {
-        Ok(cluster) => Evaluation::new(loaded, cluster, None),
-        Err(error) => Evaluation::refused(&error.what()),
-    }
-}
-
-/// Returns the results in the order of their times; those without a time are last, in their original order.
-fn sorted(
-    variants: &[Variant],
-    results: impl Iterator<Item = (usize, Evaluation)>,
-    base: Option<f64>,
-) -> Vec<RankedVariant> {
-    let mut ranked: Vec<RankedVariant> = results
-        .map(|(index, evaluation)| {
-            let Variant { kind, device, what, .. } = &variants[index - 1];
-            let saved_ms = base.zip(evaluation.tpot_ms).map(|(base, time)| base - time);
-            RankedVariant { what: what.clone(), kind: *kind, device: device.clone(), saved_ms, evaluation }
-        })
-        .collect();
-    let key = |it: &RankedVariant| it.evaluation.tpot_ms.unwrap_or(f64::INFINITY);
-    ranked.sort_by(|one, other| key(one).total_cmp(&key(other)));
-    ranked
+    cluster.map_or_else(
+        |error| Evaluation::refused(&error.what()),
+        |cluster| Evaluation::new(loaded, cluster, None),
+    )
 }

@@ -3,11 +3,11 @@
 //! Each variant is planned again by the same planner, so that the saved time is that of a new plan. Savings do not
 //! add up: two variants that save a second each may together save only one second.
 //!
-//! - Each device is removed. Without the head, the first remaining device becomes the head.
-//! - Each device has twice the memory. The added memory is free. The memory of a GPU that shares it, and memory
-//!   limits of the scenario, are doubled, too.
-//! - Each device has a faster disk. All its rates grow by the same factor, except that of the kernel (`turnover`). A
-//!   throttle is removed.
+//! - For each device, a variant without it. Without the head, the first remaining device becomes the head.
+//! - For each device, a variant with twice its memory. The added memory is free. The memory of a GPU that shares it,
+//!   and memory limits of the scenario, are doubled, too.
+//! - For each device, a variant with a faster disk. All disk rates grow by the same factor, except that of the kernel
+//!   (`turnover`). A throttle is removed.
 //! - Cables replace Wi-Fi, or links that are slower than a cable.
 //! - The model has another quantisation. The effect on the quality of the output is not considered.
 //!
@@ -18,16 +18,16 @@ use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelProfile, Quant};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::scenario::{Links, NamedLink, Unreachable};
+use hearth_schema::scenario::{Links, NamedLink};
 use serde::Serialize;
 
-/// Sequential rate of a fast SSD for computers.
+/// Sequential read rate of a fast SSD for computers.
 /// source: typical of drives with four lanes of PCI Express 4.0, whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
 const FAST_DISK: BytesPerSecond = BytesPerSecond(7.0e9);
-/// Sequential rate of the storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; vendors state
-/// 4.2 GB/s
+/// Sequential read rate of the storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; vendors
+/// state 4.2 GB/s
 const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
-/// Minimum factor by which a disk must be faster. source: assumed, two drives of one kind differ by less
+/// Minimum speed-up of a disk that is worth a variant. source: assumed, two drives of one kind differ by less
 const MIN_SPEEDUP: f64 = 1.2;
 
 /// Bandwidth of a cable. source: IEEE 802.3ab
@@ -39,7 +39,6 @@ const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VariantKind {
-    /// A device is removed.
     #[serde(rename = "without")]
     RemovedDevice,
     /// A device has twice its memory.
@@ -49,7 +48,6 @@ pub enum VariantKind {
     /// Cables replace Wi-Fi or slower links.
     #[serde(rename = "wired")]
     Cables,
-    /// The model has another quantisation.
     #[serde(rename = "quant")]
     Quantisation,
 }
@@ -58,28 +56,24 @@ pub enum VariantKind {
 #[derive(Debug, Clone)]
 pub struct Variant {
     pub kind: VariantKind,
-    /// Name of the changed device, if it is a change of a device.
+    /// Name of the changed device; `None` if the links or the model change.
     pub device: Option<String>,
     /// Description of the change.
     pub what: String,
     pub scenario: Scenario,
     /// The devices, in the order of the scenario.
     pub devices: Vec<Device>,
-    /// The model, or why it cannot be made.
+    /// The model, or the reason why it cannot have the new quantisation.
     pub model: Result<ModelProfile, String>,
 }
 
-/// Returns all variants of a scenario with its devices and its model.
 pub(super) fn all(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
-    let places = || 0..devices.len();
-    let mut variants: Vec<Variant> =
-        places().filter(|_| devices.len() > 1).map(|at| base.without(at)).collect();
-    variants.extend(places().map(|at| base.memory(at)));
-    variants.extend(places().filter_map(|at| base.disk(at)));
-    variants.extend(base.wired());
-    variants.extend(base.quants());
-    variants
+    let indices = 0..devices.len();
+    let removed = indices.clone().filter(|_| devices.len() > 1).map(|at| base.without(at));
+    let memory = indices.clone().map(|at| base.memory(at));
+    let disks = indices.filter_map(|at| base.disk(at));
+    removed.chain(memory).chain(disks).chain(base.wired()).chain(base.quants()).collect()
 }
 
 /// The unchanged scenario.
@@ -90,7 +84,7 @@ struct Base<'b> {
 }
 
 impl Base<'_> {
-    /// Creates a variant without a change.
+    /// Creates a variant whose change the caller still has to make.
     fn variant(&self, kind: VariantKind, device: Option<usize>, what: String) -> Variant {
         Variant {
             kind,
@@ -102,7 +96,6 @@ impl Base<'_> {
         }
     }
 
-    /// Creates the variant without a device.
     fn without(&self, at: usize) -> Variant {
         let name = &self.scenario.devices[at].name;
         let was_head = self.scenario.head() == at;
@@ -134,8 +127,8 @@ impl Base<'_> {
     /// Creates the variant with twice the memory in a device.
     fn memory(&self, at: usize) -> Variant {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
-        let (limit, share) =
-            entry.limits.as_ref().map_or((None, None), |limits| (limits.memory, limits.memory_share));
+        let limits = entry.limits.as_ref();
+        let (limit, share) = (limits.and_then(|it| it.memory), limits.and_then(|it| it.memory_share));
         let now = limit.unwrap_or(device.memory.total.value);
         let what = match share {
             Some(share) => {
@@ -184,13 +177,10 @@ impl Base<'_> {
         let disk = &mut variant.devices[at].disk;
         disk.limit = None;
         let factor = then.0 / own.0;
-        for rate in
-            [Some(&mut disk.sequential), disk.fault.as_mut(), disk.random.as_mut(), disk.populate.as_mut()]
-                .into_iter()
-                .flatten()
-        {
-            set(rate, |rate| BytesPerSecond(rate.0 * factor));
-        }
+        let rates = [&mut disk.fault, &mut disk.random, &mut disk.populate].into_iter().flatten();
+        rates
+            .chain([&mut disk.sequential])
+            .for_each(|rate| set(rate, |rate| BytesPerSecond(rate.0 * factor)));
         Some(variant)
     }
 
@@ -211,34 +201,27 @@ impl Base<'_> {
             bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
         };
         // Pairs that are marked as unreachable remain so with cables.
-        let between = links.between.iter().filter_map(|named| {
-            let unreachable: Option<Unreachable> = named.unreachable;
-            unreachable.map(|_| NamedLink { link: None, ..named.clone() })
-        });
-        variant.scenario.links = Links { between: between.collect(), ..Links::constant(cable) };
+        let kept = links.between.iter().filter(|named| named.unreachable.is_some());
+        let between = kept.map(|named| NamedLink { link: None, ..named.clone() }).collect();
+        variant.scenario.links = Links { between, ..Links::constant(cable) };
         Some(variant)
     }
 
-    /// Creates the variants with other quantisations.
     fn quants(&self) -> Vec<Variant> {
         let now = (self.model.total_bytes(), self.model.quant.as_str());
         let others = Quant::MIXES.iter().filter(|quant| quant.name() != now.1);
         let variant = |quant: &Quant| {
-            let name = quant.name();
             let made = ModelProfile::from_shape(&self.model.name, self.model.shape.clone(), *quant);
-            let size = made
-                .as_ref()
-                .map_or(String::new(), |made| format!(", {} instead of {}", made.total_bytes(), now.0));
-            let mut variant =
-                self.variant(VariantKind::Quantisation, None, format!("weights as {name}{size}"));
-            variant.model = made.map_err(|error| error.to_string());
-            variant
+            let size = |made: &ModelProfile| format!(", {} instead of {}", made.total_bytes(), now.0);
+            let what = format!("weights as {}{}", quant.name(), made.as_ref().map_or(String::new(), size));
+            let model = made.map_err(|error| error.to_string());
+            Variant { model, ..self.variant(VariantKind::Quantisation, None, what) }
         };
         others.map(variant).collect()
     }
 }
 
-/// Replaces a value, and marks it as a change.
+/// Replaces a value, and sets its source to `set: what if`.
 fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
     *sourced = Sourced::new(change(sourced.value), "set: what if");
 }
@@ -298,14 +281,15 @@ events:
             assert_eq!(variant.validation_error(), None, "{}", variant.what);
         }
         let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
-        let kinds = [
-            VariantKind::RemovedDevice,
-            VariantKind::Memory,
-            VariantKind::Disk,
-            VariantKind::Cables,
-            VariantKind::Quantisation,
-        ];
-        assert_eq!(kinds.map(count), [4, 4, 4, 1, Quant::MIXES.len() - 1]);
+        for (kind, expected) in [
+            (VariantKind::RemovedDevice, 4),
+            (VariantKind::Memory, 4),
+            (VariantKind::Disk, 4),
+            (VariantKind::Cables, 1),
+            (VariantKind::Quantisation, Quant::MIXES.len() - 1),
+        ] {
+            assert_eq!(count(kind), expected, "{kind:?}");
+        }
     }
 
     #[test]
@@ -320,10 +304,8 @@ events:
     #[test]
     fn memory_and_disk_grow_with_their_limits() {
         let phone = find(VariantKind::Memory, "phone");
-        assert_eq!(
-            phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory),
-            Some(Bytes::mib(6144))
-        );
+        let limit = phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory);
+        assert_eq!(limit, Some(Bytes::mib(6144)));
         let tablet = find(VariantKind::Memory, "tablet");
         assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
         let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);

@@ -31,14 +31,13 @@ planner: {{strategy: manual, windows: [4, 4]}}
     let mut cluster = loaded.cluster(None).expect("a cluster");
     let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
     apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    for (place, share) in [(0, 0.5), (1, 0.35)] {
-        let device = &cluster.members[place].device;
-        let device = draft::device_without_draft(&plan, place, cluster.draft.as_ref(), device)
+    for (index, share) in [(0, 0.5), (1, 0.35)] {
+        let device = &cluster.members[index].device;
+        let device = draft::device_without_draft(&plan, index, cluster.draft.as_ref(), device)
             .expect("the draft fits");
-        let budget = MemoryBudget::new(&plan, place, &cluster.model, &device);
-        assert!(
-            budget.weights > Bytes::mib(100) && budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO
-        );
+        let budget = MemoryBudget::new(&plan, index, &cluster.model, &device);
+        assert!(budget.weights > Bytes::mib(100), "{}", budget.weights);
+        assert!(budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO);
         let left = budget.weight_cache.as_f64() / budget.weights.as_f64();
         assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
     }

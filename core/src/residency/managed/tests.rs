@@ -17,13 +17,17 @@ fn managed(buffer: u64, kept: u64) -> ManagedResidency {
     ManagedResidency::new(&[(0..PIECES).collect()], &[PIECE; PIECES as usize], options, 1)
 }
 
+/// A device with a stream buffer of `buffer` pieces that keeps at most `kept` pieces, and its memory.
+fn device(buffer: u64, kept: u64) -> (ManagedResidency, Memory) {
+    let memory = Memory { resident: vec![false; PIECES as usize], reads: Vec::new(), page_cache: 1000 };
+    (managed(buffer, kept), memory)
+}
+
 fn part(pass: u32, pieces: Range<PieceId>) -> PartRequest {
     PartRequest { pieces, origin: ReadOrigin { pass, round: 0, layers: None } }
 }
 
-/// A model of memory.
 struct Memory {
-    /// Whether each piece is in memory.
     resident: Vec<bool>,
     /// The pieces in the order of their reads.
     reads: Vec<PieceId>,
@@ -31,10 +35,6 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(page_cache: u64) -> Self {
-        Self { resident: vec![false; PIECES as usize], reads: Vec::new(), page_cache }
-    }
-
     /// Executes steps until the helper is idle.
     fn run_helper(&mut self, managed: &mut ManagedResidency) {
         loop {
@@ -79,7 +79,7 @@ impl Memory {
 
 #[test]
 fn pieces_that_are_not_kept_are_read_once_a_pass() {
-    let (mut managed, mut memory) = (managed(4, 30), Memory::new(1000));
+    let (mut managed, mut memory) = device(4, 30);
     for pass in 0..3 {
         memory.reads.clear();
         memory.compute(&mut managed, pass, 0..PIECES);
@@ -91,7 +91,7 @@ fn pieces_that_are_not_kept_are_read_once_a_pass() {
 
 #[test]
 fn reads_stop_when_the_buffer_is_full_and_continue_after_evictions() {
-    let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
+    let (mut managed, mut memory) = device(4, 0);
     managed.react(Event::Requested(part(0, 0..PIECES)));
     memory.run_helper(&mut managed);
     assert_eq!(memory.reads, [0, 1, 2, 3]);
@@ -115,7 +115,7 @@ fn four_mebibytes_are_in_flight() {
 
 #[test]
 fn part_that_is_skipped_is_evicted() {
-    let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
+    let (mut managed, mut memory) = device(4, 0);
     managed.react(Event::Requested(part(0, 0..10)));
     managed.react(Event::Requested(part(0, 10..20)));
     memory.run_helper(&mut managed);
@@ -126,7 +126,7 @@ fn part_that_is_skipped_is_evicted() {
 
 #[test]
 fn reset_during_a_part_empties_the_buffer() {
-    let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
+    let (mut managed, mut memory) = device(4, 0);
     managed.react(Event::PartBegun(part(0, 0..PIECES)));
     memory.run_helper(&mut managed);
     managed.react(Event::Used(2));
@@ -137,7 +137,7 @@ fn reset_during_a_part_empties_the_buffer() {
 
 #[test]
 fn pieces_that_the_computation_has_passed_are_not_read() {
-    let (mut managed, mut memory) = (managed(4, 0), Memory::new(1000));
+    let (mut managed, mut memory) = device(4, 0);
     managed.react(Event::PartBegun(part(0, 0..PIECES)));
     managed.react(Event::Used(20));
     memory.run_helper(&mut managed);
@@ -153,7 +153,7 @@ proptest! {
         memories in prop::collection::vec((0u64..60, prop::collection::vec(0u32..PIECES, 0..10)), 1..12),
         window in 1u32..20,
     ) {
-        let (mut managed, mut memory) = (managed(buffer, kept), Memory::new(1000));
+        let (mut managed, mut memory) = device(buffer, kept);
         for (pass, (page_cache, evicted)) in (0..).zip(memories) {
             memory.page_cache = page_cache;
             for piece in evicted {

@@ -13,29 +13,22 @@ pub struct Capabilities {
     pub packed_dot: bool,
     /// The minimum and maximum subgroup size, if the device supports subgroup operations.
     pub subgroups: Option<(u32, u32)>,
-    /// Whether shaders can use the type `f16`.
     pub shader_f16: bool,
     /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
     /// the CPU, because a run also waits for whole submissions.
     pub timestamps: bool,
-    /// Maximum size of a buffer binding.
     pub max_binding_bytes: u64,
-    /// Maximum size of a buffer.
     pub max_buffer_bytes: u64,
     /// Maximum size of the memory that the threads of a workgroup share.
     pub workgroup_memory_bytes: u32,
-    /// Maximum number of threads in a workgroup.
     pub max_workgroup_threads: u32,
 }
 
 /// Device capabilities to disable, for tests and comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMask {
-    /// Whether packed dot products are disabled.
     pub no_packed_dot: bool,
-    /// Whether subgroup operations are disabled.
     pub no_subgroups: bool,
-    /// Whether the type `f16` is disabled in shaders.
     pub no_shader_f16: bool,
     /// Maximum size of a buffer in bytes; larger matrices are split.
     pub max_binding_bytes: Option<u64>,
@@ -85,7 +78,6 @@ impl AdapterInfo {
         format!("{} | {} | {}", self.name, self.api, self.driver)
     }
 
-    /// Whether the adapter is a software driver.
     pub fn is_software(&self) -> bool {
         self.kind == "software"
     }
@@ -124,12 +116,8 @@ pub fn adapters() -> Vec<AdapterInfo> {
     found().into_iter().map(|(_, info)| info).collect()
 }
 
-/// Returns the preferred adapter.
-pub(super) fn best() -> Option<(wgpu::Adapter, AdapterInfo)> {
-    found().into_iter().next()
-}
-
-fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
+/// Returns all adapters with their descriptions, the preferred one first.
+pub(super) fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
             for_resource_creation: Some(BUDGET_PERCENT),
@@ -140,13 +128,8 @@ fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     let packed = wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct;
     let packed = instance.wgsl_language_features().contains(packed);
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
-    let mut found: Vec<(wgpu::Adapter, AdapterInfo)> = adapters
-        .into_iter()
-        .map(|adapter| {
-            let info = AdapterInfo::of(&adapter, packed);
-            (adapter, info)
-        })
-        .collect();
+    let infos: Vec<AdapterInfo> = adapters.iter().map(|adapter| AdapterInfo::of(adapter, packed)).collect();
+    let mut found: Vec<(wgpu::Adapter, AdapterInfo)> = adapters.into_iter().zip(infos).collect();
     let rank = |info: &AdapterInfo| {
         ["discrete", "integrated", "virtual", "other", "software"].iter().position(|kind| *kind == info.kind)
     };

@@ -1,5 +1,6 @@
 //! Tensors in GPU memory: allocation, upload and download.
 
+use std::fmt::Display;
 use std::sync::{Arc, mpsc};
 
 use bytemuck::{Pod, Zeroable};
@@ -15,7 +16,7 @@ use crate::virtual_tensor::Storage;
 pub struct Tensor {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
-    /// Shared by all clones, which refer to the same buffer.
+    /// The reserved bytes of the buffer, which all clones share.
     _reservation: Arc<Reservation>,
 }
 
@@ -148,17 +149,12 @@ impl Gpu {
             staging.buffer.map_async(wgpu::MapMode::Read, .., move |mapped| drop(mapped_tx.send(mapped)));
         })?;
         self.wait(what)?;
-        let failed = |why: String| GpuError::Failed { what: what.into(), why };
-        match mapped_rx.try_recv() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(failed(error.to_string())),
-            Err(error) => return Err(failed(error.to_string())),
-        }
-        let mapped = staging.buffer.get_mapped_range(..).map_err(|error| failed(error.to_string()))?;
-        let into: &mut [u8] = bytemuck::cast_slice_mut(values);
-        into.copy_from_slice(
-            mapped.get(..bytes).ok_or_else(|| failed("the mapped buffer is too short".into()))?,
-        );
+        let failed = |why: &dyn Display| GpuError::Failed { what: what.into(), why: why.to_string() };
+        let result = mapped_rx.try_recv().map_err(|error| failed(&error))?;
+        result.map_err(|error| failed(&error))?;
+        let mapped = staging.buffer.get_mapped_range(..).map_err(|error| failed(&error))?;
+        let mapped = mapped.get(..bytes).ok_or_else(|| failed(&"the mapped buffer is too short"))?;
+        bytemuck::cast_slice_mut(values).copy_from_slice(mapped);
         Ok(())
     }
 }

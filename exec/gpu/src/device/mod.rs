@@ -57,9 +57,8 @@ impl Gpu {
     /// Opens the preferred adapter: a discrete GPU, or else an integrated GPU, or else a software driver. The
     /// capabilities that `mask` disables are not used.
     pub fn open(mask: CapabilityMask) -> Result<Gpu, GpuError> {
-        let (adapter, info) = adapter::best().ok_or(GpuError::NoAdapter)?;
+        let (adapter, info) = adapter::found().into_iter().next().ok_or(GpuError::NoAdapter)?;
         let capabilities = info.capabilities.without(mask);
-        let failed = |why: String| GpuError::Open { adapter: info.name.clone(), why };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("hearth"),
             required_features: capabilities.features(),
@@ -67,7 +66,8 @@ impl Gpu {
             ..wgpu::DeviceDescriptor::default()
         };
         let opened = pollster::block_on(adapter.request_device(&descriptor));
-        let (device, queue) = opened.map_err(|error| failed(error.to_string()))?;
+        let (device, queue) =
+            opened.map_err(|error| GpuError::Open { adapter: info.name.clone(), why: error.to_string() })?;
         let lost: Arc<Mutex<Option<String>>> = Arc::default();
         let reason_sink = Arc::clone(&lost);
         device.set_device_lost_callback(move |reason, message| {
@@ -78,9 +78,8 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             lock(&reason_sink).get_or_insert_with(|| error.to_string());
         }));
-        let (pipelines, memory_budget) =
-            (Mutex::default(), memory::MemoryBudget::new(&info, mask.max_memory_bytes));
-        let deadline = AtomicU64::new(DEADLINE.as_nanos() as u64);
+        let memory_budget = memory::MemoryBudget::new(&info, mask.max_memory_bytes);
+        let (deadline, pipelines) = (AtomicU64::new(DEADLINE.as_nanos() as u64), Mutex::default());
         Ok(Gpu { device, queue, info, capabilities, lost, memory_budget, deadline, pipelines })
     }
 
@@ -132,13 +131,8 @@ impl Gpu {
         self.deadline.store(deadline, Ordering::Relaxed);
     }
 
-    /// Waits until all submissions have finished.
-    pub fn wait_idle(&self) -> Result<(), GpuError> {
-        self.wait("a submission")
-    }
-
     /// Waits until all submissions have finished. `what` names the work in errors.
-    pub(crate) fn wait(&self, what: &str) -> Result<(), GpuError> {
+    pub fn wait(&self, what: &str) -> Result<(), GpuError> {
         let deadline = Duration::from_nanos(self.deadline.load(Ordering::Relaxed));
         let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(deadline) };
         let waited = self.device.poll(poll);
@@ -165,7 +159,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         if self.check_not_lost().is_ok() {
             // Nobody can handle an error during a drop.
-            let _ = self.wait_idle();
+            let _ = self.wait("a submission");
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use hearth_profiles::model::{Architecture, ModelShape};
 
-use super::{Graph, LayerMatrix, Norm, Operation, RotaryInput};
+use super::{Graph, LayerMatrix, Norm, Operation};
 use crate::virtual_tensor::SLICE;
 
 /// The dimensions of a pass that determine the sizes of its tensors.
@@ -64,27 +64,23 @@ impl Builder<'_> {
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
         let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", self.rows(wide));
-        let [mut q, mut k, mut v] =
-            [(LayerMatrix::Query, "q"), (LayerMatrix::Key, "k"), (LayerMatrix::Value, "v")]
-                .map(|(matrix, name)| {
-                    let bytes = widths[matrix as usize];
-                    let result = self.graph.add_node(Operation::Matmul(matrix), &[x], name, bytes);
-                    (result, matrix, name, bytes)
-                })
-                .map(|(result, matrix, name, bytes)| {
-                    let biased = self.is(Architecture::Qwen2);
-                    if biased {
-                        self.graph.add_node(Operation::Bias(matrix), &[result], name, bytes)
-                    } else {
-                        result
-                    }
-                });
+        let projections = [(LayerMatrix::Query, "q"), (LayerMatrix::Key, "k"), (LayerMatrix::Value, "v")];
+        let mut results = projections.map(|(matrix, name)| {
+            self.graph.add_node(Operation::Matmul(matrix), &[x], name, widths[matrix as usize])
+        });
+        if self.is(Architecture::Qwen2) {
+            results = projections.map(|(matrix, name)| {
+                let at = matrix as usize;
+                self.graph.add_node(Operation::Bias(matrix), &[results[at]], name, widths[at])
+            });
+        }
+        let [mut q, mut k, mut v] = results;
         if self.is(Architecture::Qwen3) {
             q = self.graph.add_node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
             k = self.graph.add_node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
         }
-        q = self.graph.add_node(Operation::Rotate(RotaryInput::Query), &[q], "q.rope", widths[0]);
-        k = self.graph.add_node(Operation::Rotate(RotaryInput::Key), &[k], "k.rope", widths[1]);
+        q = self.graph.add_node(Operation::Rotate, &[q], "q.rope", widths[0]);
+        k = self.graph.add_node(Operation::Rotate, &[k], "k.rope", widths[1]);
         v = self.graph.add_node(Operation::TransposeValues, &[v], "v.t", widths[2]);
         let scores = self.rows(self.size.context) * u64::from(shape.heads);
         let mut s = self.graph.add_node(Operation::Scores, &[q, k], "qk", scores);
@@ -113,13 +109,11 @@ impl Builder<'_> {
     }
 
     /// Adds the output of a block to the hidden rows, in Gemma 2 after a norm.
-    fn add(&mut self, output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
+    fn add(&mut self, mut output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
-        let output = if self.is(Architecture::Gemma2) {
-            self.graph.add_node(Operation::Norm(norm), &[output], "post norm", bytes)
-        } else {
-            output
-        };
+        if self.is(Architecture::Gemma2) {
+            output = self.graph.add_node(Operation::Norm(norm), &[output], "post norm", bytes);
+        }
         self.graph.add_node(Operation::Add, &[output, hidden], name, bytes)
     }
 }

@@ -10,7 +10,6 @@
 use super::{Graph, Operation};
 use crate::virtual_tensor::SLICE;
 
-/// Bytes of an f16 element.
 const ELEMENT_BYTES: u64 = 2;
 /// Tokens of a prompt. source: CLIP's context length
 const PROMPT_TOKENS: u64 = 77;
@@ -20,7 +19,7 @@ const HEADS: u64 = 8;
 const LATENT_SIDE: u64 = 64;
 
 /// The operations that are fused into one kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct FusedKernels {
     /// Whether self-attention over an image is one kernel, which never writes its scores.
     pub attention: bool,
@@ -181,24 +180,20 @@ impl Builder {
         }
         let x = self.normalised("gn2", x);
         let x = self.image("conv2", &[x], width, side);
-        let around = if image.channels == width {
-            image
-        } else {
-            self.image("shortcut", &[image.tensor], width, side)
-        };
+        let mut around = image;
+        if image.channels != width {
+            around = self.image("shortcut", &[image.tensor], width, side);
+        }
         self.image("add", &[x.tensor, around.tensor], width, side)
     }
 
     /// Adds the matmuls of queries, keys and values and their conversion to the layouts that attention reads. Each
-    /// input is a tensor and the bytes of the result.
+    /// argument has the input tensor, if there is one, and the bytes of the result.
     fn projections(&mut self, [q, k, v]: [(Option<usize>, u64); 3]) -> [usize; 3] {
-        let names = ["q", "k", "v"];
-        let made = [0, 1, 2].map(|at| {
-            let (x, bytes) = [q, k, v][at];
-            self.add_node(names[at], x.as_slice(), bytes)
-        });
-        let names = ["q.r", "k.r", "v.r"];
-        [0, 1, 2].map(|at| self.add_node(names[at], &[made[at]], [q, k, v][at].1))
+        let projections = [("q", "q.r", q), ("k", "k.r", k), ("v", "v.r", v)];
+        projections
+            .map(|(name, layout, (x, bytes))| (layout, self.add_node(name, x.as_slice(), bytes), bytes))
+            .map(|(layout, projection, bytes)| self.add_node(layout, &[projection], bytes))
     }
 
     /// Adds attention of `from` query positions over `to` key positions.
@@ -255,12 +250,11 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{TensorUsageRecord, assign_offsets, naive_bytes};
+    use crate::memory::{assign_offsets, naive_bytes};
 
     /// Returns the MiB of all tensors, without and with planning.
     fn mib(graph: &Graph) -> [f64; 2] {
-        let records: Vec<TensorUsageRecord> =
-            graph.usage_records().into_iter().map(|(_, record)| record).collect();
+        let (_, records) = graph.usage_records();
         [naive_bytes(&records), assign_offsets(&records).total_size]
             .map(|bytes| bytes as f64 / f64::from(1 << 20))
     }

@@ -51,33 +51,38 @@ pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
         ResidualFusion::IntoMatmul => {
             fuse_into_producers(&mut graph, |operation| operation == Operation::Add);
         }
-        ResidualFusion::IntoNorm => fuse_residuals_into_norms(&mut graph),
+        ResidualFusion::IntoNorm => merge_neighbours(&mut graph, is_residual_before_norm),
     }
     if fusion.rotary_layout {
-        merge_neighbours(&mut graph, is_layout);
+        merge_neighbours(&mut graph, |one, next| one.is_only(is_layout) && next.is_only(is_layout));
         // Keys and values are written to the cache.
         for tensor in graph.tensors.iter_mut().filter(|tensor| matches!(tensor.name, "k.rope" | "v.t")) {
             tensor.bytes = 0;
         }
     }
     if fusion.attention {
-        let is_attention = |operation: Operation| {
-            matches!(
-                operation,
-                Operation::Scores | Operation::SoftCap | Operation::Softmax | Operation::WeightedValues
-            )
-        };
-        merge_neighbours(&mut graph, is_attention);
+        merge_neighbours(&mut graph, |one, next| one.is_only(is_attention) && next.is_only(is_attention));
     }
     graph
+}
+
+impl Node {
+    fn is_only(&self, matches: fn(Operation) -> bool) -> bool {
+        self.operations.iter().all(|&operation| matches(operation))
+    }
 }
 
 fn is_layout(operation: Operation) -> bool {
     match operation {
         Operation::Norm(norm) => matches!(norm, Norm::QueryHeads | Norm::KeyHeads),
-        Operation::Rotate(_) | Operation::TransposeValues => true,
+        Operation::Rotate | Operation::TransposeValues => true,
         _ => false,
     }
+}
+
+fn is_attention(operation: Operation) -> bool {
+    use Operation::{Scores, SoftCap, Softmax, WeightedValues};
+    matches!(operation, Scores | SoftCap | Softmax | WeightedValues)
 }
 
 /// Merges each node with a single matching operation into the node that produces its first input. The merged node is
@@ -129,33 +134,24 @@ fn merge(graph: &mut Graph, early: usize, late: usize) {
     node.inputs = inputs;
 }
 
-/// Merges each residual addition, with the norm before it if there is one, into the norm that follows directly.
-fn fuse_residuals_into_norms(graph: &mut Graph) {
-    let mut at = 0;
-    while at + 1 < graph.nodes.len() {
-        let [one, next] = &graph.nodes[at..at + 2] else { break };
-        let feeds = one.outputs.iter().any(|tensor| next.inputs.contains(tensor));
-        let fits = match (one.operations.last(), next.operations.first()) {
-            (Some(Operation::Norm(Norm::PostAttention | Norm::PostFeedForward)), Some(Operation::Add)) => {
-                true
-            }
-            (Some(Operation::Add), Some(Operation::Norm(_))) => one.operations.len() <= 2,
-            _ => false,
-        };
-        if feeds && fits {
-            merge(graph, at, at + 1);
-        } else {
-            at += 1;
+/// Whether `one` is fused into `next`: a residual addition into the norm that reads it, or the norm of the output of a
+/// block into the residual addition that reads it.
+fn is_residual_before_norm(one: &Node, next: &Node) -> bool {
+    let fits = match (one.operations.last(), next.operations.first()) {
+        (Some(Operation::Norm(norm)), Some(Operation::Add)) => {
+            matches!(norm, Norm::PostAttention | Norm::PostFeedForward)
         }
-    }
+        (Some(Operation::Add), Some(Operation::Norm(_))) => one.operations.len() <= 2,
+        _ => false,
+    };
+    fits && one.outputs.iter().any(|tensor| next.inputs.contains(tensor))
 }
 
-/// Merges neighbouring nodes all of whose operations match.
-fn merge_neighbours(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
-    let all = |node: &Node| node.operations.iter().all(|&operation| matches(operation));
+/// Merges each node into the next one if `fits` accepts the pair.
+fn merge_neighbours(graph: &mut Graph, fits: impl Fn(&Node, &Node) -> bool) {
     let mut at = 0;
     while at + 1 < graph.nodes.len() {
-        if all(&graph.nodes[at]) && all(&graph.nodes[at + 1]) {
+        if fits(&graph.nodes[at], &graph.nodes[at + 1]) {
             merge(graph, at, at + 1);
         } else {
             at += 1;
@@ -166,11 +162,11 @@ fn merge_neighbours(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
-    use serde_json::Value;
 
     use super::super::{PassSize, decoder};
     use super::*;
-    use crate::memory::{TensorUsageRecord, assign_offsets, naive_bytes};
+    use crate::memory::tests::{reference_plans, usage_record};
+    use crate::memory::{assign_offsets, naive_bytes};
 
     fn shape(architecture: Architecture) -> ModelShape {
         ModelShape { architecture, ..shipped_document("llama-8b").unwrap().shape() }
@@ -180,7 +176,7 @@ mod tests {
         PassSize { layers: 32, tokens, context: 1280, element_bytes: 2 }
     }
 
-    /// The fusion of the reference planner's graphs: only element-wise operations are fused.
+    /// The fusion in the graphs of [`reference_plans`]: only element-wise operations are fused.
     const PUBLISHED: Fusion = Fusion {
         pointwise: true,
         residual: ResidualFusion::IntoMatmul,
@@ -190,22 +186,15 @@ mod tests {
 
     #[test]
     fn llama_decoder_has_the_usage_records_of_the_reference_planner() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/memory_records.json");
-        let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let plans = reference_plans();
         for tokens in [1, 128, 1024] {
             let graph = fuse(decoder(&shape(Architecture::Llama), size(tokens)), PUBLISHED);
-            let other =
-                fixture[&format!("llama-8b-decoder-s{tokens}")]["records"].as_array().unwrap().clone();
-            let own = graph.usage_records();
-            assert_eq!(own.len(), other.len());
-            for ((tensor, record), other) in own.iter().zip(&other) {
-                let number = |key: &str| other[key].as_u64().unwrap();
-                let wanted = TensorUsageRecord {
-                    size: number("size"),
-                    first_operation: number("first") as u32,
-                    last_operation: number("last") as u32,
-                };
-                assert_eq!((graph.tensors[*tensor].name, *record), (other["name"].as_str().unwrap(), wanted));
+            let expected = plans[&format!("llama-8b-decoder-s{tokens}")]["records"].as_array().unwrap();
+            let (tensors, records) = graph.usage_records();
+            assert_eq!(records.len(), expected.len());
+            for ((tensor, record), expected) in tensors.into_iter().zip(records).zip(expected) {
+                let name = expected["name"].as_str().unwrap();
+                assert_eq!((graph.tensors[tensor].name, record), (name, usage_record(expected)));
             }
         }
     }
@@ -247,8 +236,7 @@ mod tests {
                 }
             }
             let totals = [&graph, &fused].map(|graph| {
-                let records: Vec<TensorUsageRecord> =
-                    graph.usage_records().into_iter().map(|(_, record)| record).collect();
+                let (_, records) = graph.usage_records();
                 (naive_bytes(&records), assign_offsets(&records).total_size)
             });
             println!(

@@ -55,13 +55,6 @@ pub enum Norm {
     Output,
 }
 
-/// The input of a rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RotaryInput {
-    Query,
-    Key,
-}
-
 /// One operation of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
@@ -69,21 +62,16 @@ pub enum Operation {
     Embed,
     /// Multiplies the embeddings by a constant.
     Scale,
-    /// Applies an RMSNorm.
     Norm(Norm),
-    /// Quantises the input of a matmul to eight bits.
-    Quantise,
     /// Multiplies rows by a weight matrix.
     Matmul(LayerMatrix),
-    /// Adds the bias of a matmul to each row.
     Bias(LayerMatrix),
     /// Applies the rotary embedding and writes the rows in the layout that attention reads.
-    Rotate(RotaryInput),
+    Rotate,
     /// Writes the values in the layout that attention reads.
     TransposeValues,
     /// Multiplies queries by keys.
     Scores,
-    /// Applies the soft cap to the scores.
     SoftCap,
     Softmax,
     /// Multiplies the attention probabilities by the values.
@@ -101,15 +89,8 @@ pub enum Operation {
 impl Operation {
     /// Whether the operation is element-wise in its first input.
     fn is_pointwise(self) -> bool {
-        matches!(
-            self,
-            Operation::Scale
-                | Operation::Bias(_)
-                | Operation::SoftCap
-                | Operation::Activate
-                | Operation::Multiply
-                | Operation::Add
-        )
+        use Operation::{Activate, Add, Bias, Multiply, Scale, SoftCap};
+        matches!(self, Scale | Bias(_) | SoftCap | Activate | Multiply | Add)
     }
 }
 
@@ -117,7 +98,7 @@ impl Operation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphTensor {
     pub name: &'static str,
-    /// Size in bytes, with the channels padded to whole slices.
+    /// Size in bytes, with the channels padded to a multiple of four.
     pub bytes: u64,
 }
 
@@ -125,9 +106,8 @@ pub struct GraphTensor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub operations: Vec<Operation>,
-    /// Indices of the input tensors. The first input of an element-wise operation is the tensor that it transforms.
+    /// Indices of tensors. The first input of an element-wise operation is the tensor that it transforms.
     pub inputs: Vec<usize>,
-    /// Indices of the output tensors.
     pub outputs: Vec<usize>,
 }
 
@@ -139,12 +119,6 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Adds a tensor of `bytes` bytes and returns its index.
-    pub fn add_tensor(&mut self, name: &'static str, bytes: u64) -> usize {
-        self.tensors.push(GraphTensor { name, bytes });
-        self.tensors.len() - 1
-    }
-
     /// Adds a node with one operation and one output tensor of `bytes` bytes. Returns the index of that tensor.
     pub fn add_node(
         &mut self,
@@ -153,34 +127,33 @@ impl Graph {
         name: &'static str,
         bytes: u64,
     ) -> usize {
-        let result = self.add_tensor(name, bytes);
+        let result = self.tensors.len();
+        self.tensors.push(GraphTensor { name, bytes });
         self.nodes.push(Node { operations: vec![operation], inputs: inputs.to_vec(), outputs: vec![result] });
         result
     }
 
-    /// Returns the number of kernel launches.
     pub fn launch_count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Returns the index, size and lifetime of each tensor that a node writes.
-    pub fn usage_records(&self) -> Vec<(usize, TensorUsageRecord)> {
-        let mut records = Vec::new();
+    /// Returns the index of each tensor that a node writes, and its size and lifetime.
+    pub fn usage_records(&self) -> (Vec<usize>, Vec<TensorUsageRecord>) {
+        let (mut tensors, mut records) = (Vec::new(), Vec::new());
         for (first, node) in self.nodes.iter().enumerate() {
             for &tensor in &node.outputs {
                 let last = self.nodes.iter().rposition(|node| node.inputs.contains(&tensor));
-                let last = last.unwrap_or(first).max(first) as u32;
-                let size = self.tensors[tensor].bytes;
-                records.push((
-                    tensor,
-                    TensorUsageRecord { size, first_operation: first as u32, last_operation: last },
-                ));
+                tensors.push(tensor);
+                records.push(TensorUsageRecord {
+                    size: self.tensors[tensor].bytes,
+                    first_operation: first as u32,
+                    last_operation: last.unwrap_or(first).max(first) as u32,
+                });
             }
         }
-        records
+        (tensors, records)
     }
 
-    /// Returns the number of nodes that read a tensor.
     fn readers(&self, tensor: usize) -> usize {
         self.nodes.iter().filter(|node| node.inputs.contains(&tensor)).count()
     }

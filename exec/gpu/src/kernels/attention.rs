@@ -2,16 +2,15 @@
 //!
 //! `softmax(cap(scale * q K^T)) V` over the positions that a token attends to. ML Drift paper, section 3.8: keys have
 //! the layout of a weight matrix with one output per position, values that of one with one input per position. Scores
-//! are never written: a workgroup computes one query head of one token, walks the positions in tiles, and updates the
-//! maximum and the sum of the softmax after each tile (online softmax, Milakov and Gimelshein 2018).
+//! are never written: a workgroup computes one query head of one token, processes the positions in tiles, and updates
+//! the maximum and the sum of the softmax after each tile (online softmax, Milakov and Gimelshein 2018).
 //!
 //! Deviation: the paper leaves this fusion out of its measurements; here it saves the memory of the scores.
 
 use std::fmt::Write;
 
-use super::Variant;
+use super::Declarations;
 use super::rotate::AttentionShape;
-use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage};
 
 /// Number of positions in a tile, and of threads in a workgroup.
@@ -30,7 +29,6 @@ pub struct AttentionKernel {
     pub window: Option<u32>,
     /// The layout of the result.
     pub storage: Storage,
-    pub variant: Variant,
 }
 
 impl AttentionKernel {
@@ -41,16 +39,14 @@ impl AttentionKernel {
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
         let queries = heads.query_accessor(Direction::Read);
         let out = Accessor::rows("out", self.storage, width, Direction::Write);
-        let mut text =
-            format!("{}const QUERY_GROUP: u32 = {}u;\n", Params::WGSL, heads.queries_per_kv_head());
-        text += &queries.declaration(1);
-        text += &queries.functions();
-        text += &heads.cache_functions("k", 2, &heads.key_cache_shape()?, Direction::Read);
-        text += &heads.cache_functions("v", 3, &heads.value_cache_shape()?, Direction::Read);
-        text += &out.declaration(4);
-        text += &out.functions();
+        let mut kernel = Declarations::new(false);
+        let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
+        kernel.tensor(&queries);
+        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, Direction::Read);
+        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, Direction::Read);
+        kernel.tensor(&out);
         let _ = write!(
-            text,
+            kernel.text,
             "var<workgroup> query: array<vec4<f32>, {slices}>;\n\
              var<workgroup> scores: array<f32, {TILE}>;\nvar<workgroup> powers: array<f32, {TILE}>;\n\
              var<workgroup> result: array<f32, {}>;\n\
@@ -58,8 +54,7 @@ impl AttentionKernel {
              return vec4<f32>(powers[4u * i], powers[4u * i + 1u], powers[4u * i + 2u], powers[4u * i + 3u]);\n}}\n",
             heads.value_length,
         );
-        text += &self.main();
-        Ok(text)
+        Ok(kernel.text + &self.main())
     }
 
     /// Returns the number of workgroups for `tokens` tokens.
@@ -128,11 +123,9 @@ mod tests {
         let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
         let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
         let heads = AttentionShape { heads, kv_heads, key_length, value_length, context: 256, format, order };
-        let variant = Variant { packed_dot: false, min_subgroup_size: None, shader_f16: false };
-        let (scale, cap, window, storage) = (0.1, None, None, Storage::Linear);
-        let text = AttentionKernel { shape: heads, scale, soft_cap: cap, window, storage, variant }
-            .kernel()
-            .unwrap();
+        let (soft_cap, window, storage) = (None, None, Storage::Linear);
+        let kernel = AttentionKernel { shape: heads, scale: 0.1, soft_cap, window, storage };
+        let text = kernel.kernel().unwrap();
         // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
         let vectors: Vec<&str> = shared

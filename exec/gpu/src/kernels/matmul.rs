@@ -21,11 +21,11 @@ use std::fmt::Write;
 
 use hearth_runtime::hyperparameters::GateActivation;
 
-use super::Variant;
+use super::Declarations;
 use super::packing::{PackedFormat, scale_texel};
 use super::quantise::{self, Granularity, UNIT_LENGTH};
-use crate::device::Params;
-use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
+use crate::device::Capabilities;
+use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage, WeightOrder, WeightShape};
 use blocks::{DOT_FUNCTIONS, FACTOR_FUNCTIONS};
 
 /// The phase of inference: decode has one token, prefill a batch.
@@ -38,7 +38,6 @@ pub enum Phase {
 /// The layout of the weights and the distribution of a matmul over the threads of a workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tiling {
-    /// The layout of the weights.
     pub order: WeightOrder,
     /// Number of slices of four rows that a workgroup computes.
     pub slices: u32,
@@ -51,8 +50,7 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// The tiling of a device that is not tuned.
-    /// source: assumed, 128 threads per workgroup
+    /// The tiling of a device that is not tuned. source: assumed, 128 threads per workgroup
     pub const DEFAULT: Tiling = Tiling {
         order: WeightOrder::Interleaved,
         slices: 16,
@@ -77,10 +75,6 @@ impl Tiling {
         all.push(self);
         all
     }
-
-    fn threads(&self, phase: Phase) -> u32 {
-        self.slices * if phase == Phase::Decode { self.splits } else { self.token_threads }
-    }
 }
 
 /// The matmul kernel of a weight matrix, or of a part of its rows.
@@ -93,16 +87,11 @@ pub struct MatmulKernel {
     pub rows: u32,
     /// Index of the first row of this part in the matrix.
     pub first_row: u32,
-    /// Number of rows of the whole matrix.
     pub total_rows: u32,
     pub phase: Phase,
     pub tiling: Tiling,
-    pub variant: Variant,
-    /// The layout of inputs and outputs.
-    pub storage: Storage,
-    /// Whether a bias is added to the result.
+    pub capabilities: Capabilities,
     pub has_bias: bool,
-    /// The activation function that is applied to the result.
     pub activation: Option<GateActivation>,
     /// Whether the result is multiplied by the gate, which is another tensor.
     pub multiplies_by_gate: bool,
@@ -112,109 +101,90 @@ pub struct MatmulKernel {
 }
 
 impl MatmulKernel {
-    /// Whether the inputs are quantised.
+    fn is_decode(&self) -> bool {
+        self.phase == Phase::Decode
+    }
+
     fn is_quantised(&self) -> bool {
         self.packed_format.input_granularity().is_some()
     }
 
-    /// Whether this kernel quantises the inputs itself.
-    fn quantises_inputs(&self) -> bool {
-        self.is_quantised() && self.phase == Phase::Decode
+    /// Whether another kernel has quantised the inputs.
+    fn reads_quants(&self) -> bool {
+        self.is_quantised() && !self.is_decode()
+    }
+
+    fn texel_type(&self) -> &'static str {
+        // naga 30 cannot cast two words to four f16 values, so the texels are declared as f16.
+        let halves = self.capabilities.shader_f16 && self.packed_format == PackedFormat::F16;
+        if halves { "Halves" } else { "vec4<u32>" }
     }
 
     /// Returns the shape of the packed weights of this part, in words.
-    pub fn shape(&self) -> Result<WeightShape, crate::virtual_tensor::ShapeError> {
+    pub fn shape(&self) -> Result<WeightShape, ShapeError> {
         let words = self.packed_format.texels(self.length) * 4;
-        WeightShape::new(self.rows, [1, 1, 1], words, self.tiling.slices)
+        WeightShape::new(self.rows, words, self.tiling.slices)
     }
 
     /// Returns the number of tokens that a thread computes.
     fn tokens(&self) -> u32 {
-        if self.phase == Phase::Decode { 1 } else { self.tiling.tokens_per_thread }
+        if self.is_decode() { 1 } else { self.tiling.tokens_per_thread }
     }
 
     /// Returns the number of workgroups for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
-        [
-            slices,
-            if self.phase == Phase::Decode { 1 } else { tokens.div_ceil(self.tiling.tokens_per_tile()) },
-            1,
-        ]
+        let tiles = if self.is_decode() { 1 } else { tokens.div_ceil(self.tiling.tokens_per_tile()) };
+        [slices, tiles, 1]
     }
 
     /// Generates the kernel. Its bindings after the parameters are: weights; scales if the format stores them
     /// separately; x, or its quants, scales and sums if another kernel has quantised it; out; bias and gate if they
     /// are used.
-    pub fn kernel(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
-        let mut binding = 1;
-        let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
-        let mut declare = |text: &mut String, declaration: &dyn Fn(u32) -> String| {
-            *text += &declaration(binding);
-            binding += 1;
-        };
-        let read = |name: &'static str, kind: &'static str| {
-            move |at: u32| format!("@group(0) @binding({at}) var<storage, read> {name}: array<{kind}>;\n")
-        };
-        // naga 30 cannot cast two words to four f16 values, so the texels are declared as f16.
-        let halves = self.variant.shader_f16 && self.packed_format == PackedFormat::F16;
-        if halves {
-            text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
+    pub fn kernel(&self) -> Result<String, ShapeError> {
+        let rows = |name, width, direction| Accessor::rows(name, Storage::Linear, width, direction);
+        let mut kernel = Declarations::new(self.capabilities.shader_f16);
+        if self.texel_type() == "Halves" {
+            kernel.text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
-        declare(&mut text, &read("weights", if halves { "Halves" } else { "vec4<u32>" }));
+        kernel.buffer("read", "weights", self.texel_type());
         if self.packed_format.scale_words(self.length) > 0 {
-            declare(&mut text, &read("scales", "vec4<u32>"));
+            kernel.buffer("read", "scales", "vec4<u32>");
         } else if self.packed_format.is_by_row() {
-            declare(&mut text, &read("row_scales", "vec4<f32>"));
+            kernel.buffer("read", "row_scales", "vec4<f32>");
         }
-        let x = Accessor::rows("x", self.storage, self.length, Direction::Read);
-        if self.is_quantised() && !self.quantises_inputs() {
-            declare(&mut text, &read("quants_object", "vec4<u32>"));
-            declare(&mut text, &read("scales_object", "f32"));
-            declare(&mut text, &read("sums_object", "i32"));
+        if self.reads_quants() {
+            kernel.buffer("read", "quants_object", "vec4<u32>");
+            kernel.buffer("read", "scales_object", "f32");
+            kernel.buffer("read", "sums_object", "i32");
         } else {
-            declare(&mut text, &|at| x.declaration(at));
-            text += &x.functions();
+            kernel.tensor(&rows("x", self.length, Direction::Read));
         }
-        let out = Accessor::rows("out", self.storage, self.total_rows, Direction::Write);
         if self.writes_integers {
-            declare(&mut text, &|at| {
-                format!("@group(0) @binding({at}) var<storage, read_write> integers: array<vec4<i32>>;\n")
-            });
+            kernel.buffer("read_write", "integers", "vec4<i32>");
         } else {
-            declare(&mut text, &|at| out.declaration(at));
-            text += &out.functions();
+            kernel.tensor(&rows("out", self.total_rows, Direction::Write));
         }
         if self.has_bias {
-            declare(&mut text, &read("bias", "vec4<f32>"));
+            kernel.buffer("read", "bias", "vec4<f32>");
         }
         if self.multiplies_by_gate {
-            let gate = Accessor::rows("gate", self.storage, self.total_rows, Direction::Read);
-            declare(&mut text, &|at| gate.declaration(at));
-            text += &gate.functions();
+            kernel.tensor(&rows("gate", self.total_rows, Direction::Read));
         }
-        text += &self.functions()?;
-        text += &self.main();
-        Ok(text)
+        Ok(kernel.text + &self.functions()? + &self.main())
     }
 
-    fn functions(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
+    fn functions(&self) -> Result<String, ShapeError> {
         let mut text = format!("{DOT_FUNCTIONS}{FACTOR_FUNCTIONS}");
-        text += if self.variant.packed_dot {
+        text += if self.capabilities.packed_dot {
             "fn dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n"
         } else {
             "fn dot4(a: u32, b: u32) -> i32 { return dot(unpack4xI8(a), unpack4xI8(b)); }\n"
         };
-        let texel = self.shape()?.texel_wgsl(self.tiling.order, "slice * 4u + r", "t");
-        let _ = writeln!(
-            text,
-            "fn weight(slice: u32, r: u32, t: u32) -> {} {{ return weights[{texel}]; }}",
-            if self.variant.shader_f16 && self.packed_format == PackedFormat::F16 {
-                "Halves"
-            } else {
-                "vec4<u32>"
-            }
-        );
+        let (kind, texel) =
+            (self.texel_type(), self.shape()?.texel_wgsl(self.tiling.order, "slice * 4u + r", "t"));
+        let _ =
+            writeln!(text, "fn weight(slice: u32, r: u32, t: u32) -> {kind} {{ return weights[{texel}]; }}");
         let words = self.packed_format.scale_words(self.length);
         if words > 0 {
             let texel = scale_texel(self.tiling.order, self.tiling.slices, words);
@@ -246,17 +216,15 @@ impl MatmulKernel {
     fn inputs(&self) -> String {
         let granularity = self.packed_format.input_granularity().unwrap_or(Granularity::Row);
         let block = granularity.block_length(self.length);
-        if !self.quantises_inputs() {
-            let (units, blocks) = (self.length / UNIT_LENGTH, self.length / block);
+        if !self.is_decode() {
+            let (halves, blocks) = (self.length / UNIT_LENGTH * 2, self.length / block);
             return format!(
-                "fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_object[token * {}u + texel]; }}\n\
+                "fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_object[token * {halves}u + texel]; }}\n\
                  fn input_scale(token: u32, block: u32) -> f32 {{ return scales_object[token * {blocks}u + block]; }}\n\
-                 fn input_sum(token: u32, at: u32) -> i32 {{ return sums_object[token * {}u + at]; }}\n",
-                units * 2,
-                units * 2,
+                 fn input_sum(token: u32, at: u32) -> i32 {{ return sums_object[token * {halves}u + at]; }}\n"
             );
         }
-        let threads = self.tiling.threads(Phase::Decode);
+        let threads = self.tiling.slices * self.tiling.splits;
         let mut stored = String::from(
             "    quants_shared[2u * lane] = low;\n    quants_shared[2u * lane + 1u] = high;\n    \
              quant_sums_shared[2u * lane] = sums.x;\n    quant_sums_shared[2u * lane + 1u] = sums.y;\n",
@@ -275,20 +243,19 @@ impl MatmulKernel {
                 )
             }
         };
+        let halves = 2 * threads;
         format!(
-            "var<workgroup> quants_shared: array<vec4<u32>, {}>;\n\
-             var<workgroup> quant_sums_shared: array<i32, {}>;\n{scale}\
+            "var<workgroup> quants_shared: array<vec4<u32>, {halves}>;\n\
+             var<workgroup> quant_sums_shared: array<i32, {halves}>;\n{scale}\
              fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_shared[texel]; }}\n\
              fn input_sum(token: u32, at: u32) -> i32 {{ return quant_sums_shared[at]; }}\n{}",
-            2 * threads,
-            2 * threads,
             quantise::functions(granularity, self.length, threads, &stored),
         )
     }
 
     /// Generates the functions that convert a texel of unquantised weights to floats.
     fn widening(&self) -> &'static str {
-        match (self.packed_format, self.variant.shader_f16) {
+        match (self.packed_format, self.capabilities.shader_f16) {
             (PackedFormat::F16, true) => {
                 "fn first(w: Halves) -> vec4<f32> { return vec4<f32>(w.first); }\n\
                  fn second(w: Halves) -> vec4<f32> { return vec4<f32>(w.second); }\n"
@@ -311,7 +278,7 @@ impl MatmulKernel {
 
     fn main(&self) -> String {
         let (tiling, tokens) = (&self.tiling, self.tokens());
-        let is_decode = self.phase == Phase::Decode;
+        let is_decode = self.is_decode();
         let depth = if is_decode { tiling.splits } else { tiling.token_threads };
         // Neighbouring threads read neighbouring texels: of different slices, or of the same slice along its row.
         let along = tiling.order == WeightOrder::ByOutput && is_decode;
@@ -332,17 +299,16 @@ impl MatmulKernel {
         );
         // The automatic layout contains only the bindings that the kernel uses.
         text += "    _ = params.tokens;\n";
-        if self.is_quantised() && !self.quantises_inputs() {
-            text += "    _ = sums_object[0];\n";
-        }
-        if self.writes_integers && self.packed_format.scale_words(self.length) > 0 {
-            text += "    _ = scale(0u, 0u);\n";
-        }
-        if self.writes_integers && self.packed_format.is_by_row() {
-            text += "    _ = row_scales[0];\n";
-        }
-        if self.writes_integers && !(self.packed_format.is_by_row() && is_decode) {
-            text += "    _ = input_scale(0u, 0u);\n";
+        let (integers, is_by_row) = (self.writes_integers, self.packed_format.is_by_row());
+        for (is_used, value) in [
+            (self.reads_quants(), "sums_object[0]"),
+            (integers && self.packed_format.scale_words(self.length) > 0, "scale(0u, 0u)"),
+            (integers && is_by_row, "row_scales[0]"),
+            (integers && !(is_by_row && is_decode), "input_scale(0u, 0u)"),
+        ] {
+            if is_used {
+                let _ = writeln!(text, "    _ = {value};");
+            }
         }
         for t in 0..tokens {
             if is_decode {
@@ -366,11 +332,8 @@ impl MatmulKernel {
 
     /// Generates the loop over the blocks of a row, or over the texels of unquantised weights.
     fn block_loop(&self) -> String {
-        let (block, step) = (
-            self.packed_format.block_length(),
-            if self.phase == Phase::Decode { self.tiling.splits } else { 1 },
-        );
-        let first = if self.phase == Phase::Decode { "part" } else { "0u" };
+        let block = self.packed_format.block_length();
+        let (first, step) = if self.is_decode() { ("part", self.tiling.splits) } else { ("0u", 1) };
         if block == 0 {
             let texels = self.packed_format.texels(self.length);
             return format!(
@@ -385,13 +348,13 @@ impl MatmulKernel {
             PackedFormat::Q4K => self.block_q4_k(),
             _ => self.block_q6_k(),
         };
-        if !self.quantises_inputs() {
+        if !self.is_decode() {
             return format!(
                 "    for (var block = {first}; block < {blocks}u; block += {step}u) {{\n        \
                  let here = block;\n{body}    }}\n"
             );
         }
-        let threads = self.tiling.threads(Phase::Decode);
+        let threads = self.tiling.slices * self.tiling.splits;
         let (units, in_chunk) = (self.length / UNIT_LENGTH, threads * UNIT_LENGTH / block);
         let chunks = units.div_ceil(threads);
         let (before, quantisation) = if self.packed_format.is_by_row() {
@@ -420,7 +383,7 @@ impl MatmulKernel {
         }
         let (splits, slices) = (self.tiling.splits, self.tiling.slices);
         let mut text = String::new();
-        if self.phase == Phase::Decode {
+        if self.is_decode() {
             let sum = if self.packed_format.is_by_row() { "n0" } else { "acc0" };
             let _ = write!(
                 text,
@@ -447,7 +410,7 @@ impl MatmulKernel {
             if self.multiplies_by_gate {
                 let _ = writeln!(text, "    acc{t} *= gate_read(0u, token{t}, 0u, s);");
             }
-            if self.phase == Phase::Decode {
+            if self.is_decode() {
                 text += "    out_write(0u, 0u, 0u, s, acc0);\n";
             } else {
                 let (depth, tokens) = (self.tiling.token_threads, self.tokens());

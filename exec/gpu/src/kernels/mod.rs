@@ -1,7 +1,7 @@
 //! Generators of the WGSL source of the kernels.
 //!
 //! Each file generates the source of one kind of kernel for given shapes, layouts, weight formats and device
-//! capabilities ([`Variant`]). Values that change from pass to pass are in `crate::device::Params`.
+//! capabilities ([`Capabilities`]). Values that change from pass to pass are in `crate::device::Params`.
 //!
 //! Not here: the layouts of tensors (`crate::virtual_tensor`), and which kernels a pass runs (`crate::layers`).
 
@@ -15,73 +15,73 @@ pub mod rotate;
 
 use std::fmt::Write;
 
-use crate::device::Capabilities;
+use crate::device::{Capabilities, Params};
+use crate::virtual_tensor::Accessor;
 
-/// The optional device capabilities that a generated kernel uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Variant {
-    /// Whether the kernel uses the dot product of four packed bytes.
-    pub packed_dot: bool,
-    /// The smallest subgroup size if the kernel uses subgroup operations. No kernel relies on the size.
-    pub min_subgroup_size: Option<u32>,
-    /// Whether the kernel uses the type `f16`; otherwise it unpacks f16 values from words.
-    pub shader_f16: bool,
+/// The declarations at the start of a kernel. Bindings have the order of their declarations, after the parameters at 0.
+pub(crate) struct Declarations {
+    pub(crate) text: String,
+    bindings: u32,
 }
 
-impl Variant {
-    /// Returns the variant that uses all capabilities of the device.
-    pub fn of(capabilities: Capabilities) -> Variant {
-        let Capabilities { packed_dot, subgroups, shader_f16, .. } = capabilities;
-        Variant { packed_dot, min_subgroup_size: subgroups.map(|(smallest, _)| smallest), shader_f16 }
+impl Declarations {
+    /// Creates the declarations of a kernel, which can use the type `f16` if `uses_f16` is set.
+    pub(crate) fn new(uses_f16: bool) -> Declarations {
+        // Subgroups need no directive: naga 30 does not know one for them.
+        let enables = if uses_f16 { "enable f16;\n" } else { "" };
+        Declarations { text: format!("{enables}{}", Params::WGSL), bindings: 0 }
     }
 
-    /// Returns the `enable` directives at the start of the shader.
-    pub(crate) fn enables(self) -> &'static str {
-        // Subgroups need no directive: naga 30 does not know one for them.
-        if self.shader_f16 { "enable f16;\n" } else { "" }
+    /// Declares a buffer with elements of the WGSL type `kind`.
+    pub(crate) fn buffer(&mut self, access: &str, name: &str, kind: &str) {
+        self.bindings += 1;
+        let binding = self.bindings;
+        let _ = writeln!(
+            self.text,
+            "@group(0) @binding({binding}) var<storage, {access}> {name}: array<{kind}>;"
+        );
+    }
+
+    /// Declares a tensor and its functions.
+    pub(crate) fn tensor(&mut self, accessor: &Accessor) {
+        self.bindings += 1;
+        self.text += &accessor.declaration(self.bindings);
+        self.text += &accessor.functions();
     }
 }
 
 /// Generates the WGSL function `group_sum`, which sums a value over all threads of a workgroup: first within
-/// subgroups if the variant has them, then through workgroup memory. All threads must call it; `threads` must be a
+/// subgroups if the device has them, then through workgroup memory. All threads must call it; `threads` must be a
 /// power of two.
-pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
-    let shared = format!("var<workgroup> sums_shared: array<f32, {threads}>;\n");
-    let tree = |from: u32| {
-        let mut text = String::new();
-        let mut step = from / 2;
-        while step > 0 {
-            let _ = write!(
-                text,
-                "    if (lane < {step}u) {{ sums_shared[lane] += sums_shared[lane + {step}u]; }}\n    \
-                 workgroupBarrier();\n"
-            );
-            step /= 2;
-        }
-        text
-    };
-    let all = if variant.min_subgroup_size.is_some() {
+pub(crate) fn group_sum(capabilities: Capabilities, threads: u32) -> String {
+    let store = if capabilities.subgroups.is_some() {
         // The size of a subgroup, its threads, and which of them are active are unknown. All of its active lanes have
         // the same sum, so the first active lane stores it and the others store zero.
-        format!(
-            "    let own = subgroupAdd(value);\n    let first = subgroupMin(sublane);\n    \
-             sums_shared[lane] = select(0.0, own, sublane == first);\n    \
-             workgroupBarrier();\n{}",
-            tree(threads)
-        )
+        "    let own = subgroupAdd(value);\n    let first = subgroupMin(sublane);\n    \
+         sums_shared[lane] = select(0.0, own, sublane == first);\n"
     } else {
-        format!("    sums_shared[lane] = value;\n    workgroupBarrier();\n{}", tree(threads))
+        "    sums_shared[lane] = value;\n"
     };
-    format!(
-        "{shared}fn group_sum(value: f32, lane: u32, sublane: u32) -> f32 {{\n{all}    \
-         let sum = sums_shared[0];\n    workgroupBarrier();\n    return sum;\n}}\n"
-    )
+    let mut text = format!(
+        "var<workgroup> sums_shared: array<f32, {threads}>;\n\
+         fn group_sum(value: f32, lane: u32, sublane: u32) -> f32 {{\n{store}    workgroupBarrier();\n"
+    );
+    let mut step = threads / 2;
+    while step > 0 {
+        let _ = write!(
+            text,
+            "    if (lane < {step}u) {{ sums_shared[lane] += sums_shared[lane + {step}u]; }}\n    \
+             workgroupBarrier();\n"
+        );
+        step /= 2;
+    }
+    text + "    let sum = sums_shared[0];\n    workgroupBarrier();\n    return sum;\n}\n"
 }
 
 /// Returns the arguments of the entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
 /// (`sublane`), and the statement that defines `sublane` without subgroups.
-pub(crate) fn lane_arguments(variant: Variant) -> (&'static str, &'static str) {
-    if variant.min_subgroup_size.is_some() {
+pub(crate) fn lane_arguments(capabilities: Capabilities) -> (&'static str, &'static str) {
+    if capabilities.subgroups.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")
     } else {
         ("@builtin(local_invocation_index) lane: u32", "    let sublane = 0u;\n")

@@ -8,8 +8,8 @@
 
 use std::fmt::Write;
 
-use super::{Variant, group_sum, lane_arguments};
-use crate::device::Params;
+use super::{Declarations, group_sum, lane_arguments};
+use crate::device::Capabilities;
 use crate::virtual_tensor::{Accessor, Direction, Storage};
 
 const THREADS: u32 = 64;
@@ -27,11 +27,7 @@ pub struct NormKernel {
     pub normalises_change: bool,
     /// Whether the hidden rows are normalised after the addition.
     pub normalises_hidden: bool,
-    /// The layout of the hidden rows.
-    pub hidden: Storage,
-    /// The layout of the change and of the result.
-    pub storage: Storage,
-    pub variant: Variant,
+    pub capabilities: Capabilities,
 }
 
 impl NormKernel {
@@ -39,44 +35,30 @@ impl NormKernel {
     /// weights of the norm of the change, weights of the norm, result.
     pub fn kernel(&self) -> String {
         let hidden = if self.adds_change { Direction::ReadWrite } else { Direction::Read };
-        let hidden = Accessor::rows("h", self.hidden, self.width, hidden);
-        let change = Accessor::rows("change", self.storage, self.width, Direction::Read);
-        let out = Accessor::rows("out", self.storage, self.width, Direction::Write);
-        let weights = |name: &str, at: u32| {
-            format!("@group(0) @binding({at}) var<storage, read> {name}: array<vec4<f32>>;\n")
-        };
-        let mut text = format!(
-            "{}{}{}{}",
-            self.variant.enables(),
-            Params::WGSL,
-            hidden.declaration(1),
-            hidden.functions()
-        );
-        let mut binding = 2;
+        let rows = |name, direction| Accessor::rows(name, Storage::Linear, self.width, direction);
+        let hidden = rows("h", hidden);
+        let (change, out) = (rows("change", Direction::Read), rows("out", Direction::Write));
+        let mut kernel = Declarations::new(self.capabilities.shader_f16);
+        kernel.tensor(&hidden);
         if self.adds_change {
-            text += &change.declaration(binding);
-            text += &change.functions();
-            binding += 1;
+            kernel.tensor(&change);
         }
         if self.normalises_change {
-            text += &weights("post_weight", binding);
-            binding += 1;
+            kernel.buffer("read", "post_weight", "vec4<f32>");
         }
         if self.normalises_hidden {
-            text += &weights("weight", binding);
-            text += &out.declaration(binding + 1);
-            text += &out.functions();
+            kernel.buffer("read", "weight", "vec4<f32>");
+            kernel.tensor(&out);
         }
         if self.normalises_change || self.normalises_hidden {
-            text += &group_sum(self.variant, THREADS);
+            kernel.text += &group_sum(self.capabilities, THREADS);
         }
-        text += &self.main();
-        text
+        kernel.text + &self.main()
     }
 
     fn main(&self) -> String {
         let (slices, width, epsilon) = (self.width / 4, self.width, self.epsilon);
-        let (arguments, sublane) = lane_arguments(self.variant);
+        let (arguments, sublane) = lane_arguments(self.capabilities);
         let each = format!("    for (var s = lane; s < {slices}u; s += {THREADS}u) {{\n");
         let root = |sum: &str| format!("1.0 / sqrt({sum} / {width}.0 + {epsilon:e})");
         let mut text = format!(

@@ -18,7 +18,7 @@
 //!
 //! The rearranging kernels run once, on the raw bytes of the file.
 
-use hearth_kernels::KernelFormat;
+use hearth_profiles::Format;
 
 use super::quantise::{Granularity, UNIT_LENGTH};
 use crate::device::Params;
@@ -52,30 +52,16 @@ pub enum PackedFormat {
 }
 
 impl PackedFormat {
-    /// The formats of weights that are not converted.
-    pub const ALL: [PackedFormat; 7] = [
-        PackedFormat::F32,
-        PackedFormat::F16,
-        PackedFormat::Bf16,
-        PackedFormat::Q8_0,
-        PackedFormat::Q4_0,
-        PackedFormat::Q4K,
-        PackedFormat::Q6K,
+    /// The formats of weights that are not converted, and the formats of a file to which they correspond.
+    pub const OF_FILE: [(PackedFormat, Format); 7] = [
+        (PackedFormat::F32, Format::F32),
+        (PackedFormat::F16, Format::F16),
+        (PackedFormat::Bf16, Format::Bf16),
+        (PackedFormat::Q8_0, Format::Q8_0),
+        (PackedFormat::Q4_0, Format::Q4_0),
+        (PackedFormat::Q4K, Format::Q4K),
+        (PackedFormat::Q6K, Format::Q6K),
     ];
-
-    /// Returns the corresponding format of a file, if there is one.
-    pub fn file_format(self) -> Option<KernelFormat> {
-        match self {
-            PackedFormat::F32 => Some(KernelFormat::F32),
-            PackedFormat::F16 => Some(KernelFormat::F16),
-            PackedFormat::Bf16 => Some(KernelFormat::Bf16),
-            PackedFormat::Q8_0 => Some(KernelFormat::Q8_0),
-            PackedFormat::Q4_0 => Some(KernelFormat::Q4_0),
-            PackedFormat::Q4K => Some(KernelFormat::Q4K),
-            PackedFormat::Q6K => Some(KernelFormat::Q6K),
-            PackedFormat::Row8 | PackedFormat::Row4 => None,
-        }
-    }
 
     /// Whether the format has one scale per row.
     pub fn is_by_row(self) -> bool {
@@ -84,43 +70,39 @@ impl PackedFormat {
 
     /// Returns the GPU format for a format of a file. Returns an error if there is no kernel for it, or none for rows
     /// of `length` weights.
-    pub fn of(format: KernelFormat, length: usize) -> Result<PackedFormat, GpuError> {
-        let found = PackedFormat::ALL.into_iter().find(|packed| packed.file_format() == Some(format));
-        let packed = found.ok_or_else(|| {
-            let known: Vec<String> = PackedFormat::ALL
-                .iter()
-                .filter_map(|packed| Some(packed.file_format()?.to_string()))
-                .collect();
-            GpuError::Format { format, known: known.join(", ") }
+    pub fn of(format: Format, length: usize) -> Result<PackedFormat, GpuError> {
+        let found = PackedFormat::OF_FILE.into_iter().find(|&(_, stored)| stored == format);
+        let (packed, _) = found.ok_or_else(|| {
+            let known = PackedFormat::OF_FILE.map(|(_, stored)| stored.to_string()).join(", ");
+            GpuError::Format { format, known }
         })?;
         packed.for_rows(length)
     }
 
     /// Returns this format if its kernels support rows of `length` weights.
     pub(crate) fn for_rows(self, length: usize) -> Result<PackedFormat, GpuError> {
-        let packed = self;
-        if !length.is_multiple_of(packed.row_multiple() as usize) {
-            let need = "a multiple of the block size";
-            return Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need });
-        }
-        if length > packed.max_length() {
-            let what = "the length of a row of weights";
-            let need = if packed.is_by_row() {
-                "rows whose sum of products fits into 32 bits"
-            } else {
-                "rows whose bytes can be indexed with 32 bits"
-            };
-            return Err(GpuError::Dimension { what, found: length, need });
-        }
-        Ok(packed)
+        let need = if !length.is_multiple_of(self.unit().0 as usize) {
+            "a multiple of the block size"
+        } else if length <= self.max_length() {
+            return Ok(self);
+        } else if self.is_by_row() {
+            "rows whose sum of products fits into 32 bits"
+        } else {
+            "rows whose bytes can be indexed with 32 bits"
+        };
+        Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need })
     }
 
-    /// Returns the number that must divide the length of a row.
-    fn row_multiple(self) -> u32 {
+    /// Returns the smallest number of weights that fill whole texels, and the number of these texels. The number of
+    /// weights divides the length of a row.
+    fn unit(self) -> (u32, u32) {
         match self {
-            PackedFormat::F32 => 4,
-            PackedFormat::F16 | PackedFormat::Bf16 => 8,
-            _ => self.block_length(),
+            PackedFormat::F32 => (4, 1),
+            PackedFormat::F16 | PackedFormat::Bf16 => (8, 1),
+            PackedFormat::Q8_0 | PackedFormat::Row8 => (UNIT_LENGTH, 2),
+            PackedFormat::Q4_0 | PackedFormat::Row4 => (UNIT_LENGTH, 1),
+            PackedFormat::Q4K => (256, 9),
+            PackedFormat::Q6K => (256, 13),
         }
     }
 
@@ -141,8 +123,7 @@ impl PackedFormat {
     pub fn block_length(self) -> u32 {
         match self {
             PackedFormat::F32 | PackedFormat::F16 | PackedFormat::Bf16 => 0,
-            PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Row8 | PackedFormat::Row4 => UNIT_LENGTH,
-            PackedFormat::Q4K | PackedFormat::Q6K => 256,
+            _ => self.unit().0,
         }
     }
 
@@ -155,57 +136,36 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the number of texels of a row.
+    /// Returns the number of texels of a row of `length` weights.
     pub fn texels(self, length: u32) -> u32 {
-        match self {
-            PackedFormat::F32 => length / 4,
-            PackedFormat::F16 | PackedFormat::Bf16 => length / 8,
-            PackedFormat::Q8_0 => length / 32 * 2,
-            PackedFormat::Row8 => length / 16,
-            PackedFormat::Q4_0 | PackedFormat::Row4 => length / 32,
-            PackedFormat::Q4K => length / 256 * 9,
-            PackedFormat::Q6K => length / 256 * 13,
-        }
+        let (weights, texels) = self.unit();
+        length / weights * texels
     }
 
     /// Returns the number of words of the scales of a row, with two scales per word; 0 if the scales are not stored
     /// separately.
     pub fn scale_words(self, length: u32) -> u32 {
         match self {
-            PackedFormat::Q8_0 | PackedFormat::Q4_0 => (length / 32).div_ceil(2),
-            PackedFormat::Q6K => (length / 256).div_ceil(2),
-            PackedFormat::F32
-            | PackedFormat::F16
-            | PackedFormat::Bf16
-            | PackedFormat::Q4K
-            | PackedFormat::Row8
-            | PackedFormat::Row4 => 0,
+            PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Q6K => {
+                (length / self.block_length()).div_ceil(2)
+            }
+            _ => 0,
         }
     }
 
-    /// Returns the bytes of a block in the file, and the offset of its scale.
+    /// Returns the bytes of a block in the file, and the offset of its scale, for scales that are stored separately.
     fn scale_offset(self) -> (u32, u32) {
         match self {
             PackedFormat::Q8_0 => (34, 0),
             PackedFormat::Q4_0 => (18, 0),
             PackedFormat::Q6K => (210, 208),
-            PackedFormat::F32
-            | PackedFormat::F16
-            | PackedFormat::Bf16
-            | PackedFormat::Q4K
-            | PackedFormat::Row8
-            | PackedFormat::Row4 => (0, 0),
+            _ => (0, 0),
         }
     }
 
     /// Returns the WGSL body that reads texel `t` of the row whose bytes start at `row`.
     fn texel(self) -> &'static str {
         match self {
-            PackedFormat::F32
-            | PackedFormat::F16
-            | PackedFormat::Bf16
-            | PackedFormat::Row8
-            | PackedFormat::Row4 => "    return bytes16(row + t * 16u);\n",
             PackedFormat::Q8_0 => "    return bytes16(row + t / 2u * 34u + 2u + t % 2u * 16u);\n",
             PackedFormat::Q4_0 => "    return bytes16(row + t * 18u + 2u);\n",
             PackedFormat::Q4K => {
@@ -224,6 +184,7 @@ impl PackedFormat {
                  \x20   }\n\
                  \x20   return vec4<u32>(high_bits(block, (k - 9u) * 2u), high_bits(block, (k - 9u) * 2u + 1u));\n"
             }
+            _ => "    return bytes16(row + t * 16u);\n",
         }
     }
 }
@@ -259,7 +220,7 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 }
 ";
 
-/// Returns the WGSL index of the texel that contains the scales `word` of the four outputs of `slice`.
+/// Returns the WGSL index of the texel with word `word` of the scales of each of the four outputs of `slice`.
 pub(crate) fn scale_texel(order: WeightOrder, group_slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),
@@ -280,25 +241,15 @@ pub fn texels_kernel(
     shape: &WeightShape,
     order: WeightOrder,
 ) -> String {
-    let texels = packed.texels(length);
-    let place = shape.texel_wgsl(order, "params.offset + row", "t");
-    format!(
-        "{}{BYTES}\
-         @group(0) @binding(2) var<storage, read_write> out: array<vec4<u32>>;\n\
-         fn texel(row: u32, t: u32) -> vec4<u32> {{\n{}}}\n\
-         @compute @workgroup_size({WORKGROUP_SIZE})\n\
-         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n\
-         \x20   let row = at / {texels}u;\n\
-         \x20   let t = at % {texels}u;\n\
-         \x20   if (params.offset + row < params.end) {{ out[{place}] = texel(row * {row_bytes}u, t); }}\n\
-         }}\n",
-        Params::WGSL,
-        packed.texel(),
-    )
+    let index = shape.texel_wgsl(order, "params.offset + row", "t");
+    let function = format!("fn texel(row: u32, t: u32) -> vec4<u32> {{\n{}}}\n", packed.texel());
+    let body = format!(
+        "    if (params.offset + row < params.end) {{ out[{index}] = texel(row * {row_bytes}u, t); }}\n"
+    );
+    rearranging_kernel("vec4<u32>", &function, ("t", packed.texels(length)), &body)
 }
 
-/// Generates the kernel that copies the scales of these rows to the separate array.
+/// Generates the kernel that copies the scales of the rows `params.offset..params.end` to an array of scales.
 pub fn scales_kernel(
     packed: PackedFormat,
     length: u32,
@@ -308,23 +259,33 @@ pub fn scales_kernel(
 ) -> String {
     let (words, blocks) = (packed.scale_words(length), length / packed.block_length());
     let (block_bytes, at) = packed.scale_offset();
-    let place = scale_texel(order, group_slices, words);
-    format!(
-        "{}{BYTES}\
-         @group(0) @binding(2) var<storage, read_write> out: array<u32>;\n\
-         @compute @workgroup_size({WORKGROUP_SIZE})\n\
-         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
-         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n\
-         \x20   let row = at / {words}u;\n\
-         \x20   let word = at % {words}u;\n\
-         \x20   let output = params.offset + row;\n\
+    let index = scale_texel(order, group_slices, words);
+    let body = format!(
+        "    let output = params.offset + row;\n\
          \x20   if (output >= params.end) {{ return; }}\n\
          \x20   let first = row * {row_bytes}u + word * 2u * {block_bytes}u + {at}u;\n\
          \x20   // With an odd number of blocks, the upper half of the last word stays zero.\n\
          \x20   var scales = half_at(first);\n\
          \x20   if (word * 2u + 1u < {blocks}u) {{ scales |= half_at(first + {block_bytes}u) << 16u; }}\n\
          \x20   let slice = output / 4u;\n\
-         \x20   out[{place} * 4u + output % 4u] = scales;\n\
+         \x20   out[{index} * 4u + output % 4u] = scales;\n"
+    );
+    rearranging_kernel("u32", "", ("word", words), &body)
+}
+
+/// Generates a kernel that writes elements of the WGSL type `kind`. Each row has `count` of them, whose index is the
+/// WGSL variable `name`.
+fn rearranging_kernel(kind: &str, function: &str, (name, count): (&str, u32), body: &str) -> String {
+    format!(
+        "{}{BYTES}\
+         @group(0) @binding(2) var<storage, read_write> out: array<{kind}>;\n\
+         {function}\
+         @compute @workgroup_size({WORKGROUP_SIZE})\n\
+         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
+         \x20   let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n\
+         \x20   let row = at / {count}u;\n\
+         \x20   let {name} = at % {count}u;\n\
+         {body}\
          }}\n",
         Params::WGSL,
     )

@@ -8,7 +8,7 @@
 //! Each thread quantises a unit of 32 values; units with a common scale compare their maxima through workgroup
 //! memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
 
-use crate::device::Params;
+use super::Declarations;
 use crate::virtual_tensor::{Accessor, Direction, Storage};
 
 /// Number of values that one thread quantises.
@@ -70,11 +70,7 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
             length / UNIT_LENGTH
         ),
     };
-    format!("{}{own}", unit_functions(threads, stored))
-}
-
-/// Generates the functions that load a unit, and that quantise and store it once the maximum of its block is known.
-fn unit_functions(threads: u32, stored: &str) -> String {
+    // A unit is loaded, and quantised and stored once the maximum of its block is known.
     format!(
         "var<workgroup> largest_shared: array<u32, {threads}>;\n\
          var<private> unit_values: array<vec4<f32>, 8>;\n\
@@ -114,16 +110,16 @@ fn unit_functions(threads: u32, stored: &str) -> String {
          \x20   let low = vec4<u32>(quants[0], quants[1], quants[2], quants[3]);\n\
          \x20   let high = vec4<u32>(quants[4], quants[5], quants[6], quants[7]);\n\
          {stored}\
-         }}\n"
+         }}\n\
+         {own}"
     )
 }
 
 /// Generates the kernel. Its bindings are: parameters, x, quants [tokens, units * 2] of 16 bytes, scales [tokens,
 /// blocks] and sums [tokens, units * 2].
-pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String {
+pub fn kernel(length: u32, granularity: Granularity) -> String {
     let (units, block) = (length / UNIT_LENGTH, granularity.block_length(length));
     let blocks = length / block;
-    let x = Accessor::rows("x", storage, length, Direction::Read);
     let in_block = block / UNIT_LENGTH;
     let stored = format!(
         "    let at = (token * {units}u + unit) * 2u;\n    \
@@ -147,20 +143,19 @@ pub fn kernel(length: u32, granularity: Granularity, storage: Storage) -> String
              \x20   }}\n"
         ),
     };
+    let mut kernel = Declarations::new(false);
+    kernel.tensor(&Accessor::rows("x", Storage::Linear, length, Direction::Read));
+    for (name, kind) in [("quants_object", "vec4<u32>"), ("scales_object", "f32"), ("sums_object", "i32")] {
+        kernel.buffer("read_write", name, kind);
+    }
     format!(
-        "{}{}{}\
-         @group(0) @binding(2) var<storage, read_write> quants_object: array<vec4<u32>>;\n\
-         @group(0) @binding(3) var<storage, read_write> scales_object: array<f32>;\n\
-         @group(0) @binding(4) var<storage, read_write> sums_object: array<i32>;\n\
-         {}\
+        "{}{}\
          @compute @workgroup_size({THREADS})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
          \x20   _ = params.tokens;\n\
          {main}\
          }}\n",
-        Params::WGSL,
-        x.declaration(1),
-        x.functions(),
+        kernel.text,
         functions(granularity, length, THREADS, &stored),
     )
 }

@@ -2,20 +2,14 @@
 
 use super::packing::{self, MAX_WORKGROUPS_X, WORKGROUP_SIZE};
 use crate::device::Params;
-use crate::virtual_tensor::{Accessor, AxisExtent, Direction, Shape, Storage};
+use crate::virtual_tensor::{Accessor, Direction, Shape, Storage};
 
-fn accessor(name: &'static str, shape: &Shape, storage: Storage, direction: Direction) -> Accessor {
-    let [batch, height, width, _] = shape.extents();
-    let extents = [batch, height, width].map(AxisExtent::Fixed);
-    Accessor { name, storage, extents, slices: AxisExtent::Fixed(shape.slices()), direction }
-}
-
-/// Generates the kernel for a tensor of depth 1. Its bindings after the parameters are: source, target.
+/// Generates the kernel. Its bindings after the parameters are: source, target.
 pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
-    let [batch, height, width, _] = shape.extents();
+    let [batch, height, width] = shape.extents();
     let (slices, texels) = (shape.slices(), shape.texels());
-    let source = accessor("src", shape, from, Direction::Read);
-    let target = accessor("dst", shape, to, Direction::Write);
+    let source = Accessor::fixed("src", from, shape, Direction::Read);
+    let target = Accessor::fixed("dst", to, shape, Direction::Write);
     format!(
         "{}{}{}{}{}\
          @compute @workgroup_size({WORKGROUP_SIZE})\n\

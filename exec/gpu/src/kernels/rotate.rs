@@ -1,9 +1,9 @@
 //! The kernel that applies the rotary embedding to queries and keys, and writes keys and values to the cache.
 //!
 //! ML Drift paper, sections 3.6 and 3.8. The kernel applies the norms of heads if the architecture has them, then the
-//! rotary embedding, and writes new layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h);
-//! keys to the cache as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache
-//! size.
+//! rotary embedding, and writes new layouts for h_q query heads and h_kv key heads of d_h elements: queries from
+//! (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache as weights OHWI with O = cache size
+//! and I = d_h; values as weights with O = d_h and I = cache size.
 //!
 //! A workgroup processes one head of one token; for values, one head of four neighbouring positions, because these
 //! share texels of the cache, each of which one thread writes as a whole. The components of a texel after the end of
@@ -14,8 +14,8 @@ use std::fmt::Write;
 use hearth_runtime::CacheFormat;
 use hearth_runtime::rope::Pairs;
 
-use super::{Variant, group_sum, lane_arguments};
-use crate::device::Params;
+use super::{Declarations, group_sum, lane_arguments};
+use crate::device::Capabilities;
 use crate::virtual_tensor::{Accessor, AxisExtent, Direction, ShapeError, Storage, WeightOrder, WeightShape};
 
 const THREADS: u32 = 32;
@@ -46,35 +46,29 @@ impl AttentionShape {
 
     /// Returns the shape of the key cache of one head, as weights.
     pub fn key_cache_shape(&self) -> Result<WeightShape, ShapeError> {
-        WeightShape::new(self.context, [1, 1, 1], self.key_length, 1)
+        WeightShape::new(self.context, self.key_length, 1)
     }
 
     /// Returns the shape of the value cache of one head, as weights.
     pub fn value_cache_shape(&self) -> Result<WeightShape, ShapeError> {
-        WeightShape::new(self.value_length, [1, 1, 1], self.context, 1)
-    }
-
-    /// Returns the bytes of four elements of the cache.
-    fn texel_bytes(&self) -> u64 {
-        match self.format {
-            CacheFormat::F16 => 8,
-            CacheFormat::F32 => 16,
-        }
+        WeightShape::new(self.value_length, self.context, 1)
     }
 
     /// Returns the bytes of the key cache, and of the value cache, of one sequence.
     pub fn cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
+        let texel_bytes = match self.format {
+            CacheFormat::F16 => 8,
+            CacheFormat::F32 => 16,
+        };
         let bytes = |shape: WeightShape| {
             let texels = shape.elements() / 4;
             // Kernels index the texels of all heads with 32 bits.
-            texels.checked_mul(self.kv_heads).map(|texels| u64::from(texels) * self.texel_bytes()).ok_or_else(
-                || {
-                    let AttentionShape { kv_heads, context, .. } = self;
-                    ShapeError::Large {
-                        shape: format!("a key-value cache of {kv_heads} heads and {context} positions"),
-                    }
-                },
-            )
+            let Some(texels) = texels.checked_mul(self.kv_heads) else {
+                let AttentionShape { kv_heads, context, .. } = self;
+                let shape = format!("a key-value cache of {kv_heads} heads and {context} positions");
+                return Err(ShapeError::Large { shape });
+            };
+            Ok(u64::from(texels) * texel_bytes)
         };
         Ok([bytes(self.key_cache_shape()?)?, bytes(self.value_cache_shape()?)?])
     }
@@ -84,24 +78,19 @@ impl AttentionShape {
         // A key head has one row for each token and query head that shares it.
         let rows = AxisExtent::Expression("params.tokens * QUERY_GROUP");
         let extents = [AxisExtent::Fixed(self.kv_heads), AxisExtent::Fixed(1), rows];
-        Accessor {
-            name: "q",
-            storage: Storage::Linear,
-            extents,
-            slices: AxisExtent::Fixed(self.key_length / 4),
-            direction,
-        }
+        let slices = AxisExtent::Fixed(self.key_length / 4);
+        Accessor { name: "q", storage: Storage::Linear, extents, slices, direction }
     }
 
-    /// Generates the declaration of a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. They
-    /// access the texel of an output and a slice of inputs.
-    pub(crate) fn cache_functions(
+    /// Declares a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. They access the texel of an
+    /// output and a slice of inputs.
+    pub(crate) fn declare_cache(
         &self,
+        kernel: &mut Declarations,
         name: &str,
-        binding: u32,
         shape: &WeightShape,
         direction: Direction,
-    ) -> String {
+    ) {
         let access = if direction == Direction::Read { "read" } else { "read_write" };
         let texels = shape.elements() / 4;
         let place = shape.texel_wgsl(self.order, "output", "input");
@@ -113,19 +102,19 @@ impl AttentionShape {
             ),
             CacheFormat::F32 => ("vec4<f32>", "texel", "value"),
         };
-        let mut text = format!(
-            "@group(0) @binding({binding}) var<storage, {access}> {name}_object: array<{kind}>;\n\
-             fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
+        kernel.buffer(access, &format!("{name}_object"), kind);
+        let _ = write!(
+            kernel.text,
+            "fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
              let texel = {name}_object[head * {texels}u + {place}];\n    return {load};\n}}\n"
         );
         if direction != Direction::Read {
             let _ = write!(
-                text,
+                kernel.text,
                 "fn {name}_store(head: u32, output: u32, input: u32, value: vec4<f32>) {{\n    \
                  {name}_object[head * {texels}u + {place}] = {store};\n}}\n"
             );
         }
-        text
     }
 }
 
@@ -141,7 +130,7 @@ pub struct RotateKernel {
     pub storage: Storage,
     /// The epsilon of the norms of query and key heads, if the model has these norms.
     pub norm_epsilon: Option<f32>,
-    pub variant: Variant,
+    pub capabilities: Capabilities,
 }
 
 impl RotateKernel {
@@ -150,35 +139,29 @@ impl RotateKernel {
     /// model has these norms.
     pub fn kernel(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
-        let row = |name, count: u32, length: u32| {
-            Accessor::rows(name, self.storage, count * length, Direction::Read)
-        };
         let inputs = [
-            row("query", heads.heads, heads.key_length),
-            row("key", heads.kv_heads, heads.key_length),
-            row("value", heads.kv_heads, heads.value_length),
-        ];
+            ("query", heads.heads * heads.key_length),
+            ("key", heads.kv_heads * heads.key_length),
+            ("value", heads.kv_heads * heads.value_length),
+        ]
+        .map(|(name, width)| Accessor::rows(name, self.storage, width, Direction::Read));
         let queries = heads.query_accessor(Direction::Write);
-        let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
-        let _ = writeln!(text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
-        for (binding, input) in (1..).zip(&inputs) {
-            text += &input.declaration(binding);
-            text += &input.functions();
+        let mut kernel = Declarations::new(self.capabilities.shader_f16);
+        let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
+        for input in &inputs {
+            kernel.tensor(input);
         }
-        text += "@group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;\n";
-        text += &queries.declaration(5);
-        text += &queries.functions();
-        text += &heads.cache_functions("k", 6, &heads.key_cache_shape()?, Direction::ReadWrite);
-        text += &heads.cache_functions("v", 7, &heads.value_cache_shape()?, Direction::ReadWrite);
+        kernel.buffer("read", "angles", "vec2<f32>");
+        kernel.tensor(&queries);
+        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, Direction::ReadWrite);
+        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, Direction::ReadWrite);
         if self.norm_epsilon.is_some() {
-            text += "@group(0) @binding(8) var<storage, read> query_weight: array<f32>;\n\
-                     @group(0) @binding(9) var<storage, read> key_weight: array<f32>;\n";
-            text += &group_sum(self.variant, THREADS);
+            kernel.buffer("read", "query_weight", "f32");
+            kernel.buffer("read", "key_weight", "f32");
+            kernel.text += &group_sum(self.capabilities, THREADS);
         }
-        let _ = writeln!(text, "var<workgroup> head: array<f32, {}>;", heads.key_length);
-        text += &self.rotation();
-        text += &self.main();
-        Ok(text)
+        let _ = writeln!(kernel.text, "var<workgroup> head: array<f32, {}>;", heads.key_length);
+        Ok(kernel.text + &self.rotation() + &self.main())
     }
 
     /// Returns the number of workgroups for `tokens` tokens.
@@ -225,7 +208,7 @@ impl RotateKernel {
     fn main(&self) -> String {
         let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.shape;
         let (slices, value_slices) = (key_length / 4, value_length / 4);
-        let (arguments, sublane) = lane_arguments(self.variant);
+        let (arguments, sublane) = lane_arguments(self.capabilities);
         let lanes = |slices: u32| format!("for (var s = lane; s < {slices}u; s += {THREADS}u)");
         let (each, each_value) = (lanes(slices), lanes(value_slices));
         format!(

@@ -11,7 +11,6 @@ use super::{BATCH_TOKENS, GpuLayers, Grid, Step, weights};
 use crate::device::{Launch, Tensor};
 use crate::error::GpuError;
 use crate::graph::{Fusion, Graph, LayerMatrix, Node, Norm, Operation, PassSize, decoder, fuse};
-use crate::kernels::Variant;
 use crate::kernels::attention::AttentionKernel;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::norm::NormKernel;
@@ -39,7 +38,7 @@ impl GpuLayers {
     /// Returns the steps of a range of layers in one phase.
     pub(super) fn steps(
         &mut self,
-        layers: Range<u32>,
+        layers: &Range<u32>,
         phase: Phase,
         tiling: Tiling,
     ) -> Result<Vec<Step>, GpuError> {
@@ -51,12 +50,13 @@ impl GpuLayers {
         };
         let graph = fuse(decoder(self.model.shape(), size), Fusion::ALL);
         let hidden = hidden_rows(&graph);
-        let records: Vec<(usize, TensorUsageRecord)> = graph
-            .usage_records()
+        let (tensors, records) = graph.usage_records();
+        let (tensors, records): (Vec<usize>, Vec<TensorUsageRecord>) = tensors
             .into_iter()
+            .zip(records)
             .filter(|(tensor, record)| !hidden.contains(tensor) && record.size > 0)
-            .collect();
-        let plan = greedy_by_size_improved(&records.iter().map(|&(_, record)| record).collect::<Vec<_>>());
+            .unzip();
+        let plan = greedy_by_size_improved(&records);
         // All ranges and phases share the same buffers, each largest object with the largest one of the others.
         let mut order: Vec<usize> = (0..plan.object_sizes.len()).collect();
         order.sort_by_key(|&object| std::cmp::Reverse(plan.object_sizes[object]));
@@ -64,7 +64,7 @@ impl GpuLayers {
         self.buffers.reserve_objects(&self.gpu, &sizes)?;
         let rank: BTreeMap<usize, usize> = order.into_iter().zip(0..).collect();
         let objects =
-            records.iter().zip(&plan.object_ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
+            tensors.into_iter().zip(&plan.object_ids).map(|(tensor, id)| (tensor, rank[id])).collect();
         let (own, first) = (&*self, layers.start);
         let mut assembly =
             Assembly { own, phase, tiling, objects, layer: None, first, quantised: None, steps: Vec::new() };
@@ -78,13 +78,9 @@ impl GpuLayers {
 /// Returns the tensors that are stored in the buffer of hidden rows: the embedding, and the results of residual
 /// additions.
 fn hidden_rows(graph: &Graph) -> Vec<usize> {
-    let of = |node: &Node| {
-        let first = node.outputs.first().copied();
-        first.filter(|_| {
-            node.operations.iter().any(|operation| matches!(operation, Operation::Embed | Operation::Add))
-        })
-    };
-    graph.nodes.iter().filter_map(of).collect()
+    let is_hidden = |operation: &Operation| matches!(operation, Operation::Embed | Operation::Add);
+    let nodes = graph.nodes.iter().filter(|node| node.operations.iter().any(is_hidden));
+    nodes.filter_map(|node| node.outputs.first().copied()).collect()
 }
 
 impl Assembly<'_> {
@@ -92,7 +88,7 @@ impl Assembly<'_> {
         for operation in &node.operations {
             match *operation {
                 Operation::Matmul(matrix) => return self.matmul(matrix, node),
-                Operation::Rotate(_) => return self.rotate(node),
+                Operation::Rotate => return self.rotate(node),
                 Operation::Scores => return self.attention(node),
                 _ => {}
             }
@@ -120,10 +116,6 @@ impl Assembly<'_> {
         self.steps.push(Step { grid, launches });
     }
 
-    fn variant(&self) -> Variant {
-        Variant::of(self.own.gpu.capabilities())
-    }
-
     fn norm(&mut self, node: &Node) -> Result<(), GpuError> {
         let adds = node.operations.contains(&Operation::Add);
         let before = self.layer();
@@ -132,13 +124,13 @@ impl Assembly<'_> {
         for operation in &node.operations {
             match *operation {
                 Operation::Norm(norm @ (Norm::PostAttention | Norm::PostFeedForward)) => {
-                    post = self.own.layers[&before].norm(norm);
+                    post = self.own.layers[&before].norms.get(&norm);
                 }
                 Operation::Norm(Norm::Attention) => {
                     self.layer = Some(self.layer.map_or(self.first, |layer| layer + 1));
-                    after = self.own.layers[&self.layer()].norm(Norm::Attention);
+                    after = self.own.layers[&self.layer()].norms.get(&Norm::Attention);
                 }
-                Operation::Norm(norm) => after = self.own.layers[&before].norm(norm),
+                Operation::Norm(norm) => after = self.own.layers[&before].norms.get(&norm),
                 _ => {}
             }
         }
@@ -146,7 +138,7 @@ impl Assembly<'_> {
             adds_change: adds,
             normalises_change: post.is_some(),
             normalises_hidden: after.is_some(),
-            ..self.own.plain_norm()
+            ..weights::plain_norm(&self.own.gpu, &self.own.model)
         };
         let buffers = &self.own.buffers;
         let mut tensors = vec![&buffers.params, &buffers.hidden];
@@ -172,41 +164,38 @@ impl Assembly<'_> {
         {
             let buffers = &self.own.buffers;
             let [quants, scales, sums] = &buffers.quantised;
-            let text = quantise::kernel(length, granularity, Storage::Linear);
+            let text = quantise::kernel(length, granularity);
             let launch =
                 self.launch("quantise", &text, &[&buffers.params, self.tensor(input), quants, scales, sums])?;
             self.push(Grid::Quantise { length, granularity }, vec![launch]);
             self.quantised = Some((input, granularity));
         }
-        let gating = self.own.model.hyperparameters().gate_activation;
-        let activates = node.operations.contains(&Operation::Activate);
+        let activation = node
+            .operations
+            .contains(&Operation::Activate)
+            .then_some(self.own.model.hyperparameters().gate_activation);
         let multiplies_by_gate = node.operations.contains(&Operation::Multiply);
-        for part in &weights.parts {
-            let kernel = MatmulKernel {
-                phase: self.phase,
-                tiling: self.tiling,
-                rows: part.rows,
-                first_row: part.first_row,
-                variant: self.variant(),
-                has_bias: bias.is_some(),
-                activation: activates.then_some(gating),
-                multiplies_by_gate,
-                ..weights.matmul_kernel()
-            };
-            let buffers = &self.own.buffers;
-            let mut tensors = vec![&buffers.params, &part.texels];
-            tensors.extend(&part.scales);
-            if quantised.is_some() {
-                tensors.extend(&buffers.quantised);
-            } else {
-                tensors.push(self.tensor(input));
-            }
-            tensors.push(self.tensor(node.outputs[0]));
-            tensors.extend(bias);
-            if multiplies_by_gate {
-                tensors.push(self.tensor(node.inputs[1]));
-            }
-            let launch = self.launch("matmul", &kernel.kernel()?, &tensors)?;
+        let kernel = MatmulKernel {
+            phase: self.phase,
+            tiling: self.tiling,
+            has_bias: bias.is_some(),
+            activation,
+            multiplies_by_gate,
+            ..weights.matmul_kernel(&self.own.gpu, 0, weights.rows)
+        };
+        let buffers = &self.own.buffers;
+        let mut others: Vec<&Tensor> = match quantised {
+            Some(_) => buffers.quantised.iter().collect(),
+            None => vec![self.tensor(input)],
+        };
+        others.push(self.tensor(node.outputs[0]));
+        others.extend(bias);
+        if multiplies_by_gate {
+            others.push(self.tensor(node.inputs[1]));
+        }
+        for (kernel, launch) in
+            weights.launches(&self.own.gpu, "matmul", kernel, &buffers.params, &others, 1)?
+        {
             self.push(Grid::Matmul(kernel), vec![launch]);
         }
         Ok(())
@@ -215,26 +204,24 @@ impl Assembly<'_> {
     fn rotate(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
-        let norms = own.norm(Norm::QueryHeads).zip(own.norm(Norm::KeyHeads));
+        let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
         let kernel = RotateKernel {
             shape: weights::attention_shape(shape, self.own.options),
             pairs: parameters.rope.pairs,
             pair_count: parameters.rope.frequencies.len() as u32,
             storage: Storage::Linear,
             norm_epsilon: norms.map(|_| parameters.epsilon),
-            variant: self.variant(),
+            capabilities: self.own.gpu.capabilities(),
         };
         let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
-        let mut launches = Vec::new();
-        for [keys, values] in &own.caches {
-            let mut tensors = vec![&buffers.params];
-            tensors.extend(node.inputs.iter().map(|&read| self.tensor(read)));
-            tensors.extend([&buffers.angles, self.tensor(node.outputs[0]), keys, values]);
-            if let Some((query, key)) = norms {
-                tensors.extend([query, key]);
-            }
-            launches.push(self.launch("rotate", &text, &tensors)?);
-        }
+        let mut shared = vec![&buffers.params];
+        shared.extend(node.inputs.iter().map(|&read| self.tensor(read)));
+        shared.extend([&buffers.angles, self.tensor(node.outputs[0])]);
+        let norms = norms.map_or(Vec::new(), |(query, key)| vec![query, key]);
+        let launches = own.caches.iter().map(|[keys, values]| {
+            self.launch("rotate", &text, &[&shared[..], &[keys, values], &norms].concat())
+        });
+        let launches = launches.collect::<Result<_, _>>()?;
         self.push(Grid::Rotate(kernel), launches);
         Ok(())
     }
@@ -245,18 +232,16 @@ impl Assembly<'_> {
         let kernel = AttentionKernel {
             shape: weights::attention_shape(shape, self.own.options),
             scale: parameters.attention_scale,
-            soft_cap: parameters.attention_cap,
+            soft_cap: parameters.attention_softcap,
             window: parameters.attention_window(self.layer()),
             storage: Storage::Linear,
-            variant: self.variant(),
         };
         let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
-        let mut launches = Vec::new();
-        for [keys, values] in &own.caches {
-            let tensors =
-                [&buffers.params, self.tensor(node.inputs[0]), keys, values, self.tensor(node.outputs[0])];
-            launches.push(self.launch("attention", &text, &tensors)?);
-        }
+        let (queries, out) = (self.tensor(node.inputs[0]), self.tensor(node.outputs[0]));
+        let launches = own.caches.iter().map(|[keys, values]| {
+            self.launch("attention", &text, &[&buffers.params, queries, keys, values, out])
+        });
+        let launches = launches.collect::<Result<_, _>>()?;
         self.push(Grid::Attention(kernel), launches);
         Ok(())
     }

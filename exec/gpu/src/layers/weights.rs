@@ -1,5 +1,7 @@
 //! The weights and caches of one layer in GPU memory, and the output matrix.
 
+use std::collections::BTreeMap;
+
 use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{CacheOptions, Weights};
@@ -7,57 +9,46 @@ use hearth_runtime::{CacheOptions, Weights};
 use super::UploadOptions;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
-use crate::graph::{self, Norm};
-use crate::kernels::Variant;
-use crate::kernels::matmul::{MatmulKernel, Phase};
+use crate::graph::{LayerMatrix, Norm};
+use crate::kernels::matmul::MatmulKernel;
 use crate::kernels::norm::NormKernel;
 use crate::kernels::rotate::AttentionShape;
 use crate::matrix::GpuMatrix;
-use crate::virtual_tensor::{Storage, WeightOrder};
+use crate::virtual_tensor::WeightOrder;
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
     /// The matrices in the order of `crate::graph::LayerMatrix`.
     pub(super) matrices: Vec<GpuMatrix>,
     pub(super) biases: Vec<Option<Tensor>>,
-    attention_norm: Tensor,
-    feed_forward_norm: Tensor,
-    query_norm: Option<Tensor>,
-    key_norm: Option<Tensor>,
-    post_attention_norm: Option<Tensor>,
-    post_feed_forward_norm: Option<Tensor>,
+    /// The weights of the norms that the layer has.
+    pub(super) norms: BTreeMap<Norm, Tensor>,
     /// The key cache and the value cache of each sequence.
     pub(super) caches: Vec<[Tensor; 2]>,
 }
 
 /// Checks that the kernels support the dimensions of a model.
 pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
-    let need = "a multiple of 4";
-    for (what, found) in [
-        ("the width of hidden rows", shape.embedding),
-        ("the head dimension of keys", shape.key_length),
-        ("the head dimension of values", shape.value_length),
-        ("the width of the feed-forward block", shape.feed_forward),
+    let whole_slices = |length: u32| length.is_multiple_of(4) && length > 0;
+    let (slices, groups) = ("a multiple of 4", "a multiple of the number of key heads");
+    let heads_fit = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
+    let pairs = parameters.rope.frequencies.len() as u32;
+    for (what, found, is_supported, need) in [
+        ("the width of hidden rows", shape.embedding, whole_slices(shape.embedding), slices),
+        ("the head dimension of keys", shape.key_length, whole_slices(shape.key_length), slices),
+        ("the head dimension of values", shape.value_length, whole_slices(shape.value_length), slices),
+        ("the width of the feed-forward block", shape.feed_forward, whole_slices(shape.feed_forward), slices),
+        ("the number of query heads", shape.heads, heads_fit, groups),
+        (
+            "the number of rotated pairs",
+            pairs,
+            2 * pairs <= shape.key_length,
+            "at most half the head dimension",
+        ),
     ] {
-        if !found.is_multiple_of(4) || found == 0 {
+        if !is_supported {
             return Err(GpuError::Dimension { what, found: found as usize, need });
         }
-    }
-    if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
-        let found = shape.heads as usize;
-        return Err(GpuError::Dimension {
-            what: "the number of query heads",
-            found,
-            need: "a multiple of the number of key heads",
-        });
-    }
-    if parameters.rope.frequencies.len() * 2 > shape.key_length as usize {
-        let found = parameters.rope.frequencies.len();
-        return Err(GpuError::Dimension {
-            what: "the number of rotated pairs",
-            found,
-            need: "at most half the head dimension",
-        });
     }
     Ok(())
 }
@@ -83,9 +74,7 @@ pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
         adds_change: false,
         normalises_change: false,
         normalises_hidden: true,
-        hidden: Storage::Linear,
-        storage: Storage::Linear,
-        variant: Variant::of(gpu.capabilities()),
+        capabilities: gpu.capabilities(),
     }
 }
 
@@ -100,57 +89,41 @@ impl GpuLayer {
     ) -> Result<GpuLayer, GpuError> {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
-        let optional = |values: Option<&[f32]>| values.map(vector).transpose();
         let heads = attention_shape(model.shape(), options);
         let cache = |bytes| gpu.zeros("the key-value cache", bytes);
         let caches = (0..options.sequences.max(1)).map(|_| {
             let [keys, values] = heads.cache_bytes()?;
             Ok([cache(keys)?, cache(values)?])
         });
+        let matrices = own.matrices.into_iter().zip(LayerMatrix::ALL).map(|(matrix, role)| {
+            let format = upload.conversion.layer_format(role);
+            GpuMatrix::upload_converted(gpu, matrix, format, upload.tiling, report)
+        });
+        let norms = [
+            (Norm::Attention, Some(own.attention_norm)),
+            (Norm::FeedForward, Some(own.feed_forward_norm)),
+            (Norm::QueryHeads, own.query_norm),
+            (Norm::KeyHeads, own.key_norm),
+            (Norm::PostAttention, own.post_attention_norm),
+            (Norm::PostFeedForward, own.post_feed_forward_norm),
+        ];
+        let norms = norms.into_iter().filter_map(|(norm, weights)| Some((norm, weights?)));
         Ok(GpuLayer {
-            matrices: own
-                .matrices
+            matrices: matrices.collect::<Result<_, _>>()?,
+            biases: own
+                .biases
                 .into_iter()
-                .zip(graph::LayerMatrix::ALL)
-                .map(|(matrix, role)| {
-                    GpuMatrix::upload_converted(
-                        gpu,
-                        matrix,
-                        upload.conversion.layer_format(role),
-                        upload.tiling,
-                        report,
-                    )
-                })
+                .map(|bias| bias.map(vector).transpose())
                 .collect::<Result<_, _>>()?,
-            biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
-            attention_norm: vector(own.attention_norm)?,
-            feed_forward_norm: vector(own.feed_forward_norm)?,
-            query_norm: optional(own.query_norm)?,
-            key_norm: optional(own.key_norm)?,
-            post_attention_norm: optional(own.post_attention_norm)?,
-            post_feed_forward_norm: optional(own.post_feed_forward_norm)?,
+            norms: norms
+                .map(|(norm, weights)| Ok((norm, vector(weights)?)))
+                .collect::<Result<_, GpuError>>()?,
             caches: caches.collect::<Result<_, GpuError>>()?,
         })
     }
 
-    /// Returns the weights of a norm, if the layer has this norm.
-    pub(super) fn norm(&self, norm: Norm) -> Option<&Tensor> {
-        match norm {
-            Norm::Attention => Some(&self.attention_norm),
-            Norm::FeedForward => Some(&self.feed_forward_norm),
-            Norm::QueryHeads => self.query_norm.as_ref(),
-            Norm::KeyHeads => self.key_norm.as_ref(),
-            Norm::PostAttention => self.post_attention_norm.as_ref(),
-            Norm::PostFeedForward => self.post_feed_forward_norm.as_ref(),
-            Norm::Output => None,
-        }
-    }
-
     pub(super) fn weight_bytes(&self) -> u64 {
-        let norms = [&self.attention_norm, &self.feed_forward_norm].into_iter();
-        let optional =
-            [&self.query_norm, &self.key_norm, &self.post_attention_norm, &self.post_feed_forward_norm];
-        let vectors = norms.chain(optional.into_iter().flatten()).chain(self.biases.iter().flatten());
+        let vectors = self.norms.values().chain(self.biases.iter().flatten());
         self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(Tensor::bytes).sum::<u64>()
     }
 
@@ -192,21 +165,10 @@ impl OutputMatrix {
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
         let norm_text = plain_norm(gpu, model).kernel();
         let mut launches = vec![gpu.launch("norm", &norm_text, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
-        for part in &matrix.parts {
-            let kernel = MatmulKernel {
-                phase: Phase::Decode,
-                rows: part.rows,
-                first_row: part.first_row,
-                variant: Variant::of(gpu.capabilities()),
-                has_bias: bias.is_some(),
-                ..matrix.matmul_kernel()
-            };
-            let mut tensors = vec![&params, &part.texels];
-            tensors.extend(&part.scales);
-            tensors.extend([&x, &logits]);
-            tensors.extend(&bias);
-            launches.push(gpu.launch("logits", &kernel.kernel()?, &tensors, kernel.workgroup_count(1))?);
-        }
+        let kernel = MatmulKernel { has_bias: bias.is_some(), ..matrix.matmul_kernel(gpu, 0, matrix.rows) };
+        let others: Vec<&Tensor> = [&x, &logits].into_iter().chain(&bias).collect();
+        let matmuls = matrix.launches(gpu, "logits", kernel, &params, &others, 1)?;
+        launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }
 

@@ -60,52 +60,36 @@ fn by_descending_size(records: &[TensorUsageRecord]) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
     use super::*;
 
     fn records(list: &[(u64, u32, u32)]) -> Vec<TensorUsageRecord> {
-        list.iter()
-            .map(|&(size, first, last)| TensorUsageRecord {
-                size,
-                first_operation: first,
-                last_operation: last,
-            })
-            .collect()
-    }
-
-    fn short_chain() -> Vec<TensorUsageRecord> {
-        records(&[(16, 0, 1), (8, 1, 2), (64, 2, 3), (32, 3, 4), (8, 4, 5)])
-    }
-
-    fn long_chain() -> Vec<TensorUsageRecord> {
-        records(&[
-            (32, 0, 1),
-            (32, 1, 4),
-            (8, 2, 5),
-            (16, 3, 5),
-            (8, 4, 5),
-            (64, 5, 7),
-            (8, 6, 8),
-            (8, 7, 8),
-            (16, 8, 9),
-        ])
+        let of = |&(size, first_operation, last_operation): &(u64, u32, u32)| TensorUsageRecord {
+            size,
+            first_operation,
+            last_operation,
+        };
+        list.iter().map(of).collect()
     }
 
     #[test]
     fn plans_of_short_chains() {
-        let (short, long) = (assign_offsets(&short_chain()), assign_offsets(&long_chain()));
-        assert_eq!((short.offsets, short.total_size), (vec![0, 64, 0, 64, 0], 96));
-        assert_eq!((long.offsets, long.total_size), (vec![0, 32, 80, 64, 88, 0, 64, 72, 0], 96));
-        assert_eq!(greedy_by_size(&short_chain()).object_sizes, [64, 32, 8]);
-        let (short, long) = (greedy_by_size_improved(&short_chain()), greedy_by_size_improved(&long_chain()));
-        assert_eq!((short.object_ids, short.object_sizes), (vec![0, 1, 0, 1, 0], vec![64, 32]));
-        assert_eq!(
-            (long.object_ids, long.object_sizes),
-            (vec![1, 0, 2, 1, 3, 0, 1, 2, 0], vec![64, 32, 8, 8])
-        );
+        let short = records(&[(16, 0, 1), (8, 1, 2), (64, 2, 3), (32, 3, 4), (8, 4, 5)]);
+        let starts = [(32, 0, 1), (32, 1, 4), (8, 2, 5), (16, 3, 5), (8, 4, 5)];
+        let ends = [(64, 5, 7), (8, 6, 8), (8, 7, 8), (16, 8, 9)];
+        let long = records(&[&starts[..], &ends].concat());
+        assert_eq!(greedy_by_size(&short).object_sizes, [64, 32, 8]);
+        let (offsets, total_size) = (vec![0, 64, 0, 64, 0], 96);
+        assert_eq!(assign_offsets(&short), OffsetsAssignment { offsets, total_size });
+        let (offsets, total_size) = (vec![0, 32, 80, 64, 88, 0, 64, 72, 0], 96);
+        assert_eq!(assign_offsets(&long), OffsetsAssignment { offsets, total_size });
+        let (object_ids, object_sizes) = (vec![0, 1, 0, 1, 0], vec![64, 32]);
+        assert_eq!(greedy_by_size_improved(&short), ObjectsAssignment { object_ids, object_sizes });
+        let (object_ids, object_sizes) = (vec![1, 0, 2, 1, 3, 0, 1, 2, 0], vec![64, 32, 8, 8]);
+        assert_eq!(greedy_by_size_improved(&long), ObjectsAssignment { object_ids, object_sizes });
     }
 
     #[test]
@@ -116,47 +100,47 @@ mod tests {
     }
 
     /// Returns usage records of several graphs, with the totals that a reference planner computed.
-    fn fixture() -> Value {
+    pub(crate) fn reference_plans() -> Value {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/memory_records.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
+    pub(crate) fn usage_record(record: &Value) -> TensorUsageRecord {
+        let number = |key: &str| record[key].as_u64().unwrap();
+        let (first, last) = (number("first") as u32, number("last") as u32);
+        TensorUsageRecord { size: number("size"), first_operation: first, last_operation: last }
+    }
+
     #[test]
     fn totals_equal_those_of_the_reference_planner() {
-        let fixture = fixture();
-        for (name, graph) in fixture.as_object().unwrap() {
-            let number = |value: &Value| value.as_u64().unwrap();
-            let of = |record: &Value| TensorUsageRecord {
-                size: number(&record["size"]),
-                first_operation: number(&record["first"]) as u32,
-                last_operation: number(&record["last"]) as u32,
-            };
+        for (name, graph) in reference_plans().as_object().unwrap() {
             let records: Vec<TensorUsageRecord> =
-                graph["records"].as_array().unwrap().iter().map(of).collect();
-            assert_eq!(naive_bytes(&records), number(&graph["naive_bytes"]), "{name}");
-            assert_eq!(max_live_bytes(&records), number(&graph["max_live_bytes"]), "{name}");
-            assert_eq!(assign_offsets(&records).total_size, number(&graph["offsets_total"]), "{name}");
-            assert_eq!(
-                greedy_by_size(&records).total_size(),
-                number(&graph["plain_objects_total"]),
-                "{name}"
-            );
-            let own = greedy_by_size_improved(&records).total_size();
-            assert_eq!(own, number(&graph["improved_objects_total"]), "{name}");
-            assert!(own <= number(&graph["plain_objects_total"]), "{name}");
+                graph["records"].as_array().unwrap().iter().map(usage_record).collect();
+            let [plain, improved] =
+                [greedy_by_size(&records), greedy_by_size_improved(&records)].map(|plan| plan.total_size());
+            for (key, total) in [
+                ("naive_bytes", naive_bytes(&records)),
+                ("max_live_bytes", max_live_bytes(&records)),
+                ("offsets_total", assign_offsets(&records).total_size),
+                ("plain_objects_total", plain),
+                ("improved_objects_total", improved),
+            ] {
+                assert_eq!(total, graph[key].as_u64().unwrap(), "{name}: {key}");
+            }
+            assert!(improved <= plain, "{name}");
         }
     }
 
     #[test]
     fn planned_memory_of_1024_tokens_is_a_fiftieth() {
-        let fixture = fixture();
+        let plans = reference_plans();
         let mib = |value: &Value| value.as_u64().unwrap() as f64 / f64::from(1 << 20);
-        let llama = &fixture["llama-8b-decoder-s1024"];
+        let llama = &plans["llama-8b-decoder-s1024"];
         assert_eq!(mib(&llama["offsets_total"]), 170.0);
         assert_eq!(mib(&llama["naive_bytes"]).round(), 8968.0);
         // ML Drift paper, Figure 3.
         for (part, published) in [("text-encoder", 2.0), ("unet", 65.0), ("vae-decoder", 320.0)] {
-            let planned = mib(&fixture[&format!("sd14-{part}")]["offsets_total"]);
+            let planned = mib(&plans[&format!("sd14-{part}")]["offsets_total"]);
             assert!((planned - published).abs() < 0.05, "{part}: {planned}");
         }
     }

@@ -33,32 +33,28 @@ impl ObjectsAssignment {
 /// An assignment under construction.
 struct Assignment<'a> {
     records: &'a [TensorUsageRecord],
-    object_ids: Vec<usize>,
-    object_sizes: Vec<u64>,
+    plan: ObjectsAssignment,
     /// The tensors of each object.
     members: Vec<Vec<usize>>,
 }
 
 impl<'a> Assignment<'a> {
     fn new(records: &'a [TensorUsageRecord]) -> Assignment<'a> {
-        Assignment {
-            records,
-            object_ids: vec![0; records.len()],
-            object_sizes: Vec::new(),
-            members: Vec::new(),
-        }
+        let plan = ObjectsAssignment { object_ids: vec![0; records.len()], object_sizes: Vec::new() };
+        Assignment { records, plan, members: Vec::new() }
     }
 
     /// Assigns a tensor to an object, or to a new one if `object` is `None`.
     fn assign(&mut self, index: usize, object: Option<usize>) {
         let object = object.unwrap_or_else(|| {
-            self.object_sizes.push(0);
+            self.plan.object_sizes.push(0);
             self.members.push(Vec::new());
-            self.object_sizes.len() - 1
+            self.members.len() - 1
         });
-        self.object_sizes[object] = self.object_sizes[object].max(self.records[index].size);
+        let size = &mut self.plan.object_sizes[object];
+        *size = self.records[index].size.max(*size);
         self.members[object].push(index);
-        self.object_ids[index] = object;
+        self.plan.object_ids[index] = object;
     }
 
     /// Returns the number of operations between the lifetime of a tensor and the nearest lifetime in an object, or
@@ -74,13 +70,8 @@ impl<'a> Assignment<'a> {
 
     /// Returns the free object with the smallest distance to a tensor, and the distance.
     fn nearest(&self, index: usize) -> Option<(u32, usize)> {
-        let free =
-            (0..self.object_sizes.len()).filter_map(|object| Some((self.distance(object, index)?, object)));
-        free.min()
-    }
-
-    fn finish(self) -> ObjectsAssignment {
-        ObjectsAssignment { object_ids: self.object_ids, object_sizes: self.object_sizes }
+        let objects = 0..self.members.len();
+        objects.filter_map(|object| Some((self.distance(object, index)?, object))).min()
     }
 }
 
@@ -88,12 +79,12 @@ impl<'a> Assignment<'a> {
 pub fn greedy_by_size(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let mut assignment = Assignment::new(records);
     for index in by_descending_size(records) {
-        let free =
-            (0..assignment.object_sizes.len()).filter(|&object| assignment.distance(object, index).is_some());
-        let smallest = free.min_by_key(|&object| assignment.object_sizes[object]);
+        let objects = 0..assignment.members.len();
+        let free = objects.filter(|&object| assignment.distance(object, index).is_some());
+        let smallest = free.min_by_key(|&object| assignment.plan.object_sizes[object]);
         assignment.assign(index, smallest);
     }
-    assignment.finish()
+    assignment.plan
 }
 
 /// Assigns tensors in stages of descending size, and within a stage by the smallest distance to a free object.
@@ -105,20 +96,18 @@ pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignme
     let mut assignment = Assignment::new(records);
     for same in stages.chunk_by(|one, other| one.0 == other.0) {
         let mut remaining: Vec<usize> = same.iter().map(|&(_, index)| index).collect();
-        loop {
-            let key = |&index: &usize| {
-                let nearest = assignment.nearest(index);
-                // Tensors that need a new object come last.
-                let distance = nearest.map_or(u32::MAX, |(distance, _)| distance);
-                (distance, std::cmp::Reverse(records[index].size), index)
-            };
-            let Some(at) = (0..remaining.len()).min_by_key(|&at| key(&remaining[at])) else { break };
+        while let Some(at) = (0..remaining.len()).min_by_key(|&at| {
+            let index = remaining[at];
+            // Tensors that need a new object come last.
+            let distance = assignment.nearest(index).map_or(u32::MAX, |(distance, _)| distance);
+            (distance, std::cmp::Reverse(records[index].size), index)
+        }) {
             let index = remaining.swap_remove(at);
             let nearest = assignment.nearest(index).map(|(_, object)| object);
             assignment.assign(index, nearest);
         }
     }
-    assignment.finish()
+    assignment.plan
 }
 
 /// Returns the positional maxima, in descending order.

@@ -5,12 +5,11 @@
 //! decided on the GPU. An extent that changes from pass to pass, such as the number of tokens, is a WGSL expression
 //! instead of a constant.
 //!
-//! The depth is always 1: only convolutions over volumes need more. Textures have f16 components, which every device
-//! can read and write.
+//! Textures have f16 components, which every device can read and write.
 
 use std::fmt::Write;
 
-use super::layout::Storage;
+use super::layout::{Shape, Storage};
 
 /// The extent of an axis in generated WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,28 +41,13 @@ pub struct Accessor {
     pub direction: Direction,
 }
 
-impl AxisExtent {
-    fn text(self) -> String {
-        match self {
-            AxisExtent::Fixed(count) => format!("{count}u"),
-            AxisExtent::Expression(expression) => format!("({expression})"),
-        }
-    }
-
-    fn is_one(self) -> bool {
-        self == AxisExtent::Fixed(1)
-    }
-}
-
 /// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
 fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
-    if extent.is_one() && next == "0u" {
-        return index.into();
-    }
-    let scaled = match (index, extent) {
-        ("0u", _) => return next.into(),
-        (index, extent) if extent.is_one() => index.to_owned(),
-        (index, extent) => format!("({index}) * {}", extent.text()),
+    let scaled = match extent {
+        _ if index == "0u" => return next.into(),
+        AxisExtent::Fixed(1) => index.to_owned(),
+        AxisExtent::Fixed(count) => format!("({index}) * {count}u"),
+        AxisExtent::Expression(expression) => format!("({index}) * ({expression})"),
     };
     if next == "0u" { scaled } else { format!("{scaled} + {next}") }
 }
@@ -75,11 +59,22 @@ impl Accessor {
         Accessor { name, storage, extents, slices: AxisExtent::Fixed(width / super::SLICE), direction }
     }
 
+    /// Returns the accessor of a tensor whose extents are known when the shader is generated.
+    pub(crate) fn fixed(
+        name: &'static str,
+        storage: Storage,
+        shape: &Shape,
+        direction: Direction,
+    ) -> Accessor {
+        let (extents, slices) = (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slices()));
+        Accessor { name, storage, extents, slices, direction }
+    }
+
     /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the object.
     fn position(&self) -> String {
         let [batch, height, width] = self.extents;
         // The index along an axis with one element is zero.
-        let index = |extent: AxisExtent, name| if extent.is_one() { "0u" } else { name };
+        let index = |extent, name| if extent == AxisExtent::Fixed(1) { "0u" } else { name };
         let (b, y, x) = (index(batch, "b"), index(height, "y"), index(width, "x"));
         let s = index(self.slices, "s");
         let column = nested(x, batch, b);
@@ -95,16 +90,12 @@ impl Accessor {
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.direction) {
-            (Storage::Buffer | Storage::Linear, Direction::Read) => {
-                ("<storage, read>", "array<vec4<f32>>".to_owned())
-            }
-            (Storage::Buffer | Storage::Linear, _) => {
-                ("<storage, read_write>", "array<vec4<f32>>".to_owned())
-            }
-            (Storage::Texture2d, Direction::Read) => ("", "texture_2d<f32>".to_owned()),
-            (Storage::Texture3d, Direction::Read) => ("", "texture_3d<f32>".to_owned()),
-            (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba16float, write>".to_owned()),
-            (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba16float, write>".to_owned()),
+            (Storage::Buffer | Storage::Linear, Direction::Read) => ("<storage, read>", "array<vec4<f32>>"),
+            (Storage::Buffer | Storage::Linear, _) => ("<storage, read_write>", "array<vec4<f32>>"),
+            (Storage::Texture2d, Direction::Read) => ("", "texture_2d<f32>"),
+            (Storage::Texture3d, Direction::Read) => ("", "texture_3d<f32>"),
+            (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba16float, write>"),
+            (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba16float, write>"),
         };
         format!("@group(0) @binding({binding}) var{variable} {name}_object: {kind};\n")
     }
@@ -112,25 +103,23 @@ impl Accessor {
     /// Returns the functions that read and write the tensor.
     pub fn functions(&self) -> String {
         let (name, position) = (self.name, self.position());
-        let is_buffer = matches!(self.storage, Storage::Buffer | Storage::Linear);
+        let (texel, store) = match self.storage {
+            Storage::Buffer | Storage::Linear => {
+                (format!("{name}_object[{position}]"), format!("{name}_object[{position}] = value"))
+            }
+            Storage::Texture2d | Storage::Texture3d => (
+                format!("textureLoad({name}_object, {position}, 0)"),
+                format!("textureStore({name}_object, {position}, value)"),
+            ),
+        };
         let mut text = String::new();
         if self.direction != Direction::Write {
-            let texel = if is_buffer {
-                format!("{name}_object[{position}]")
-            } else {
-                format!("textureLoad({name}_object, {position}, 0)")
-            };
             let _ = writeln!(
                 text,
                 "fn {name}_read(b: u32, x: u32, y: u32, s: u32) -> vec4<f32> {{ return {texel}; }}"
             );
         }
         if self.direction != Direction::Read {
-            let store = if is_buffer {
-                format!("{name}_object[{position}] = value")
-            } else {
-                format!("textureStore({name}_object, {position}, value)")
-            };
             let _ = writeln!(
                 text,
                 "fn {name}_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) {{ {store}; }}"
@@ -144,19 +133,8 @@ impl Accessor {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::layout::{Shape, Texel};
+    use super::super::layout::Texel;
     use super::*;
-
-    fn accessor(storage: Storage, [batch, height, width]: [u32; 3], slices: u32) -> Accessor {
-        let extents = [batch, height, width].map(AxisExtent::Fixed);
-        Accessor {
-            name: "src",
-            storage,
-            extents,
-            slices: AxisExtent::Fixed(slices),
-            direction: Direction::Read,
-        }
-    }
 
     /// Evaluates a WGSL expression of u32 sums, products and brackets.
     fn value(text: &str, texel: Texel) -> u32 {
@@ -201,13 +179,16 @@ mod tests {
 
     #[test]
     fn generated_functions_contain_the_index_arithmetic() {
-        let text = accessor(Storage::Buffer, [2, 3, 4], 3).functions();
+        let functions = |storage| {
+            let shape = Shape::new(2, 3, 4, 12).unwrap();
+            Accessor::fixed("src", storage, &shape, Direction::Read).functions()
+        };
         assert_eq!(
-            text,
+            functions(Storage::Buffer),
             "fn src_read(b: u32, x: u32, y: u32, s: u32) -> vec4<f32> \
              { return src_object[(((s) * 3u + y) * 4u + x) * 2u + b]; }\n"
         );
-        let text = accessor(Storage::Texture2d, [2, 3, 4], 3).functions();
+        let text = functions(Storage::Texture2d);
         assert!(text.contains("textureLoad(src_object, vec2<u32>((x) * 2u + b, (y) * 3u + s), 0)"), "{text}");
         let rows = Accessor::rows("out", Storage::Buffer, 64, Direction::Write);
         assert_eq!(
@@ -215,9 +196,8 @@ mod tests {
             "fn out_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) \
              { out_object[(s) * (params.tokens) + x] = value; }\n"
         );
-        let declared = rows.declaration(3);
         assert_eq!(
-            declared,
+            rows.declaration(3),
             "@group(0) @binding(3) var<storage, read_write> out_object: array<vec4<f32>>;\n"
         );
     }
@@ -228,9 +208,9 @@ mod tests {
             extents in prop::array::uniform3(1u32..5), channels in 1u32..14,
         ) {
             let [batch, height, width] = extents;
-            let shape = Shape::bhwc(batch, height, width, channels).unwrap();
+            let shape = Shape::new(batch, height, width, channels).unwrap();
             for storage in Storage::ALL {
-                let text = accessor(storage, extents, shape.slices()).position();
+                let text = Accessor::fixed("src", storage, &shape, Direction::Read).position();
                 let inner = text.split_once(">(").map_or(&text[..], |(_, rest)| &rest[..rest.len() - 1]);
                 for texel in shape.all_texels() {
                     let found: Vec<u32> = inner.split(", ").map(|part| value(part, texel)).collect();

@@ -1,8 +1,8 @@
 //! Virtual tensors: maps the elements of logical tensors to positions in GPU buffers and textures.
 //!
-//! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width, depth and channel. A GPU
-//! object is a buffer or a texture of texels, each of which has four channels (a slice). A layout maps the elements
-//! of the tensor to the texels of the object. [`layout`] and [`weights`] compute this mapping on the CPU, and
+//! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width and channel; the depth is
+//! always 1. A GPU object is a buffer or a texture of texels, each of which has four channels (a slice). A layout maps
+//! the elements of the tensor to the texels of the object. [`layout`] and [`weights`] compute this mapping on the CPU, and
 //! [`access`] generates it as WGSL, so that kernels use logical coordinates and nothing is looked up at run time.
 //!
 //! Not here: which layout of the weights a matmul uses (`crate::tuning`).
@@ -13,7 +13,7 @@ pub mod weights;
 
 pub use access::{Accessor, AxisExtent, Direction};
 pub use layout::{Shape, Storage, Texel};
-pub use weights::{WeightOrder, WeightShape, WeightTexel};
+pub use weights::{WeightOrder, WeightShape};
 
 /// Number of channels in a texel, and of rows or inputs in a slice of weights.
 pub const SLICE: u32 = 4;

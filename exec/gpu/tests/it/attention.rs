@@ -4,7 +4,6 @@
 //! a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
 
 use hearth_gpu::device::{Params, Tensor};
-use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rotate::{AttentionShape, RotateKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
@@ -12,7 +11,7 @@ use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::CacheFormat;
 use hearth_runtime::rope::Pairs;
 
-use crate::gpu::{alone, max_difference, numbers, open};
+use crate::gpu::{max_difference, numbers, open_alone};
 
 /// All queries, keys and values of a sequence, [positions, heads * head dimension], and the options of attention.
 struct Sequence {
@@ -65,18 +64,13 @@ impl Sequence {
     /// Returns the attention output of all positions, computed on the GPU in passes of these sizes.
     fn on_gpu(&self, gpu: &Gpu, passes: &[usize], storage: Storage) -> Vec<f32> {
         let heads = self.heads;
-        let variant = Variant::of(gpu.capabilities());
+        let capabilities = gpu.capabilities();
         let pair_count = heads.key_length / 2;
-        let rotate = RotateKernel {
-            shape: heads,
-            pairs: Pairs::Halves,
-            pair_count,
-            storage,
-            norm_epsilon: None,
-            variant,
-        };
+        let is_naive = storage == Storage::Linear;
+        let (shape, pairs, norm_epsilon) = (heads, Pairs::Halves, None);
+        let rotate = RotateKernel { shape, pairs, pair_count, storage, norm_epsilon, capabilities };
         let (scale, cap, window) = (SCALE, self.cap, self.window);
-        let attention = AttentionKernel { shape: heads, scale, soft_cap: cap, window, storage, variant };
+        let attention = AttentionKernel { shape, scale, soft_cap: cap, window, storage };
         let [key_bytes, value_bytes] = heads.cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.params().unwrap();
@@ -91,8 +85,10 @@ impl Sequence {
         for &tokens in passes {
             gpu.write(&params, &[Params::pass(tokens as u32, first as u32)]).unwrap();
             let part = |all: &[f32], width: usize| {
-                gpu.upload("part", &to_layout(&all[first * width..][..tokens * width], tokens, storage))
-                    .unwrap()
+                let rows = &all[first * width..][..tokens * width];
+                // In DSHWBC4, each slice of all tokens is contiguous.
+                let rows = if is_naive { rows.to_vec() } else { transposed(rows, tokens) };
+                gpu.upload("part", &rows).unwrap()
             };
             let parts =
                 [part(&self.query, widths[0]), part(&self.key, widths[1]), part(&self.value, widths[2])];
@@ -110,47 +106,23 @@ impl Sequence {
             let two = bound(&tensors, &attention.kernel().unwrap(), attention.workgroup_count(tokens as u32));
             gpu.submit([&one, &two]).unwrap();
             let found: Vec<f32> = gpu.read(&result, tokens * mixed).unwrap();
-            out.extend(from_layout(&found, tokens, storage));
+            out.extend(if is_naive { found } else { transposed(&found, mixed / 4) });
             first += tokens;
         }
         out
     }
 }
 
-/// Converts rows [tokens, width] to a layout. In DSHWBC4, each slice of all tokens is contiguous.
-fn to_layout(rows: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
-    let slices = rows.len() / tokens / 4;
-    let texel = |token: usize, slice: usize| &rows[(token * slices + slice) * 4..][..4];
-    match storage {
-        Storage::Buffer => (0..slices)
-            .flat_map(|slice| (0..tokens).flat_map(move |token| texel(token, slice).iter().copied()))
-            .collect(),
-        _ => rows.to_vec(),
-    }
-}
-
-/// Converts a tensor from a layout to rows [tokens, width].
-fn from_layout(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
-    match storage {
-        Storage::Buffer => {
-            let slices = found.len() / tokens / 4;
-            (0..tokens)
-                .flat_map(|token| {
-                    (0..slices)
-                        .flat_map(move |slice| found[(slice * tokens + token) * 4..][..4].iter().copied())
-                })
-                .collect()
-        }
-        _ => found.to_vec(),
-    }
+/// Transposes a matrix of texels, [rows, columns * 4].
+fn transposed(texels: &[f32], rows: usize) -> Vec<f32> {
+    let columns = texels.len() / rows / 4;
+    let texel = |row: usize, column: usize| &texels[(row * columns + column) * 4..][..4];
+    (0..columns).flat_map(|column| (0..rows).flat_map(move |row| texel(row, column))).copied().collect()
 }
 
 #[test]
 fn attention_over_a_cache_of_weights_equals_plain_attention() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else {
-        return;
-    };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut worst = [0.0f32; 2];
     // More positions than a tile, and a cache that does not consist of whole slices.
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {

@@ -6,12 +6,12 @@ use hearth_gpu::device::Params;
 use hearth_gpu::{CapabilityMask, GpuError};
 use hearth_runtime::clock::wall_nanos;
 
-use crate::gpu::{alone, open};
+use crate::gpu::open_alone;
 
 /// Number of dependent steps that keep one GPU thread busy for some seconds.
 const STEPS: u32 = 300_000_000;
 
-/// Maximum duration of a wait that ends at its deadline: far less than those seconds.
+/// Maximum duration of a wait that ends at its deadline: far less than [`STEPS`] take.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
 /// Returns a kernel that is busy for some seconds.
@@ -28,8 +28,7 @@ fn busy_kernel() -> String {
 
 #[test]
 fn gpu_that_times_out_stays_lost() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let tensor = gpu.zeros("a tensor", 16).unwrap();
     gpu.set_deadline(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
@@ -45,8 +44,7 @@ fn gpu_that_times_out_stays_lost() {
 
 #[test]
 fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     if gpu.info().is_software() {
         eprintln!("SKIPPED: a software driver computes during the submission itself");
         return;
@@ -57,7 +55,7 @@ fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
     let launch = gpu.launch("busy", &busy_kernel(), &[&params, &out], [1, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let begin = wall_nanos();
-    let error = gpu.wait_idle().unwrap_err();
+    let error = gpu.wait("a submission").unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
     drop((launch, gpu));
     let waited = Duration::from_nanos(wall_nanos() - begin);

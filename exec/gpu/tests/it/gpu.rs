@@ -19,11 +19,17 @@ pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     }
 }
 
-/// Returns a guard that lets one test run at a time. Software drivers use all processors, so that parallel tests are
-/// not faster, and they need more memory.
+/// Returns a guard that lets one test run at a time. Software drivers use all processors, so parallel tests are not
+/// faster but need more memory.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the GPU for a test that runs alone.
+pub fn open_alone(mask: CapabilityMask) -> Option<(MutexGuard<'static, ()>, Arc<Gpu>)> {
+    let guard = alone();
+    Some((guard, open(mask)?))
 }
 
 /// Returns pseudo-random numbers from -1 to 1, the same for the same seed.

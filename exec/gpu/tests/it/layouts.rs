@@ -5,7 +5,7 @@ use hearth_gpu::kernels::reorder;
 use hearth_gpu::virtual_tensor::{Shape, Storage};
 use hearth_gpu::{CapabilityMask, Gpu};
 
-use crate::gpu::{alone, open};
+use crate::gpu::open_alone;
 
 /// Returns integers that f16 represents exactly, one for each element.
 fn values(shape: &Shape) -> Vec<f32> {
@@ -43,9 +43,8 @@ fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>
 
 #[test]
 fn tensors_survive_a_copy_through_every_layout() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
-    for shape in [Shape::bhwc(1, 2, 3, 5), Shape::bhwc(2, 3, 4, 9), Shape::bhwc(3, 1, 70, 64)] {
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    for shape in [Shape::new(1, 2, 3, 5), Shape::new(2, 3, 4, 9), Shape::new(3, 1, 70, 64)] {
         let shape = shape.unwrap();
         for storage in Storage::ALL {
             let (sent, back) = round_trip(&gpu, &shape, storage);

@@ -1,7 +1,7 @@
-//! Compares matmuls with the scalar oracle, in every format, layout, phase and variant.
+//! Compares GPU matmuls with scalar ones on the CPU (the oracle), in every format, layout, phase and variant.
 //!
 //! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
-//! added differs, and occasionally a quant at a tie. The bound is 1e-4 of the largest result.
+//! added differs, and occasionally the rounding of a value at a tie. The bound is 1e-4 of the largest result.
 
 use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
@@ -9,25 +9,31 @@ use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::{CapabilityMask, GpuError};
-use hearth_kernels::{KernelFormat, Matrix};
+use hearth_kernels::Matrix;
+use hearth_profiles::Format;
 use hearth_runtime::oracle;
 
-use crate::gpu::{alone, numbers, open, relative_difference};
+use crate::gpu::{alone, numbers, open, open_alone, relative_difference};
 
 /// Returns the bytes of a matrix. In quantised formats any bytes are valid weights, but the f16 scales are set to
 /// small numbers.
-pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec<u8> {
-    let row = format.row_bytes(length).unwrap();
-    let values = numbers(rows * length, seed);
-    if format == KernelFormat::F32 {
-        return bytemuck::cast_slice(&values).to_vec();
-    }
-    if format == KernelFormat::F16 {
-        return values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
-    }
-    if format == KernelFormat::Bf16 {
-        return values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
-    }
+pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
+    let row = format.row_bytes(length as u64).unwrap().0 as usize;
+    let values = numbers(rows * length, seed).into_iter();
+    // The bytes of a block, and the offsets of its scale and its minimum.
+    let (block, offsets): (usize, &[usize]) = match format {
+        Format::F32 => return values.flat_map(f32::to_le_bytes).collect(),
+        Format::F16 => {
+            return values.flat_map(|value| half::f16::from_f32(value).to_le_bytes()).collect();
+        }
+        Format::Bf16 => {
+            return values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
+        }
+        Format::Q8_0 => (34, &[0]),
+        Format::Q4_0 => (18, &[0]),
+        Format::Q4K => (144, &[0, 2]),
+        _ => (210, &[208]),
+    };
     let mut state = seed;
     let mut bytes: Vec<u8> = (0..rows * row)
         .map(|_| {
@@ -35,13 +41,6 @@ pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec
             (state >> 24) as u8
         })
         .collect();
-    // The bytes of a block, and the offsets of its scale and its minimum.
-    let (block, offsets): (usize, &[usize]) = match format {
-        KernelFormat::Q8_0 => (34, &[0]),
-        KernelFormat::Q4_0 => (18, &[0]),
-        KernelFormat::Q4K => (144, &[0, 2]),
-        _ => (210, &[208]),
-    };
     for (at, block) in bytes.chunks_exact_mut(block).enumerate() {
         for offset in offsets {
             let scale = half::f16::from_f32(0.01 + 0.001 * (at % 7) as f32);
@@ -54,7 +53,7 @@ pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec
 /// A matrix, its inputs, and the results of the oracle.
 struct Case {
     bytes: Vec<u8>,
-    format: KernelFormat,
+    format: Format,
     rows: usize,
     length: usize,
     input: Vec<f32>,
@@ -62,7 +61,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(format: KernelFormat, rows: usize, length: usize, tokens: usize) -> Case {
+    fn new(format: Format, rows: usize, length: usize, tokens: usize) -> Case {
         let bytes = bytes(format, rows, length, 7);
         let input = numbers(tokens * length, 3);
         let mut case = Case { bytes, format, rows, length, input, expected: Vec::new() };
@@ -75,7 +74,6 @@ impl Case {
         Matrix { format: self.format, length: self.length, rows: self.rows, bytes: &self.bytes }
     }
 
-    /// Runs the matmul on the GPU. Returns its results, or with `integers` the integer sums of each block.
     fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, integers: bool) -> Vec<T> {
         let matrix = GpuMatrix::upload(gpu, self.matrix(), tiling).unwrap();
         run_matmul(gpu, &matrix, &self.input, phase, integers)
@@ -102,6 +100,12 @@ pub fn run_matmul<T: bytemuck::Pod>(
     gpu.read(&out, (out.bytes() / 4) as usize).unwrap()
 }
 
+/// Returns the mask of a device without optional capabilities.
+pub fn plain_mask() -> CapabilityMask {
+    let mask = CapabilityMask::default();
+    CapabilityMask { no_packed_dot: true, no_subgroups: true, no_shader_f16: true, ..mask }
+}
+
 /// Returns the masks of the tested variants, with their descriptions.
 pub fn masks() -> [(CapabilityMask, &'static str); 5] {
     let all = CapabilityMask::default();
@@ -110,14 +114,11 @@ pub fn masks() -> [(CapabilityMask, &'static str); 5] {
         (CapabilityMask { no_packed_dot: true, ..all }, "no packed dot products"),
         (CapabilityMask { no_shader_f16: true, ..all }, "no half precision"),
         (CapabilityMask { no_subgroups: true, ..all }, "no subgroups"),
-        (
-            CapabilityMask { no_packed_dot: true, no_subgroups: true, no_shader_f16: true, ..all },
-            "no optional capabilities",
-        ),
+        (plain_mask(), "no optional capabilities"),
     ]
 }
 
-/// Returns all candidates of tuning if the mask disables nothing, otherwise one tiling of each layout.
+/// Returns all tilings that tuning compares if the mask disables nothing, otherwise one tiling of each layout.
 pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
     let all = candidates(gpu.capabilities());
     assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
@@ -129,10 +130,9 @@ fn matmuls_equal_the_oracle_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for packed in PackedFormat::ALL {
+        for (packed, format) in PackedFormat::OF_FILE {
             // Rows and tokens that do not fill a tile.
-            let [one, many] =
-                [1, 37].map(|tokens| Case::new(packed.file_format().unwrap(), 100, 768, tokens));
+            let [one, many] = [1, 37].map(|tokens| Case::new(format, 100, 768, tokens));
             let mut worst = [0.0f32; 2];
             for tiling in tilings(&gpu, mask) {
                 worst[0] = worst[0].max(one.check(&gpu, Phase::Decode, tiling, what));
@@ -145,13 +145,10 @@ fn matmuls_equal_the_oracle_in_every_variant() {
 
 #[test]
 fn batches_of_every_size_equal_the_oracle() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else {
-        return;
-    };
-    for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
-            let case = Case::new(packed.file_format().unwrap(), 100, 512, tokens);
+            let case = Case::new(format, 100, 512, tokens);
             for tiling in Tiling::DEFAULT.for_batch_sizes() {
                 case.check(&gpu, Phase::Prefill, tiling, "a batch");
             }
@@ -161,29 +158,27 @@ fn batches_of_every_size_equal_the_oracle() {
 
 #[test]
 fn long_rows_are_quantised_in_chunks() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
-    for packed in [PackedFormat::Q8_0, PackedFormat::Q4K, PackedFormat::F16] {
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         // 128 threads quantise 4096 inputs at once; the last chunk is not full.
-        let case = Case::new(packed.file_format().unwrap(), 8, 4096 * 2 + 512, 1);
+        let case = Case::new(format, 8, 4096 * 2 + 512, 1);
         case.check(&gpu, Phase::Decode, Tiling::DEFAULT, "long rows");
     }
 }
 
 #[test]
 fn matrix_larger_than_a_binding_is_split() {
-    let _alone = alone();
     let mask = CapabilityMask { max_binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
-    let Some(gpu) = open(mask) else { return };
-    for packed in [PackedFormat::Q8_0, PackedFormat::Q6K] {
-        let [one, many] = [1, 5].map(|tokens| Case::new(packed.file_format().unwrap(), 1000, 512, tokens));
+    let Some((_alone, gpu)) = open_alone(mask) else { return };
+    for format in [Format::Q8_0, Format::Q6K] {
+        let [one, many] = [1, 5].map(|tokens| Case::new(format, 1000, 512, tokens));
         let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::DEFAULT).unwrap().parts.len();
         assert!(parts > 1, "{parts} parts");
         one.check(&gpu, Phase::Decode, Tiling::DEFAULT, "split");
         many.check(&gpu, Phase::Prefill, Tiling::DEFAULT, "split");
     }
     // Not even the rows of one workgroup fit.
-    let wide = Case::new(KernelFormat::F32, 64, 4096, 1);
+    let wide = Case::new(Format::F32, 64, 4096, 1);
     let error = GpuMatrix::upload(&gpu, wide.matrix(), Tiling::DEFAULT).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
 }
@@ -193,8 +188,9 @@ fn both_phases_have_the_same_integers() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for packed in PackedFormat::ALL.into_iter().filter(|packed| packed.block_length() > 0) {
-            let case = Case::new(packed.file_format().unwrap(), 64, 1024, 1);
+        let quantised = PackedFormat::OF_FILE.into_iter().filter(|(packed, _)| packed.block_length() > 0);
+        for (_, format) in quantised {
+            let case = Case::new(format, 64, 1024, 1);
             let mut seen: Option<Vec<i32>> = None;
             for phase in [Phase::Decode, Phase::Prefill] {
                 for tiling in [Tiling::DEFAULT, Tiling::BY_OUTPUT] {
@@ -210,14 +206,13 @@ fn both_phases_have_the_same_integers() {
 
 #[test]
 fn formats_and_dimensions_without_a_kernel_are_refused() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
-    let upload = |format: KernelFormat, rows: usize, length: usize| {
-        let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let upload = |format: Format, rows: usize, length: usize| {
+        let bytes = vec![0; rows * format.row_bytes(length as u64).unwrap().0 as usize];
         GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::DEFAULT).unwrap_err()
     };
-    let error = upload(KernelFormat::Q2K, 4, 256).to_string();
+    let error = upload(Format::Q2K, 4, 256).to_string();
     assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");
-    assert!(matches!(upload(KernelFormat::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
-    assert!(matches!(upload(KernelFormat::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
+    assert!(matches!(upload(Format::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
+    assert!(matches!(upload(Format::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
 }

@@ -3,9 +3,9 @@
 //! The trained model runs with none, some and all of its layers on the GPU, teacher-forced along llama.cpp's golden
 //! tokens. Its greedy token must be the golden one wherever the margin of the logits is above 0.05. Models with
 //! random weights of every architecture must have logits within a relative RMS of 1e-4 of the oracle where
-//! activations are not quantised, the effect of another order of additions. Where they are, the bound is 2e-2: a
-//! value near a tie can be rounded differently, and random weights do not attenuate the difference. (For the same
-//! reason the executor is within 1e-2 of llama.cpp.)
+//! activations are not quantised, because floats are added in another order. Where they are quantised, the bound is
+//! 2e-2: a value near a tie can be rounded differently, and random weights do not attenuate the difference. (For the
+//! same reason the executor is within 1e-2 of llama.cpp.)
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,21 +27,33 @@ use hearth_runtime::{
 };
 use serde_json::Value;
 
-use crate::gpu::{alone, open};
+use crate::gpu::{alone, open, open_alone};
+use crate::matmuls::plain_mask;
+
+/// The caches of one short sequence.
+pub const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+
+/// Returns `count` arbitrary tokens, different for each seed.
+pub fn arbitrary_tokens(count: u32, seed: u32) -> Vec<u32> {
+    (0..count).map(|at| (at * 37 + 11 + seed * 101) % 512).collect()
+}
 
 pub fn cpu() -> Cpu {
     Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 }).unwrap()))
 }
 
-/// Returns a GPU backend, and the list that collects its warnings.
-pub fn gpu_backend(
-    gpu: &Arc<Gpu>,
-    options: BackendOptions,
-    upload: UploadOptions,
-) -> (GpuBackend, Arc<Mutex<Vec<String>>>) {
-    let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
+pub type Warnings = Arc<Mutex<Vec<String>>>;
+
+/// Returns a sink of warnings, and the list that collects them.
+pub fn warning_sink() -> (WarningSink, Warnings) {
+    let warnings = Warnings::default();
     let pushed = warnings.clone();
-    let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
+    (Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned())), warnings)
+}
+
+/// Returns a GPU backend and its warnings.
+pub fn gpu_backend(gpu: &Arc<Gpu>, options: BackendOptions, upload: UploadOptions) -> (GpuBackend, Warnings) {
+    let (sink, warnings) = warning_sink();
     (GpuBackend::new(gpu.clone(), upload, options, sink).unwrap(), warnings)
 }
 
@@ -72,7 +84,7 @@ struct Model {
     windows: Vec<Range<u32>>,
     /// Number of cached positions.
     length: u32,
-    warnings: Arc<Mutex<Vec<String>>>,
+    warnings: Warnings,
 }
 
 impl Model {
@@ -99,6 +111,12 @@ impl Model {
         }
         self.length += tokens.len() as u32;
         hidden
+    }
+
+    /// Runs a pass and returns the logits of its tokens, computed on the CPU.
+    fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let hidden = self.pass(tokens);
+        self.input_output.logits(&hidden).unwrap()
     }
 
     /// Runs a pass and returns the logits of its last token.
@@ -131,25 +149,20 @@ pub fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-/// Maximum margin of a near tie, whose token is not checked.
+/// Maximum difference of the two largest logits in a near tie, whose token is not checked.
 const NEAR_TIE: f64 = 0.05;
 
 /// The greedy token of a model at one position of the golden tokens.
 pub struct Step {
-    chosen: u32,
-    expected: u32,
+    /// Whether the greedy token is the golden one.
+    pub is_golden: bool,
     margin: f64,
 }
 
 impl Step {
-    /// Whether the golden token is not a near tie.
+    /// Whether the margin of the golden token is above [`NEAR_TIE`], so that the token must be generated.
     pub fn is_clear(&self) -> bool {
         self.margin > NEAR_TIE
-    }
-
-    /// Whether the greedy token is the golden token.
-    pub fn is_golden(&self) -> bool {
-        self.chosen == self.expected
     }
 }
 
@@ -157,7 +170,7 @@ impl Step {
 /// forcing.
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
-    let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
+    let cache = CacheOptions { context: 256, format: CacheFormat::F32, ..CACHE };
     let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
     let mut steps = Vec::new();
     for run in golden(file) {
@@ -166,7 +179,8 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
         for (expected, margin) in
             tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
         {
-            steps.push(Step { chosen: greedy(&logits), expected, margin: margin.as_f64().unwrap() });
+            let is_golden = greedy(&logits) == expected;
+            steps.push(Step { is_golden, margin: margin.as_f64().unwrap() });
             logits = model.step(&[expected]);
         }
     }
@@ -174,26 +188,25 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
     steps
 }
 
-fn check(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
-    let steps = teacher_forced(gpu, file, on_gpu, Tiling::DEFAULT.into());
-    for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_clear()) {
-        assert!(step.is_golden(), "{file} {on_gpu:?}, token {number}, margin {}", step.margin);
-    }
-    let (checked, all) = (steps.iter().filter(|step| step.is_clear()).count(), steps.len());
-    println!("{file}, layers {on_gpu:?} on the GPU: {checked} of {all} steps checked");
-    assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few");
-}
-
 #[test]
 fn trained_model_generates_the_golden_tokens() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let all = std::slice::from_ref(&(0..8));
-    check(&gpu, "psalm-7m-q4_k.gguf", &[]);
-    check(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
-    check(&gpu, "psalm-7m-q4_k.gguf", all);
-    check(&gpu, "psalm-7m-q8_0.gguf", all);
-    check(&gpu, "psalm-7m-f16.gguf", all);
+    for (file, on_gpu) in [
+        ("psalm-7m-q4_k.gguf", &[][..]),
+        ("psalm-7m-q4_k.gguf", &[0..2, 4..7]),
+        ("psalm-7m-q4_k.gguf", all),
+        ("psalm-7m-q8_0.gguf", all),
+        ("psalm-7m-f16.gguf", all),
+    ] {
+        let steps = teacher_forced(&gpu, file, on_gpu, Tiling::DEFAULT.into());
+        for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_clear()) {
+            assert!(step.is_golden, "{file} {on_gpu:?}, token {number}, margin {}", step.margin);
+        }
+        let (checked, all) = (steps.iter().filter(|step| step.is_clear()).count(), steps.len());
+        println!("{file}, layers {on_gpu:?} on the GPU: {checked} of {all} steps checked");
+        assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few");
+    }
 }
 
 pub fn gpu_layers(
@@ -204,8 +217,9 @@ pub fn gpu_layers(
     cache: CacheOptions,
     upload: impl Into<UploadOptions>,
 ) -> Result<GpuLayers, GpuError> {
-    let progress = UploadProgress::default();
-    GpuLayers::new(gpu.clone(), weights.clone(), layers, output, cache, upload.into(), &progress)
+    let windows = std::slice::from_ref(&layers);
+    let part = BackendOptions { output_on_gpu: output, ..backend_options(weights, windows, windows, cache) };
+    GpuLayers::new(gpu.clone(), &part, upload.into())
 }
 
 /// Returns a small model with random weights.
@@ -214,7 +228,6 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     options.quant = quant.parse().unwrap();
     options.gain = 0.5;
     options.rope_frequencies = architecture == Architecture::Llama;
-    let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
     options.shape = ModelShape {
         architecture,
         layers: Layers(4),
@@ -226,7 +239,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         value_length: 128,
         vocab_size: 512,
         context_length: 40,
-        tied_embeddings: gemma,
+        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
     };
     let file = tempfile::NamedTempFile::new().unwrap();
     synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
@@ -239,7 +252,7 @@ pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
     off / rms(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
-/// Returns the rows of all tokens before the first and after the last layer, computed by the oracle in one pass.
+/// Returns the hidden rows of all tokens before the first and after the last layer, by one pass of the oracle.
 pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
@@ -259,31 +272,19 @@ fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<
 #[test]
 fn logits_of_every_architecture_equal_those_of_the_oracle() {
     let _alone = alone();
-    let plain = CapabilityMask {
-        no_packed_dot: true,
-        no_subgroups: true,
-        no_shader_f16: true,
-        ..CapabilityMask::default()
-    };
-    let [Some(full), Some(plain)] = [CapabilityMask::default(), plain].map(open) else {
-        return;
-    };
-    let (tokens, upload): (Vec<u32>, UploadOptions) =
-        ((0..39).map(|at| (at * 37 + 11) % 512).collect(), Tiling::DEFAULT.into());
+    let [Some(full), Some(plain)] = [CapabilityMask::default(), plain_mask()].map(open) else { return };
+    let (tokens, upload) = (arbitrary_tokens(39, 0), Tiling::DEFAULT.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
     for (index, &architecture) in Architecture::ALL.iter().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
             for format in [CacheFormat::F16, CacheFormat::F32] {
-                let cache = CacheOptions { context: 40, format, sequences: 1 };
+                let cache = CacheOptions { format, ..CACHE };
                 let expected = expected(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
                 // A batch, single tokens, and another batch: earlier positions are in the cache.
-                let mut own = Vec::new();
-                for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
-                    let hidden = model.pass(part);
-                    own.extend(model.input_output.logits(&hidden).unwrap());
-                }
+                let passes = [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]];
+                let own: Vec<f32> = passes.iter().flat_map(|tokens| model.logits(tokens)).collect();
                 let off = relative_rms(&own, &expected);
                 println!("{architecture} {quant} {format:?}: relative RMS {off:.1e}");
                 let bound = if matches!(quant, "f16" | "f32") { 1e-4 } else { 2e-2 };
@@ -293,70 +294,51 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
     }
 }
 
-/// Makes the GPU fail after two passes. Checks that all rows equal those of the oracle, and that one warning names
-/// the failure.
-fn check_fallback(failure: impl Fn(&Gpu), message: &str) {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+type Failure = fn(&Gpu);
+
+#[test]
+fn run_continues_when_the_gpu_fails() {
     let weights = synthetic(Architecture::Llama, "q4_k");
-    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
-    let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
-    let expected = expected(&weights, &tokens, cache);
-    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache, Tiling::DEFAULT.into());
-    assert_eq!(model.stage.backend_name(), "gpu");
-    let mut own = Vec::new();
-    for (number, part) in
-        [&tokens[..12], &tokens[12..13], &tokens[13..14], &tokens[14..]].into_iter().enumerate()
-    {
-        if number == 2 {
-            failure(&gpu);
-        }
-        let hidden = model.pass(part);
-        own.extend(model.input_output.logits(&hidden).unwrap());
+    let tokens = arbitrary_tokens(30, 0);
+    let expected = expected(&weights, &tokens, CACHE);
+    let failures: [(Failure, &str); 3] = [
+        (Gpu::destroy, "the GPU was lost"),
+        (|gpu| gpu.set_deadline(Duration::ZERO), "the GPU did not finish a copy from the GPU"),
+        // Not even the download of the next row can be allocated.
+        (|gpu| gpu.set_memory_limit(gpu.memory_used()), "has too little memory for a copy from the GPU"),
+    ];
+    for (failure, message) in failures {
+        let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+        let (windows, upload) = ([0..2, 2..4], Tiling::DEFAULT.into());
+        let mut model = Model::new(&gpu, &weights, &windows, &[0..1, 2..4], CACHE, upload);
+        assert_eq!(model.stage.backend_name(), "gpu");
+        let mut own = model.logits(&tokens[..12]);
+        own.extend(model.logits(&tokens[12..13]));
+        failure(&gpu);
+        own.extend(model.logits(&tokens[13..14]));
+        own.extend(model.logits(&tokens[14..]));
+        assert!(relative_rms(&own, &expected) < 1e-2, "{message}");
+        assert_eq!(model.stage.backend_name(), "gpu lost");
+        let warnings = model.warnings.lock().unwrap();
+        assert!(warnings.len() == 1 && warnings[0].contains(message), "{message}: {warnings:?}");
     }
-    assert!(relative_rms(&own, &expected) < 1e-2);
-    assert_eq!(model.stage.backend_name(), "gpu lost");
-    let warnings = model.warnings.lock().unwrap();
-    assert!(warnings.len() == 1 && warnings[0].contains(message), "{warnings:?}");
-}
-
-#[test]
-fn run_continues_when_the_gpu_is_lost() {
-    check_fallback(Gpu::destroy, "the GPU was lost");
-}
-
-#[test]
-fn run_continues_when_the_gpu_times_out() {
-    check_fallback(|gpu| gpu.set_deadline(Duration::ZERO), "the GPU did not finish a copy from the GPU");
-}
-
-#[test]
-fn run_continues_when_the_gpu_is_out_of_memory() {
-    // Not even the download of the next row can be allocated.
-    check_fallback(
-        |gpu| gpu.set_memory_limit(gpu.memory_used()),
-        "has too little memory for a copy from the GPU",
-    );
 }
 
 #[test]
 fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
     let _alone = alone();
     let weights = synthetic(Architecture::Llama, "q8_0");
-    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
-    let fits = |bytes: u64| {
+    let upload = |bytes: u64| {
         let gpu = open(CapabilityMask { max_memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
-        let made = gpu_layers(&gpu, &weights, 0..4, true, cache, Tiling::DEFAULT);
+        let layers = gpu_layers(&gpu, &weights, 0..4, true, CACHE, Tiling::DEFAULT);
         assert!(gpu.memory_limit() <= Some(bytes));
-        let taken = gpu.memory_used();
-        Some(made.map(|layers| (layers, taken)).map_err(|error| (error, taken)))
+        Some((layers, gpu.memory_used()))
     };
-    let Some(made) = fits(1 << 30) else { return };
-    let (layers, taken) = made.unwrap();
-    let [weight_bytes, cache_bytes] = layers.bytes();
+    let Some((layers, taken)) = upload(1 << 30) else { return };
+    let [weight_bytes, cache_bytes] = layers.unwrap().bytes();
     assert!(taken > weight_bytes + cache_bytes, "{taken} of {weight_bytes} and {cache_bytes}");
-    drop(layers);
-    let (error, left) = fits(taken / 2).unwrap().map(drop).unwrap_err();
+    let (layers, left) = upload(taken / 2).unwrap();
+    let error = layers.unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
     assert!(error.to_string().contains("fewer layers"), "{error}");
     assert_eq!(left, 0);
@@ -364,15 +346,13 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
 
 #[test]
 fn upload_reports_its_progress() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
     let progress = UploadProgress::new(move |done, total| sink.lock().unwrap().push((done, total)));
-    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let whole = std::slice::from_ref(&(0..4));
-    let part = BackendOptions { progress, ..backend_options(&weights, whole, whole, cache) };
+    let part = BackendOptions { progress, ..backend_options(&weights, whole, whole, CACHE) };
     drop(gpu_backend(&gpu, part, Tiling::DEFAULT.into()));
     let reports = reports.lock().unwrap();
     // Seven matrices per layer, and the output matrix.
@@ -383,22 +363,19 @@ fn upload_reports_its_progress() {
 
 #[test]
 fn cache_larger_than_a_binding_is_refused() {
-    let _alone = alone();
     let mask = CapabilityMask { max_binding_bytes: Some(1 << 20), ..CapabilityMask::default() };
-    let Some(gpu) = open(mask) else { return };
+    let Some((_alone, gpu)) = open_alone(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
-        let cache = CacheOptions { context, format: CacheFormat::F32, sequences: 1 };
+        let cache = CacheOptions { context, format: CacheFormat::F32, ..CACHE };
         gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::DEFAULT)
     };
     // Three heads of dimension 64 (keys) or 128 (values).
     assert!(made(512).is_ok());
     let error = made(1024).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
-    assert!(
-        error.to_string().contains("key-value cache") && error.to_string().contains("`context`"),
-        "{error}"
-    );
+    let text = error.to_string();
+    assert!(text.contains("key-value cache") && text.contains("`context`"), "{text}");
     // Kernels index a cache with 32 bits.
     let error = made(1 << 30).unwrap_err().to_string();
     assert!(error.contains("32 bits"), "{error}");
@@ -408,7 +385,7 @@ fn cache_larger_than_a_binding_is_refused() {
 fn shared_memory_is_counted_once() {
     let _alone = alone();
     let weights = synthetic(Architecture::Llama, "q8_0");
-    let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
+    let cache = CacheOptions { context: 4000, format: CacheFormat::F32, ..CACHE };
     let taken = |owned: Range<u32>| {
         let gpu = open(CapabilityMask::default())?;
         let part = backend_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);

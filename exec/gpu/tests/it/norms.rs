@@ -4,9 +4,7 @@
 
 use hearth_gpu::Gpu;
 use hearth_gpu::device::{Params, Tensor};
-use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::norm::NormKernel;
-use hearth_gpu::virtual_tensor::Storage;
 
 use crate::gpu::{alone, numbers, open, relative_difference};
 use crate::matmuls::masks;
@@ -41,9 +39,7 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
         adds_change: true,
         normalises_change: true,
         normalises_hidden: true,
-        hidden: Storage::Linear,
-        storage: Storage::Linear,
-        variant: Variant::of(gpu.capabilities()),
+        capabilities: gpu.capabilities(),
     };
     let params = gpu.params().unwrap();
     gpu.write(&params, &[Params::pass(TOKENS as u32, 0)]).unwrap();

@@ -2,11 +2,11 @@
 //!
 //! The trained model runs on a ring of one device, along its golden tokens.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hearth_gpu::backend::GpuBackend;
 use hearth_gpu::kernels::matmul::Tiling;
-use hearth_gpu::{CapabilityMask, Gpu, WarningSink};
+use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
 use hearth_ring::execution::{Outbox, StageRunner};
@@ -14,12 +14,10 @@ use hearth_runtime::sampler::greedy;
 use hearth_runtime::{BackendFactory, UploadProgress};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Kind, Record, Resource};
 
-use crate::gpu::{alone, open};
-use crate::models::{golden, models, tokens};
+use crate::gpu::open_alone;
+use crate::models::{Warnings, golden, models, tokens, warning_sink};
 
 const FILE: &str = "psalm-7m-q8_0.gguf";
 
@@ -27,7 +25,7 @@ const FILE: &str = "psalm-7m-q8_0.gguf";
 struct Ring {
     model: LocalModel,
     runner: Option<StageRunner>,
-    warnings: Arc<Mutex<Vec<String>>>,
+    warnings: Warnings,
     /// The prompt followed by the golden tokens.
     all_tokens: Vec<u32>,
     /// Number of tokens in the prompt.
@@ -36,9 +34,7 @@ struct Ring {
 
 impl Ring {
     fn new(gpu: &Arc<Gpu>) -> Ring {
-        let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
-        let pushed = warnings.clone();
-        let sink: WarningSink = Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned()));
+        let (sink, warnings) = warning_sink();
         let gpu = gpu.clone();
         let backend_factory = BackendFactory::new(move |options| {
             let open = || gpu.check_not_lost().map(|()| gpu.clone());
@@ -95,8 +91,7 @@ fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
 
 #[test]
 fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
@@ -118,8 +113,7 @@ fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
 
 #[test]
 fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);

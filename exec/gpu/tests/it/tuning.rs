@@ -6,12 +6,11 @@ use hearth_gpu::{CapabilityMask, measure};
 use hearth_profiles::measure::Effort;
 use hearth_profiles::{Bytes, Format, Sourced};
 
-use crate::gpu::{alone, open};
+use crate::gpu::open_alone;
 
 #[test]
 fn fastest_candidate_is_stored_for_the_adapter() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let timed = tuning::measure(&gpu).unwrap();
     assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
@@ -30,8 +29,7 @@ fn fastest_candidate_is_stored_for_the_adapter() {
 
 #[test]
 fn measured_profile_has_all_values_of_a_device_document() {
-    let _alone = alone();
-    let Some(gpu) = open(CapabilityMask::default()) else { return };
+    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
     let formats = [Format::Q4K, Format::F16, Format::Q2K];
     let profile =

@@ -119,7 +119,7 @@ fn q4_1(block: &BlockQ4_1) -> __m256i {
     nibbles(&block.quants)
 }
 
-/// Unpacks q - 16: where the fifth bit is clear, the four bits above the nibble are set.
+/// Unpacks q - 16. Where the fifth bit is clear, setting the four bits above the nibble subtracts 16 from it.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn q5_0(block: &BlockQ5_0) -> __m256i {
@@ -170,7 +170,6 @@ fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
     _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
 }
 
-/// Returns the sums of four registers, as floats.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {

@@ -1,14 +1,14 @@
-//! Dot products of F32, F16 and BF16 weights with plain activations, in AVX2.
+//! Dot products of F32, F16 and BF16 weights with f32 activations, in AVX2.
 //!
-//! The 32 lanes of [`super::super`] are four registers of eight lanes. Attention over f16 keys and values is here
-//! too.
+//! The 32 lanes of a sum (see [`super::super`]) are four registers of eight lanes. Attention over f16 keys and values
+//! is here too.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{load_unsigned, per_token, prefetch};
+use super::{load, load_half, per_token, prefetch};
 use crate::attention::attention_f16;
 use crate::blocks::bf16;
 
@@ -23,17 +23,14 @@ fn load_floats(values: &[f32; 8]) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn widen(halves: &[u8; 16]) -> __m256 {
-    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
+    _mm256_cvtph_ps(load_half(halves))
 }
 
-/// Converts eight BF16 values to f32, whose upper halves they are.
+/// Converts eight BF16 values to f32. A BF16 value is the upper half of its f32.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn upper(halves: &[u8; 16]) -> __m256 {
-    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
-    let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
-    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load_half(halves))))
 }
 
 /// Sums the 32 lanes in tree order, after adding the products of the remaining elements (fewer than 32).
@@ -60,11 +57,10 @@ fn tree_sum(lanes: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
-/// Loads eight F32 weights.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn plain(bytes: &[u8; 32]) -> __m256 {
-    _mm256_castsi256_ps(load_unsigned(bytes))
+    _mm256_castsi256_ps(load(bytes))
 }
 
 /// Defines dot products of float weights, given the bytes of a weight, the function that loads eight weights, and the

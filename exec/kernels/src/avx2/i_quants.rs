@@ -3,28 +3,19 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::k_quants::{dots256, pairs};
-use super::{
-    half_bits, iq4_values, load, load_sums, lowest, nibbles, one_sum, per_token, prefetch, signed, unsigned,
-};
+use super::k_quants::{Loaded, dots256, pairs, subtract_offset};
+use super::{half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, unsigned};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock, blocks};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, finish_iq4_xs;
-    dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, finish_iq1_s;
+    dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, subtract_offset;
 }
 
 struct LoadedIq4Xs {
     scale: f32,
     scales: [i16; 8],
-}
-
-struct LoadedIq1S {
-    scale: f32,
-    scales: [u8; 8],
-    /// The factor of each sum of 16 activations that is subtracted; i16.
-    subtracted: __m256i,
 }
 
 #[inline]
@@ -52,7 +43,7 @@ fn finish_iq4_xs(loaded: &LoadedIq4Xs, total: __m256i, _sums: __m256i, scale: f3
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load_iq1_s(block: &BlockIq1S) -> LoadedIq1S {
+fn load_iq1_s(block: &BlockIq1S) -> Loaded<[u8; 8]> {
     let (mut scales, mut offsets) = ([0; 8], [0; 8]);
     for (sub_block, (scale, offset)) in scales.iter_mut().zip(&mut offsets).enumerate() {
         *scale = block.sub_scale(sub_block);
@@ -60,20 +51,14 @@ fn load_iq1_s(block: &BlockIq1S) -> LoadedIq1S {
         *offset = *scale * block.offset(sub_block);
     }
     let subtracted = pairs(u64::from_le_bytes(offsets));
-    LoadedIq1S { scale: 0.125 * half_bits(block.scale_bits()), scales, subtracted }
+    let scale = 0.125 * half_bits(block.scale_bits());
+    Loaded { scale, minimum: 0.0, scales, subtracted, high_bits: _mm256_setzero_si256() }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &LoadedIq1S) -> (__m256i, __m256i) {
+fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &Loaded<[u8; 8]>) -> (__m256i, __m256i) {
     let row = |at: usize| block.row(4 * G + at) as i64;
     let weights = _mm256_set_epi64x(row(3), row(2), row(1), row(0));
     (weights, _mm256_set1_epi16(i16::from(loaded.scales[G])))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn finish_iq1_s(loaded: &LoadedIq1S, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
-    let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
-    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }

@@ -7,9 +7,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{
-    half_bits, load, load_sums, load_unsigned, lowest, one_sum, per_token, prefetch, two_sums, unsigned,
-};
+use super::{half_bits, load, load_half, lowest, one_sum, per_token, prefetch, two_sums, unsigned};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
 
@@ -21,7 +19,7 @@ pub(super) fn pairs(bytes: u64) -> __m256i {
     _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
 }
 
-/// Returns [`pairs`] in memory: a broadcast from memory does not use the shuffle port, which the kernel needs.
+/// Returns [`pairs`] as an array: broadcasts from memory leave the shuffle port free, which the kernel needs.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn stored_pairs(bytes: u64) -> [u32; 8] {
@@ -52,7 +50,7 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         }
         let mut totals = [_mm256_setzero_si256(); T];
         for (run, bytes) in block.quants.as_chunks::<32>().0.iter().enumerate() {
-            let bytes = load_unsigned(bytes);
+            let bytes = load(bytes);
             let low = _mm256_and_si256(bytes, low_bits);
             let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_bits);
             let low_scale = _mm256_set1_epi32(scale_pairs[2 * run] as i32);
@@ -68,7 +66,7 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         }
         for t in 0..T {
             let factors = (scale * scales[t][at], minimum * scales[t][at]);
-            dots[t] = with_minima(factors, totals[t], load_sums(&sums[t][at]), minima, dots[t]);
+            dots[t] = with_minima(factors, totals[t], load(&sums[t][at]), minima, dots[t]);
         }
     }
     lowest(dots)
@@ -99,9 +97,7 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         prefetch(block);
-        // SAFETY: an unaligned load of the 16 scales.
-        let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
-        let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
+        let wide_scales = _mm256_cvtepi8_epi16(load_half(&block.scales)); // [16] i16
         let mut activations = [&quants[0][at]; T];
         for t in 1..T {
             activations[t] = &quants[t][at];
@@ -109,8 +105,8 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         let mut totals = [_mm256_setzero_si256(); T];
         for (part, half_scales) in twice(wide_scales).into_iter().enumerate() {
             let low = block.low_bits.as_chunks::<32>().0;
-            let (low0, low1) = (load_unsigned(&low[2 * part]), load_unsigned(&low[2 * part + 1]));
-            let high = load_unsigned(&block.high_bits.as_chunks::<32>().0[part]);
+            let (low0, low1) = (load(&low[2 * part]), load(&low[2 * part + 1]));
+            let high = load(&block.high_bits.as_chunks::<32>().0[part]);
             let group = [
                 (low0, _mm256_slli_epi16::<4>(high)),
                 (low1, _mm256_slli_epi16::<2>(high)),
@@ -131,7 +127,7 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         }
         let scale = half_bits(block.scale_bits());
         for t in 0..T {
-            let offset = _mm256_madd_epi16(load_sums(&sums[t][at]), wide_scales);
+            let offset = _mm256_madd_epi16(load(&sums[t][at]), wide_scales);
             let total = _mm256_sub_epi32(totals[t], _mm256_slli_epi32::<5>(offset));
             dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(total), dots[t]);
         }
@@ -170,7 +166,7 @@ macro_rules! dots256 {
                     }
                 )+
                 for t in 0..T {
-                    dots[t] = $finish(&loaded, totals[t], load_sums(&sums[t][at]), scales[t][at], dots[t]);
+                    dots[t] = $finish(&loaded, totals[t], load(&sums[t][at]), scales[t][at], dots[t]);
                 }
             }
             lowest(dots)
@@ -180,34 +176,27 @@ macro_rules! dots256 {
 pub(super) use dots256;
 
 dots256! {
-    dot_q2_k: BlockQ2K, load_q2_k, group_q2_k, unsigned, subtract_minima16;
-    dot_q3_k: BlockQ3K, load_q3_k, group_q3_k, unsigned, subtract_offset16;
-    dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima32;
+    dot_q2_k: BlockQ2K, load_q2_k, group_q2_k, unsigned, subtract_minima;
+    dot_q3_k: BlockQ3K, load_q3_k, group_q3_k, unsigned, subtract_offset;
+    dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima;
 }
 
-/// The scales and high bits of a block with sub-blocks of 16 weights.
-struct Loaded16 {
-    scale: f32,
-    minimum: f32,
-    /// For each half of the block, its eight scales, twice; i16.
-    scales: [__m256i; 2],
-    /// The factor of each sum of 16 activations that is subtracted; i16.
-    subtracted: __m256i,
+/// The scales and high bits of a block.
+pub(super) struct Loaded<Scales> {
+    pub(super) scale: f32,
+    pub(super) minimum: f32,
+    pub(super) scales: Scales,
+    /// The i16 factors of the sums of 16 activations; the products are subtracted from the sum of the block.
+    pub(super) subtracted: __m256i,
     /// The high bits of the weights: bit g of each byte belongs to group g.
-    high_bits: __m256i,
+    pub(super) high_bits: __m256i,
 }
 
-/// The scales and high bits of a block with sub-blocks of 32 weights.
-struct Loaded32 {
-    scale: f32,
-    minimum: f32,
-    /// The scales as pairs of i16, see [`pairs`].
-    scale_pairs: [u32; 8],
-    /// The factor of each sum of 16 activations that is subtracted; i16.
-    subtracted: __m256i,
-    /// The high bits of the weights: bit g of each byte belongs to group g.
-    high_bits: __m256i,
-}
+/// Sub-blocks of 16 weights: for each half of the block, a register with its eight i16 scales twice.
+type Loaded16 = Loaded<[__m256i; 2]>;
+
+/// Sub-blocks of 32 weights: the eight scales, each as a pair of equal i16, see [`pairs`].
+type Loaded32 = Loaded<[u32; 8]>;
 
 /// Shifts bit `from` of every byte to bit `to`. The caller must mask out bits that cross into other bytes.
 #[inline]
@@ -246,20 +235,19 @@ fn two_halves(bits: u32) -> (f32, f32) {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load_q2_k(block: &BlockQ2K) -> Loaded16 {
-    // SAFETY: an unaligned load of the 16 bytes that the array has.
-    let packed = unsafe { _mm_loadu_si128(block.packed.as_ptr().cast()) };
+    let packed = load_half(&block.packed);
     let low_bits = _mm_set1_epi8(15);
     let scales = _mm256_cvtepu8_epi16(_mm_and_si128(packed, low_bits));
     let minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), low_bits));
     let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
     let high = _mm256_setzero_si256();
-    Loaded16 { scale, minimum, scales: twice(scales), subtracted: minima, high_bits: high }
+    Loaded { scale, minimum, scales: twice(scales), subtracted: minima, high_bits: high }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn group_q2_k<const G: usize>(block: &BlockQ2K, loaded: &Loaded16) -> (__m256i, __m256i) {
-    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let bytes = load(&block.quants.as_chunks::<32>().0[G / 4]);
     let weights = _mm256_and_si256(shifted(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
     (weights, spread::<G>(loaded))
 }
@@ -267,18 +255,16 @@ fn group_q2_k<const G: usize>(block: &BlockQ2K, loaded: &Loaded16) -> (__m256i, 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
-    let scales = block.scales();
-    // SAFETY: an unaligned load of the 16 bytes that the array has.
-    let scales = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(scales.as_ptr().cast()) });
+    let scales = _mm256_cvtepi8_epi16(load_half(&block.scales()));
     let subtracted = _mm256_slli_epi16::<2>(scales);
-    let (scale, high) = (half_bits(block.scale_bits()), load_unsigned(&block.high_bits));
-    Loaded16 { scale, minimum: 0.0, scales: twice(scales), subtracted, high_bits: high }
+    let (scale, high) = (half_bits(block.scale_bits()), load(&block.high_bits));
+    Loaded { scale, minimum: 0.0, scales: twice(scales), subtracted, high_bits: high }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, __m256i) {
-    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let bytes = load(&block.quants.as_chunks::<32>().0[G / 4]);
     let low = _mm256_and_si256(shifted(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
     let third = _mm256_and_si256(shifted(loaded.high_bits, G as i32, 2), _mm256_set1_epi8(4));
     (_mm256_or_si256(low, third), spread::<G>(loaded))
@@ -289,34 +275,22 @@ fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, 
 fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
     let (scales, minima) = block.scales_and_minima();
     let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
-    let scale_pairs = stored_pairs(scales);
-    Loaded32 {
-        scale,
-        minimum,
-        scale_pairs,
-        subtracted: pairs(minima),
-        high_bits: load_unsigned(&block.high_bits),
-    }
+    let (scales, high_bits) = (stored_pairs(scales), load(&block.high_bits));
+    Loaded { scale, minimum, scales, subtracted: pairs(minima), high_bits }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, __m256i) {
-    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 2]);
+    let bytes = load(&block.quants.as_chunks::<32>().0[G / 2]);
     let low = _mm256_and_si256(shifted(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
     let fifth = _mm256_and_si256(shifted(loaded.high_bits, G as i32, 4), _mm256_set1_epi8(16));
-    (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scale_pairs[G] as i32))
+    (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scales[G] as i32))
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn subtract_minima16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
-    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+fn subtract_minima<S>(loaded: &Loaded<S>, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
     with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
 }
 
@@ -336,9 +310,16 @@ fn with_minima(
     _mm_fnmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dot)
 }
 
+/// Adds `scale * (total - sums times factors)` of a block to `dot`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn subtract_offset16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+pub(super) fn subtract_offset<S>(
+    loaded: &Loaded<S>,
+    total: __m256i,
+    sums: __m256i,
+    scale: f32,
+    dot: __m128,
+) -> __m128 {
     let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
     _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }

@@ -22,24 +22,27 @@ pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
 pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
+use bytemuck::Pod;
+
 use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load(bytes: &[i8; 32]) -> __m256i {
+pub(super) fn load<T: Pod>(values: &T) -> __m256i {
+    const { assert!(size_of::<T>() == 32, "a register has 32 bytes") };
     // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    unsafe { _mm256_loadu_si256(std::ptr::from_ref(values).cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_unsigned(bytes: &[u8; 32]) -> __m256i {
-    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+pub(super) fn load_half<T: Pod>(values: &T) -> __m128i {
+    const { assert!(size_of::<T>() == 16, "half a register has 16 bytes") };
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    unsafe { _mm_loadu_si128(std::ptr::from_ref(values).cast()) }
 }
 
-/// Converts the bits of an f16 to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn half_bits(bits: u16) -> f32 {
@@ -62,7 +65,7 @@ fn prefetch<B>(block: &B) {
     }
 }
 
-/// Returns the sums of both registers, as floats in the two lowest lanes.
+/// Returns the sum of the i32 lanes of each register, as floats in the two lowest lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn two_sums(first: __m256i, second: __m256i) -> __m128 {
@@ -71,7 +74,7 @@ fn two_sums(first: __m256i, second: __m256i) -> __m128 {
     _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
 }
 
-/// Returns the sum of a register, as a float in the lowest lane.
+/// Returns the sum of the i32 lanes of a register, as a float in the lowest lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn one_sum(values: __m256i) -> __m128 {
@@ -80,7 +83,6 @@ fn one_sum(values: __m256i) -> __m128 {
     _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
 }
 
-/// Returns the lowest lane of each register.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
@@ -91,19 +93,11 @@ fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
     lowest
 }
 
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_sums(sums: &[i16; 16]) -> __m256i {
-    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
-}
-
 /// Returns the low four bits of 16 bytes, followed by the high four bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn nibbles(bytes: &[u8; 16]) -> __m256i {
-    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
-    let low = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    let low = load_half(bytes);
     let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
@@ -112,9 +106,7 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn iq4_values(indices: __m256i) -> __m256i {
-    // SAFETY: an unaligned load of the 16 bytes that the array has.
-    let codebook = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codebook), indices)
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(&IQ4_VALUES)), indices)
 }
 
 /// Multiplies weights from 0 to 127 by activations and adds adjacent products.

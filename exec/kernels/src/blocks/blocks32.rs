@@ -1,11 +1,11 @@
-//! Blocks of 32 weights: layouts and dequantisation.
+//! Blocks of 32 weights: layouts and integers.
 //!
 //! A block has an f16 scale, in some formats an f16 minimum, and 32 integers. Four-bit integers are stored in 16
 //! bytes: the low halves are the first 16 weights, the high halves the others.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::ScaledBlock;
+use super::IntegerBlock32;
 
 /// `Q4_0`: weight = `scale * (q - 8)` with four-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -67,42 +67,22 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
 
 scaled! { BlockQ4_0, BlockQ4_1 minimum, BlockQ5_0, BlockQ5_1 minimum, BlockQ8_0 }
 
-impl BlockQ4_0 {
-    /// Returns q - 8 at `index`, -8 to 7.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> i8 {
-        nibble(&self.quants, index) as i8 - 8
-    }
+/// Implements [`IntegerBlock32`], given an expression for the integer at an index.
+macro_rules! integers {
+    ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
+        impl IntegerBlock32 for $block {
+            #[inline(always)]
+            fn quant(&self, $index: usize) -> i32 {
+                let $this = self;
+                i32::from($quant)
+            }
+        }
+    )+};
 }
-
-impl BlockQ4_1 {
-    /// Returns q at `index`, 0 to 15.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        nibble(&self.quants, index)
-    }
-}
-
-impl BlockQ5_0 {
-    /// Returns q - 16 at `index`, -16 to 15.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> i8 {
-        (nibble(&self.quants, index) | fifth(self.high_bits, index)) as i8 - 16
-    }
-}
-
-impl BlockQ5_1 {
-    /// Returns q at `index`, 0 to 31.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        nibble(&self.quants, index) | fifth(self.high_bits, index)
-    }
-}
-
-dequantised! {
-    32 BlockQ4_0: |block, index| block.scale() * f32::from(block.quant(index));
-    32 BlockQ4_1: |block, index| block.scale() * f32::from(block.quant(index)) + block.minimum();
-    32 BlockQ5_0: |block, index| block.scale() * f32::from(block.quant(index));
-    32 BlockQ5_1: |block, index| block.scale() * f32::from(block.quant(index)) + block.minimum();
-    32 BlockQ8_0: |block, index| block.scale() * f32::from(block.quants[index]);
+integers! {
+    BlockQ4_0: |block, index| nibble(&block.quants, index) as i8 - 8;
+    BlockQ4_1: |block, index| nibble(&block.quants, index);
+    BlockQ5_0: |block, index| (nibble(&block.quants, index) | fifth(block.high_bits, index)) as i8 - 16;
+    BlockQ5_1: |block, index| nibble(&block.quants, index) | fifth(block.high_bits, index);
+    BlockQ8_0: |block, index| block.quants[index];
 }

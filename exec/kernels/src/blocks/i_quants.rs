@@ -1,4 +1,4 @@
-//! Blocks whose integers are indices of a codebook: layouts and dequantisation.
+//! Blocks whose integers are indices of a codebook: layouts and integers.
 //!
 //! In `IQ4_NL` and `IQ4_XS` a four-bit index selects one of 16 values, which are denser near zero. In `IQ1_S` an
 //! eleven-bit index selects a group of eight weights. The codebooks are part of the format.
@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, ScaledBlock};
+use super::{GRID, IntegerBlock32, IntegerBlock256};
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -48,11 +48,10 @@ pub(crate) struct BlockIq1S {
 
 scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
 
-impl BlockIq4Nl {
-    /// Returns the codebook entry of weight `index`.
+impl IntegerBlock32 for BlockIq4Nl {
     #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> i8 {
-        IQ4_VALUES[usize::from(nibble(&self.quants, index))]
+    fn quant(&self, index: usize) -> i32 {
+        i32::from(IQ4_VALUES[usize::from(nibble(&self.quants, index))])
     }
 }
 
@@ -63,13 +62,6 @@ impl BlockIq4Xs {
         let low = self.scales_low[sub_block / 2] >> (4 * (sub_block % 2)) & 15;
         let high = (u16::from_le_bytes(self.scales_high) >> (2 * sub_block) & 3) as u8;
         (low | high << 4) as i8 - 32
-    }
-
-    /// Returns the codebook entry of weight `index`.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> i8 {
-        let bytes = &self.quants.as_chunks::<16>().0[index / 32];
-        IQ4_VALUES[usize::from(nibble(bytes, index % 32))]
     }
 }
 
@@ -98,23 +90,34 @@ impl BlockIq1S {
         let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
         GRID[usize::from(u16::from(self.low_bits[row]) | high << 8)]
     }
+}
 
-    /// Returns the byte of the `GRID` entry for weight `index`: 0, 8 or 16.
+impl IntegerBlock256 for BlockIq4Xs {
     #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        (self.row(index / 8) >> (8 * (index % 8))) as u8
+    fn quant(&self, index: usize) -> i32 {
+        let bytes = &self.quants.as_chunks::<16>().0[index / 32];
+        i32::from(IQ4_VALUES[usize::from(nibble(bytes, index % 32))])
+    }
+
+    #[inline(always)]
+    fn scales(&self) -> [i8; 16] {
+        std::array::from_fn(|group| self.sub_scale(group / 2))
     }
 }
 
-dequantised! {
-    32 BlockIq4Nl: |block, index| block.scale() * f32::from(block.quant(index));
-    256 BlockIq4Xs: |block, index| {
-        let scale = block.scale() * f32::from(block.sub_scale(index / 32));
-        scale * f32::from(block.quant(index))
-    };
-    256 BlockIq1S: |block, index| {
-        let scale = block.scale() * f32::from(block.sub_scale(index / 32));
-        let eighths = i16::from(block.quant(index)) - i16::from(block.offset(index / 32));
-        scale * (f32::from(eighths) * 0.125)
-    };
+/// The integers are eighths, so that they stay integers with the shift: 8 g + 1 or 8 g - 1. `UNIT` divides the scale
+/// by eight, which is exact.
+impl IntegerBlock256 for BlockIq1S {
+    const UNIT: f32 = 0.125;
+
+    #[inline(always)]
+    fn quant(&self, index: usize) -> i32 {
+        let entry = (self.row(index / 8) >> (8 * (index % 8))) as u8;
+        i32::from(entry) - i32::from(self.offset(index / 32))
+    }
+
+    #[inline(always)]
+    fn scales(&self) -> [i8; 16] {
+        std::array::from_fn(|group| self.sub_scale(group / 2).cast_signed())
+    }
 }

@@ -1,11 +1,11 @@
-//! K-quants, blocks of 256 weights: layouts and dequantisation.
+//! K-quants, blocks of 256 weights: layouts and integers.
 //!
 //! A block has sub-blocks of 16 or 32 weights, each with an integer scale and, in some formats, an integer minimum.
 //! Two f16 factors of the block multiply these scales and minima.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::ScaledBlock;
+use super::IntegerBlock256;
 
 /// `Q2_K`: weight = `scale * scales[j] * q - minimum * minima[j]` with two-bit q, j = index / 16.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -68,7 +68,6 @@ pub(crate) struct BlockQ6K {
     scale: [u8; 2],
 }
 
-/// Reads four of 12 bytes as a little-endian integer.
 #[inline(always)]
 fn word(packed: &[u8; 12], at: usize) -> u32 {
     u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
@@ -86,27 +85,24 @@ fn scales_and_minima(packed: &[u8; 12]) -> (u64, u64) {
     (u64::from(low.0) | u64::from(scales) << 32, u64::from(low.1) | u64::from(minima) << 32)
 }
 
-/// Returns the two-bit integer of weight `index`.
+/// Repeats each of the eight scales or minima of sub-blocks of 32 weights, so that there is one for every 16 weights.
+#[inline(always)]
+fn twice(eight: u64) -> [i8; 16] {
+    let eight = eight.to_le_bytes();
+    std::array::from_fn(|group| eight[group / 2].cast_signed())
+}
+
 #[inline(always)]
 fn two_bits(quants: &[u8; 64], index: usize) -> u8 {
     quants[index / 128 * 32 + index % 32] >> (2 * (index % 128 / 32)) & 3
 }
 
-/// Returns the four-bit integer of weight `index`.
 #[inline(always)]
 fn four_bits(quants: &[u8; 128], index: usize) -> u8 {
     quants[index / 64 * 32 + index % 32] >> (4 * (index % 64 / 32)) & 15
 }
 
 scaled! { BlockQ2K minimum, BlockQ3K, BlockQ4K minimum, BlockQ5K minimum, BlockQ6K }
-
-impl BlockQ2K {
-    /// Returns q at `index`, 0 to 3.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        two_bits(&self.quants, index)
-    }
-}
 
 impl BlockQ3K {
     /// Returns the sixteen sub-block scales, less their offset of 32: -32 to 31.
@@ -125,76 +121,87 @@ impl BlockQ3K {
         }
         scales
     }
+}
 
-    /// Returns q at `index`, 0 to 7; 4 is a zero weight.
+impl IntegerBlock256 for BlockQ2K {
     #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        two_bits(&self.quants, index) | (self.high_bits[index % 32] >> (index / 32) & 1) << 2
+    fn quant(&self, index: usize) -> i32 {
+        i32::from(two_bits(&self.quants, index))
+    }
+
+    #[inline(always)]
+    fn scales(&self) -> [i8; 16] {
+        self.packed.map(|packed| (packed & 15).cast_signed())
+    }
+
+    #[inline(always)]
+    fn minima(&self) -> [i8; 16] {
+        self.packed.map(|packed| (packed >> 4).cast_signed())
     }
 }
 
-impl BlockQ4K {
-    /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
+impl IntegerBlock256 for BlockQ3K {
     #[inline(always)]
-    pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
-        scales_and_minima(&self.packed)
+    fn quant(&self, index: usize) -> i32 {
+        i32::from(two_bits(&self.quants, index) | (self.high_bits[index % 32] >> (index / 32) & 1) << 2) - 4
     }
 
-    /// Returns q at `index`, 0 to 15.
     #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        four_bits(&self.quants, index)
+    fn scales(&self) -> [i8; 16] {
+        BlockQ3K::scales(self)
     }
 }
 
-impl BlockQ5K {
-    /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
-    #[inline(always)]
-    pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
-        scales_and_minima(&self.packed)
-    }
+/// Implements formats with six-bit scales and minima of eight sub-blocks, given an expression for the integer at an
+/// index.
+macro_rules! six_bit_minima {
+    ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
+        impl $block {
+            /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
+            #[inline(always)]
+            pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
+                scales_and_minima(&self.packed)
+            }
+        }
 
-    /// Returns q at `index`, 0 to 31.
-    #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
-        four_bits(&self.quants, index) | (self.high_bits[index % 32] >> (index / 32) & 1) << 4
-    }
+        impl IntegerBlock256 for $block {
+            #[inline(always)]
+            fn quant(&self, $index: usize) -> i32 {
+                let $this = self;
+                i32::from($quant)
+            }
+
+            #[inline(always)]
+            fn scales(&self) -> [i8; 16] {
+                twice(self.scales_and_minima().0)
+            }
+
+            #[inline(always)]
+            fn minima(&self) -> [i8; 16] {
+                twice(self.scales_and_minima().1)
+            }
+        }
+    )+};
+}
+six_bit_minima! {
+    BlockQ4K: |block, index| four_bits(&block.quants, index);
+    BlockQ5K: |block, index| {
+        four_bits(&block.quants, index) | (block.high_bits[index % 32] >> (index / 32) & 1) << 4
+    };
 }
 
-impl BlockQ6K {
-    /// Returns q at `index`, 0 to 63; 32 is a zero weight.
+impl IntegerBlock256 for BlockQ6K {
     #[inline(always)]
-    pub(crate) fn quant(&self, index: usize) -> u8 {
+    fn quant(&self, index: usize) -> i32 {
         let (part, within) = (index / 128, index % 128);
         let (group, at) = (within / 32, within % 32);
         let low = self.low_bits[part * 64 + (group % 2) * 32 + at];
         let low = if group < 2 { low & 15 } else { low >> 4 };
-        low | (self.high_bits[part * 32 + at] >> (2 * group) & 3) << 4
+        i32::from(low | (self.high_bits[part * 32 + at] >> (2 * group) & 3) << 4) - 32
     }
-}
 
-/// Dequantises weight `index` from its `quant` and the scales and minima of the eight sub-blocks.
-fn with_minima<B: ScaledBlock>(block: &B, (scales, minima): (u64, u64), quant: u8, index: usize) -> f32 {
-    let scale = block.scale() * f32::from(scales.to_le_bytes()[index / 32]);
-    let minimum = block.minimum() * f32::from(minima.to_le_bytes()[index / 32]);
-    scale * f32::from(quant) - minimum
-}
-
-dequantised! {
-    256 BlockQ2K: |block, index| {
-        let packed = block.packed[index / 16];
-        let scale = block.scale() * f32::from(packed & 15);
-        let minimum = block.minimum() * f32::from(packed >> 4);
-        scale * f32::from(block.quant(index)) - minimum
-    };
-    256 BlockQ3K: |block, index| {
-        let scale = block.scale() * f32::from(block.scales()[index / 16]);
-        scale * (f32::from(block.quant(index)) - 4.0)
-    };
-    256 BlockQ4K: |block, index| with_minima(block, block.scales_and_minima(), block.quant(index), index);
-    256 BlockQ5K: |block, index| with_minima(block, block.scales_and_minima(), block.quant(index), index);
-    256 BlockQ6K: |block, index| {
-        let scale = block.scale() * f32::from(block.scales[index / 16]);
-        scale * f32::from(i16::from(block.quant(index)) - 32)
-    };
+    #[inline(always)]
+    fn scales(&self) -> [i8; 16] {
+        self.scales
+    }
 }

@@ -25,19 +25,6 @@ macro_rules! scaled {
     )+};
 }
 
-/// Implements [`Dequantise`], given the length of a block and an expression for the weight at an index.
-macro_rules! dequantised {
-    ($($length:literal $block:ident: |$this:ident, $index:ident| $weight:expr;)+) => {$(
-        impl $crate::blocks::Dequantise for $block {
-            const LENGTH: usize = $length;
-            fn weight(&self, $index: usize) -> f32 {
-                let $this = self;
-                $weight
-            }
-        }
-    )+};
-}
-
 mod blocks32;
 mod i_quants;
 mod iq1_s_grid;
@@ -45,8 +32,9 @@ mod k_quants;
 
 use bytemuck::Pod;
 use half::f16;
+use hearth_profiles::{Bytes, Format};
 
-use super::{KernelError, KernelFormat};
+use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1_s_grid::GRID;
@@ -56,7 +44,6 @@ pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 ///
 /// The methods that return bits are for kernels that convert several f16 values at once.
 pub(crate) trait ScaledBlock: Pod {
-    /// Whether the format has a minimum.
     const MINIMUM: bool = false;
 
     fn scale_bits(&self) -> u16;
@@ -83,31 +70,42 @@ pub(crate) trait ScaledBlock: Pod {
     }
 }
 
-/// A block that can be dequantised.
-trait Dequantise: Pod {
-    /// Number of weights in a block.
-    const LENGTH: usize;
-
-    /// Returns the f32 weight at `index`.
-    fn weight(&self, index: usize) -> f32;
+/// A block of 32 weights: weight j is `scale * quant(j)`, plus the minimum if the format has one.
+pub(crate) trait IntegerBlock32: ScaledBlock {
+    fn quant(&self, index: usize) -> i32;
 }
 
-/// Casts a row to its blocks. Its length was checked with the tensor table.
+/// A block of 256 weights: weight j is `UNIT * scale * scales[j / 16] * quant(j)`, less `minimum * minima[j / 16]` if
+/// the format has minima. In sub-blocks of 32, two scales and two minima are equal.
+pub(crate) trait IntegerBlock256: ScaledBlock {
+    /// The factor of the scale, a power of two.
+    const UNIT: f32 = 1.0;
+
+    fn quant(&self, index: usize) -> i32;
+
+    fn scales(&self) -> [i8; 16];
+
+    #[inline(always)]
+    fn minima(&self) -> [i8; 16] {
+        [0; 16]
+    }
+}
+
+/// Casts a row to its blocks. The length of the row was checked when the tensor table was read.
 #[inline(always)]
 pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)
 }
 
-/// Converts BF16, the upper half of an f32, in little-endian order.
+/// Converts a little-endian BF16 value, which is the upper half of an f32, to f32.
 #[inline(always)]
 pub(crate) fn bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// Dequantises `row` into `out`, `[length]`. Fails if the bytes of `row` do not match the format and the length.
-pub fn dequantise(format: KernelFormat, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
-    let wanted = format.row_bytes(out.len());
-    if wanted != Some(row.len()) {
+pub fn dequantise(format: Format, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
+    if format.row_bytes(out.len() as u64) != Some(Bytes(row.len() as u64)) {
         return Err(KernelError::RowBytes { format, length: out.len(), found: row.len() });
     }
     macro_rules! plain {
@@ -122,8 +120,11 @@ pub fn dequantise(format: KernelFormat, row: &[u8], out: &mut [f32]) -> Result<(
         };
     }
     macro_rules! blocks {
-        ($block:ident, $row:ident, $dot:ident) => {
-            decode::<$block>(row, out)
+        ($block:ident, row32, $dot:ident) => {
+            decode32::<$block>(row, out)
+        };
+        ($block:ident, row256, $dot:ident) => {
+            decode256::<$block>(row, out)
         };
     }
     for_format!(format, plain, blocks);
@@ -136,10 +137,26 @@ fn convert<const N: usize>(row: &[u8], out: &mut [f32], number: impl Fn([u8; N])
     }
 }
 
-fn decode<B: Dequantise>(row: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks::<B>(row).iter().zip(out.chunks_exact_mut(B::LENGTH)) {
+fn decode32<B: IntegerBlock32>(row: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks::<B>(row).iter().zip(out.as_chunks_mut::<32>().0) {
         for (index, value) in out.iter_mut().enumerate() {
-            *value = block.weight(index);
+            *value = block.scale() * block.quant(index) as f32;
+            if B::MINIMUM {
+                *value += block.minimum();
+            }
+        }
+    }
+}
+
+fn decode256<B: IntegerBlock256>(row: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks::<B>(row).iter().zip(out.as_chunks_mut::<256>().0) {
+        let (scales, minima) = (block.scales(), block.minima());
+        for (index, value) in out.iter_mut().enumerate() {
+            let scale = B::UNIT * block.scale() * f32::from(scales[index / 16]);
+            *value = scale * block.quant(index) as f32;
+            if B::MINIMUM {
+                *value -= block.minimum() * f32::from(minima[index / 16]);
+            }
         }
     }
 }

@@ -6,13 +6,13 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::{ByteDot, four_halves, half_bits, iq4_values, load_both, nibbles, per_token};
+use super::{ByteDot, four_halves, half_bits, iq4_values, load_both, load_floats, nibbles, per_token};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
 /// A block of 32 weights that can be unpacked to signed bytes.
-trait Unpack: ScaledBlock {
-    /// Whether all weights are small as defined by [`ByteDot::sum32`].
+pub(crate) trait Unpack: ScaledBlock {
+    /// Whether all weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
     const SMALL: bool;
 
     /// Returns the 32 weights, without the scale.
@@ -28,7 +28,10 @@ trait Unpack: ScaledBlock {
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack, const T: usize>(
+    row: &[u8],
+    input: &[QuantisedRow<'_>; T],
+) -> [f32; T] {
     let row = blocks::<B>(row);
     let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
     let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
@@ -46,7 +49,7 @@ unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(row: &[u8], input: &[Quanti
             let [a, b, c, d] =
                 std::array::from_fn(|n| unsafe { P::sum32(weights[n], load_both(&quants[n]), B::SMALL) });
             let totals: int32x4_t = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-            let token_scales = load_four(&scales[t].as_chunks::<4>().0[at]);
+            let token_scales = load_floats(&scales[t].as_chunks::<4>().0[at]);
             let (factors, totals) =
                 (stored(vmulq_f32(block_scales, token_scales)), stored(vcvtq_f32_s32(totals)));
             if B::MINIMUM {
@@ -77,30 +80,6 @@ unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(row: &[u8], input: &[Quanti
         }
     }
     dots
-}
-
-macro_rules! dots {
-    ($($name:ident: $block:ty;)+) => {$(
-        /// # Safety
-        /// The processor has the instructions of `P`.
-        #[inline]
-        #[target_feature(enable = "neon")]
-        pub(crate) unsafe fn $name<P: ByteDot, const T: usize>(
-            row: &[u8],
-            input: &[QuantisedRow<'_>; T],
-        ) -> [f32; T] {
-            // SAFETY: the caller's promise.
-            unsafe { dot::<P, $block, T>(row, input) }
-        }
-    )+};
-}
-dots! {
-    dot_q4_0: BlockQ4_0;
-    dot_q4_1: BlockQ4_1;
-    dot_q5_0: BlockQ5_0;
-    dot_q5_1: BlockQ5_1;
-    dot_q8_0: BlockQ8_0;
-    dot_iq4_nl: BlockIq4Nl;
 }
 
 macro_rules! unpack {
@@ -143,13 +122,6 @@ fn with_fifth(quants: &[u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
         weights[half] = vreinterpretq_s8_u8(vorrq_u8(numbers, fifth));
     }
     weights
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_four(values: &[f32; 4]) -> float32x4_t {
-    // SAFETY: a load of the four floats that the reference covers.
-    unsafe { vld1q_f32(values.as_ptr()) }
 }
 
 /// Loads four integers and converts them to floats.

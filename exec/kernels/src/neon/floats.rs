@@ -1,7 +1,7 @@
-//! Dot products of F32, F16 and BF16 weights with plain activations, in NEON.
+//! Dot products of F32, F16 and BF16 weights with f32 activations, in NEON.
 //!
-//! The 32 lanes of [`super::super`] are eight registers of four lanes. Attention over f16 keys and values is here
-//! too.
+//! The 32 lanes of a sum (see [`super::super`]) are eight registers of four lanes. Attention over f16 keys and values
+//! is here too.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -40,14 +40,13 @@ fn widen(halves: &[u8; 8]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(load_halves(halves)))
 }
 
-/// Converts four BF16 values to f32, whose upper halves they are.
+/// Converts four BF16 values to f32. A BF16 value is the upper half of its f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn upper(halves: &[u8; 8]) -> float32x4_t {
     vreinterpretq_f32_u32(vshll_n_u16::<16>(load_halves(halves)))
 }
 
-/// Loads four F32 weights.
 #[inline]
 #[target_feature(enable = "neon")]
 fn plain(bytes: &[u8; 16]) -> float32x4_t {

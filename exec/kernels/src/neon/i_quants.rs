@@ -3,15 +3,9 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::k_quants::{Unpack, dots256, widen_eight, widen_sixteen};
-use super::{ByteDot, half_bits, iq4_values, load, nibbles, two_of_eight};
-use crate::activations::QuantisedRow;
+use super::k_quants::{Unpack, widen_eight, widen_sixteen};
+use super::{half_bits, iq4_values, load, nibbles, two_of_eight};
 use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock};
-
-dots256! {
-    dot_iq4_xs: BlockIq4Xs;
-    dot_iq1_s: BlockIq1S;
-}
 
 impl Unpack for BlockIq4Xs {
     const GROUP: usize = 32;

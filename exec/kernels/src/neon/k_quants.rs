@@ -11,37 +11,28 @@ use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
-pub(super) trait Unpack: ScaledBlock {
+///
+/// # Safety
+/// All methods require a processor with NEON.
+pub(crate) trait Unpack: ScaledBlock {
     /// Number of adjacent weights with one scale, 16 or 32.
     const GROUP: usize;
-    /// Whether all weights are small as defined by [`ByteDot::sum32`].
+    /// Whether all weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
     const SMALL: bool = true;
 
     /// Returns the 32 weights of a group, without their scales.
-    ///
-    /// # Safety
-    /// The processor has NEON.
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
     /// Returns the integer scales, one for each [`Self::GROUP`] weights.
-    ///
-    /// # Safety
-    /// The processor has NEON.
     unsafe fn scales(&self) -> [i32; 16];
 
     /// Returns the integer minima, by which the sums of 16 activations are multiplied.
-    ///
-    /// # Safety
-    /// The processor has NEON.
     unsafe fn minima(&self) -> [int16x8_t; 2] {
         // SAFETY: the caller's promise.
         unsafe { [vdupq_n_s16(0); 2] }
     }
 
     /// Returns the f32 factors of the block: those of its integer scales and of its integer minima.
-    ///
-    /// # Safety
-    /// The processor has NEON.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn factors(&self) -> [f32; 2] {
@@ -55,7 +46,7 @@ pub(super) trait Unpack: ScaledBlock {
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn dot<P: ByteDot, B: Unpack, const T: usize>(
+pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -127,31 +118,6 @@ fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
     vmlal_high_s16(total, minima[1], sums[1])
 }
 
-macro_rules! dots256 {
-    ($($name:ident: $block:ty;)+) => {$(
-        /// # Safety
-        /// The processor has the instructions of `P`.
-        #[inline]
-        #[target_feature(enable = "neon")]
-        pub(crate) unsafe fn $name<P: ByteDot, const T: usize>(
-            row: &[u8],
-            input: &[QuantisedRow<'_>; T],
-        ) -> [f32; T] {
-            // SAFETY: the caller's promise.
-            unsafe { $crate::neon::k_quants::dot::<P, $block, T>(row, input) }
-        }
-    )+};
-}
-pub(super) use dots256;
-
-dots256! {
-    dot_q2_k: BlockQ2K;
-    dot_q3_k: BlockQ3K;
-    dot_q4_k: BlockQ4K;
-    dot_q5_k: BlockQ5K;
-    dot_q6_k: BlockQ6K;
-}
-
 /// Widens 16 signed bytes to i32.
 #[inline]
 #[target_feature(enable = "neon")]
@@ -194,14 +160,13 @@ fn two_halves(bits: u32) -> [f32; 2] {
     [vgetq_lane_f32::<0>(halves), vgetq_lane_f32::<1>(halves)]
 }
 
-/// ANDs both registers with `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
     bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
 }
 
-/// Shifts 32 bytes left by `places` (right if negative) and ANDs them with `mask`.
+/// Shifts 32 bytes left by `places` bits (right if negative) and ANDs them with `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {

@@ -21,10 +21,9 @@ mod k_quants;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
+pub(super) use blocks32::dot32;
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, load_floats, scores_f16, store_floats, sum_values_f16};
-pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
-pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+pub(super) use k_quants::dot256;
 
 use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
@@ -172,7 +171,6 @@ fn load_half(bytes: &[u8; 32], half: usize) -> uint8x16_t {
     load_unsigned(&bytes.as_chunks().0[half])
 }
 
-/// Loads 32 signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load_both(bytes: &[i8; 32]) -> [int8x16_t; 2] {
@@ -188,14 +186,13 @@ fn four_halves([a, b, c, d]: [u16; 4]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(vcreate_u16(bits)))
 }
 
-/// Converts the bits of an f16 to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn half_bits(bits: u16) -> f32 {
     vgetq_lane_f32::<0>(four_halves([bits, 0, 0, 0]))
 }
 
-/// Shifts every byte left by `places`, or right if `places` is negative.
+/// Shifts every byte left by `places` bits, or right if `places` is negative.
 #[inline]
 #[target_feature(enable = "neon")]
 fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {

@@ -1,6 +1,6 @@
 //! Multiplies a panel by a tile of tokens, in AVX2.
 //!
-//! A line is two registers of eight rows. `maddubs` multiplies four unsigned weights of each row by four signed
+//! A `Line` is two registers of eight rows. `maddubs` multiplies four unsigned weights of each row by four signed
 //! activations, which are broadcast from memory, and adds adjacent products in 16 bits. Several such sums are added
 //! in 16 bits before `madd` multiplies them by their scale and adds adjacent ones in 32 bits. One sum is at most 2 *
 //! 127 times the maximum quant, so that eight of them cannot overflow for four-bit weights, four for five bits and
@@ -21,6 +21,7 @@ use bytemuck::Pod;
 use super::unpack::{Block32, Block256, CODEBOOK};
 use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
+use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
 
 /// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
@@ -32,7 +33,6 @@ pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
     unsafe { multiply::<Avx2, 4>(task) };
 }
 
-/// The panel kernel for AVX2, FMA and F16C.
 struct Avx2;
 
 impl PanelKernel for Avx2 {
@@ -69,7 +69,7 @@ impl PanelKernel for Avx2 {
     }
 }
 
-/// The value of `FOURS` for eight-bit weights: the products of only one line fit in 16 bits, and weights are signed.
+/// The value of `FOURS`, the number of lines summed in 16 bits, for eight-bit weights, which are made signed.
 const SIGNED: usize = 1;
 
 /// Returns the number of lines, at most `max_lines`, whose products can be added in 16 bits without overflow.
@@ -88,8 +88,7 @@ type Pair = [__m256i; 2];
 #[target_feature(enable = "avx2")]
 fn load(line: &Line) -> Pair {
     let [low, high] = line.0.as_chunks::<8>().0 else { unreachable!("16 are twice 8") };
-    // SAFETY: loads of the 32 bytes that each reference covers.
-    unsafe { [_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())] }
+    [load_one(low), load_one(high)]
 }
 
 #[inline]
@@ -125,15 +124,12 @@ fn interleave(
     columns: usize,
     lines: &mut [Line; MAX_COLUMNS / 4],
 ) {
-    // SAFETY: a load of the 16 bytes that the array has.
-    let codebook = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
+    let codebook = _mm256_broadcastsi128_si256(load_half(&CODEBOOK));
     for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
             for (row, bytes) in rows.iter_mut().zip(eight) {
-                let bytes: &[u8; 32] = &bytes.as_chunks().0[at];
-                // SAFETY: a load of the 32 bytes that the reference covers.
-                *row = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
+                *row = load_one(&bytes.as_chunks::<32>().0[at]);
                 if from_codebook {
                     *row = _mm256_shuffle_epi8(codebook, *row);
                 }
@@ -151,9 +147,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
             for (row, numbers) in rows.iter_mut().zip(eight) {
-                let numbers: &[i8; 16] = &numbers.as_chunks().0[at];
-                // SAFETY: a load of the 16 bytes that the reference covers.
-                *row = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) });
+                *row = _mm256_cvtepi8_epi16(load_half(&numbers.as_chunks::<16>().0[at]));
             }
             store_all(&transpose(&rows), lines, half);
         }
@@ -325,7 +319,7 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
                 let scale = _mm256_mul_ps(_mm256_castsi256_ps(block_scale[half]), factor);
                 floats[half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total[half]), floats[half]);
             }
-            if B::MINIMA {
+            if B::MINIMUM {
                 let off = weighted_sums(minima, &sums_of[t][block]);
                 for half in 0..2 {
                     let minimum = _mm256_mul_ps(_mm256_castsi256_ps(block_minimum[half]), factor);
@@ -369,7 +363,7 @@ fn multiply32<B: Block32, const FOURS: usize, const T: usize>(
                 }
                 let scale = _mm256_mul_ps(_mm256_castsi256_ps(block_scale[half]), factor);
                 floats[half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total), floats[half]);
-                if B::MINIMA {
+                if B::MINIMUM {
                     let minimum = _mm256_mul_ps(_mm256_castsi256_ps(block_minimum[half]), factor);
                     floats[half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(sum as f32), floats[half]);
                 }

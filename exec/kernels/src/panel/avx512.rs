@@ -16,6 +16,7 @@ use bytemuck::Pod;
 use super::unpack::{Block32, Block256, CODEBOOK};
 use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
 use crate::activations::QuantisedRow;
+use crate::avx2;
 use crate::matmul::MatmulTask;
 
 /// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
@@ -27,7 +28,6 @@ pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
     unsafe { multiply::<Avx512, 8>(task) };
 }
 
-/// The panel kernel for AVX-512 (F, BW, VL) and VNNI.
 struct Avx512;
 
 impl PanelKernel for Avx512 {
@@ -62,7 +62,7 @@ impl PanelKernel for Avx512 {
                 }
                 let total = _mm512_cvtepi32_ps(totals[t]);
                 floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
-                if B::MINIMA {
+                if B::MINIMUM {
                     let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
                     floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
                 }
@@ -101,7 +101,7 @@ impl PanelKernel for Avx512 {
                 let factor = _mm512_set1_ps(input[t].scales[block]);
                 let scale = _mm512_mul_ps(block_scale, factor);
                 floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
-                if B::MINIMA {
+                if B::MINIMUM {
                     let minimum = _mm512_mul_ps(block_minimum, factor);
                     floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
                 }
@@ -160,8 +160,7 @@ fn interleave(
     columns: usize,
     lines: &mut [Line; MAX_COLUMNS / 4],
 ) {
-    // SAFETY: a load of the 16 bytes that the array has.
-    let codebook = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(CODEBOOK.as_ptr().cast()) });
+    let codebook = _mm512_broadcast_i32x4(avx2::load_half(&CODEBOOK));
     for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); ROWS];
         for (row, bytes) in rows.iter_mut().zip(unpacked) {
@@ -182,8 +181,7 @@ fn interleave(
 fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     let mut rows = [_mm512_setzero_si512(); ROWS];
     for (row, numbers) in rows.iter_mut().zip(unpacked) {
-        // SAFETY: a load of the 32 bytes that the reference covers.
-        *row = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) });
+        *row = _mm512_cvtepi8_epi16(avx2::load(numbers));
     }
     store_all(&transpose(&rows), lines);
 }

@@ -1,6 +1,6 @@
 //! Multiplies a panel by a tile of tokens, in NEON.
 //!
-//! A line is four registers of four rows. Weights are packed as signed bytes, with their offset subtracted. A
+//! A `Line` is four registers of four rows. Weights are packed as signed bytes, with their offset subtracted. A
 //! register of four rows and four columns is multiplied by four activations of each of eight tokens; each lane sums
 //! one row. `sdot` does this in one instruction. Without it, the products of sixteen columns are added in 16 bits if
 //! they are small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two
@@ -18,7 +18,7 @@ use super::unpack::{Block32, Block256, CODEBOOK};
 use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
-use crate::neon::{load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
+use crate::neon::{BaseNeon, Dotprod, load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
 
 /// Number of tokens in a tile, which share the loads of weights. For four rows, the sums of a group and of a block of
 /// eight tokens are 16 registers.
@@ -27,28 +27,10 @@ const TOKENS: usize = 8;
 /// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
-/// The processor has NEON, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul_neon(task: MatmulTask<'_>) {
+/// The processor has the instructions of `L`, and no other thread writes the rows of the task.
+pub(crate) unsafe fn matmul<L: ByteMatmul>(task: MatmulTask<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<BaseNeon>, TOKENS>(task) };
-}
-
-/// Computes a part of a matmul with dot products of bytes, like [`matmul_neon`].
-///
-/// # Safety
-/// The processor has `dotprod`, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul_dotprod(task: MatmulTask<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<Dotprod>, TOKENS>(task) };
-}
-
-/// Computes a part of a matmul with matmuls of bytes, like [`matmul_neon`].
-///
-/// # Safety
-/// The processor has `dotprod` and `i8mm`, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul_i8mm(task: MatmulTask<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<I8mm>, TOKENS>(task) };
+    unsafe { multiply::<Neon<L>, TOKENS>(task) };
 }
 
 /// The panel kernel for NEON; `L` provides the byte multiplication.
@@ -58,7 +40,7 @@ struct Neon<L>(PhantomData<L>);
 ///
 /// # Safety
 /// The processor must have the instructions of the implementation.
-trait ByteMatmul {
+pub(crate) trait ByteMatmul {
     /// Whether two lines are packed as rows of eight columns.
     const ROWS_OF_EIGHT: bool = false;
 
@@ -91,14 +73,8 @@ trait ByteMatmul {
     }
 }
 
-/// NEON without extensions, which every processor has.
-struct BaseNeon;
-
-/// NEON with `sdot`, the dot product of four bytes.
-struct Dotprod;
-
-/// NEON with `smmla`, the matmul of bytes.
-struct I8mm;
+/// NEON with `sdot` and with `smmla`, the matmul of bytes.
+pub(crate) struct I8mm;
 
 impl ByteMatmul for BaseNeon {
     #[inline]
@@ -306,7 +282,6 @@ fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     }
 }
 
-/// Loads four rows of a line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_rows(line: &Line, rows: usize) -> int32x4_t {
@@ -361,7 +336,7 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
         let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scale);
         let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
-        if B::MINIMA {
+        if B::MINIMUM {
             let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scale);
             let off = weighted_sums(minima, rows, input[t].sums);
             floats = vfmsq_f32(floats, factors, vcvtq_f32_s32(off));
@@ -399,7 +374,7 @@ unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
         let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scales[block]);
         let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
-        if B::MINIMA {
+        if B::MINIMUM {
             let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scales[block]);
             floats = vfmaq_f32(floats, factors, vdupq_n_f32(f32::from(input[t].sums[block])));
         }
@@ -463,7 +438,6 @@ fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
     }
 }
 
-/// Stores four rows of each line.
 #[inline]
 #[target_feature(enable = "neon")]
 fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {

@@ -7,20 +7,16 @@
 //!
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
-use std::array;
-
 use crate::blocks::{
     BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, ScaledBlock,
+    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, IntegerBlock32, IntegerBlock256,
 };
 
 /// A block of 256 weights: weight j, in group g = j / 16, is
 /// `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
-pub(super) trait Block256: bytemuck::Pod {
+pub(super) trait Block256: IntegerBlock256 {
     /// The unpacked quant of a zero weight.
     const OFFSET: i32 = 0;
-    /// Whether the format has minima.
-    const MINIMA: bool = false;
     /// The maximum unpacked quant or entry of [`CODEBOOK`].
     const MAX_QUANT: i32;
     /// Whether quants are unpacked to indices of [`CODEBOOK`].
@@ -28,26 +24,23 @@ pub(super) trait Block256: bytemuck::Pod {
     /// Number of adjacent weights with one scale and minimum, 16 or 32. With 32, two groups of 16 have the same ones.
     const GROUP: usize = 16;
 
-    /// Writes the quants and the scales and minima of the groups; returns the f32 scale and minimum of the block.
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2];
+    /// Writes the unpacked quants.
+    fn unpack(&self, quants: &mut [u8; 256]);
 }
 
 /// A block of 32 weights: weight j is `scale * (quants[j] - OFFSET) + minimum`.
-pub(super) trait Block32: bytemuck::Pod {
+pub(super) trait Block32: IntegerBlock32 {
     /// The unpacked quant of a zero weight.
     const OFFSET: i32 = 0;
-    /// Whether the format has minima.
-    const MINIMA: bool = false;
     /// The maximum unpacked quant or entry of [`CODEBOOK`].
     const MAX_QUANT: i32;
     /// Whether quants are unpacked to indices of [`CODEBOOK`].
     const FROM_CODEBOOK: bool = false;
 
-    /// Writes the quants; returns the f32 scale and minimum of the block.
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2];
+    /// Writes the unpacked quants.
+    fn unpack(&self, quants: &mut [u8; 32]);
 }
 
-/// Returns eight copies of a byte.
 const fn repeat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
@@ -88,23 +81,12 @@ fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     }
 }
 
-/// Duplicates each of eight bytes.
-#[inline(always)]
-fn twice(eight: u64) -> [i8; 16] {
-    let eight = eight.to_le_bytes();
-    array::from_fn(|group| eight[group / 2].cast_signed())
-}
-
 impl Block256 for BlockQ2K {
-    const MINIMA: bool = true;
     const MAX_QUANT: i32 = 3;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         two_bits(quants, &self.quants);
-        *scales = self.packed.map(|packed| (packed & 15).cast_signed());
-        *minima = self.packed.map(|packed| (packed >> 4).cast_signed());
-        [self.scale(), self.minimum()]
     }
 }
 
@@ -113,44 +95,34 @@ impl Block256 for BlockQ3K {
     const MAX_QUANT: i32 = 7;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         two_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 2);
         }
-        *scales = self.scales();
-        [self.scale(), 0.0]
     }
 }
 
 impl Block256 for BlockQ4K {
-    const MINIMA: bool = true;
     const MAX_QUANT: i32 = 15;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         four_bits(quants, &self.quants);
-        let (eight_scales, eight_minima) = self.scales_and_minima();
-        (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
-        [self.scale(), self.minimum()]
     }
 }
 
 impl Block256 for BlockQ5K {
-    const MINIMA: bool = true;
     const MAX_QUANT: i32 = 31;
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         four_bits(quants, &self.quants);
         for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 4);
         }
-        let (eight_scales, eight_minima) = self.scales_and_minima();
-        (*scales, *minima) = (twice(eight_scales), twice(eight_minima));
-        [self.scale(), self.minimum()]
     }
 }
 
@@ -159,7 +131,7 @@ impl Block256 for BlockQ6K {
     const MAX_QUANT: i32 = 63;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         let (lows, highs) = (self.low_bits.as_chunks::<64>().0, self.high_bits.as_chunks::<32>().0);
         for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
             let low = low.as_chunks::<32>().0;
@@ -168,8 +140,6 @@ impl Block256 for BlockQ6K {
                 or_bytes(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
             }
         }
-        *scales = self.scales;
-        [self.scale(), 0.0]
     }
 }
 
@@ -180,14 +150,12 @@ impl Block256 for BlockIq1S {
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - self.offset(row / 4));
             *out = (self.row(row) + up).to_le_bytes();
         }
-        *scales = array::from_fn(|group| self.sub_scale(group / 2).cast_signed());
-        [0.125 * self.scale(), 0.0]
     }
 }
 
@@ -209,12 +177,10 @@ impl Block256 for BlockIq4Xs {
     const GROUP: usize = 32;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 256]) {
         for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(self.quants.as_chunks::<16>().0) {
             nibbles(out, bytes);
         }
-        *scales = array::from_fn(|group| self.sub_scale(group / 2));
-        [self.scale(), 0.0]
     }
 }
 
@@ -242,20 +208,17 @@ impl Block32 for BlockQ4_0 {
     const MAX_QUANT: i32 = 15;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         nibbles(quants, &self.quants);
-        [self.scale(), 0.0]
     }
 }
 
 impl Block32 for BlockQ4_1 {
-    const MINIMA: bool = true;
     const MAX_QUANT: i32 = 15;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         nibbles(quants, &self.quants);
-        [self.scale(), self.minimum()]
     }
 }
 
@@ -264,22 +227,19 @@ impl Block32 for BlockQ5_0 {
     const MAX_QUANT: i32 = 31;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         nibbles(quants, &self.quants);
         fifth_bits(quants, self.high_bits);
-        [self.scale(), 0.0]
     }
 }
 
 impl Block32 for BlockQ5_1 {
-    const MINIMA: bool = true;
     const MAX_QUANT: i32 = 31;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         nibbles(quants, &self.quants);
         fifth_bits(quants, self.high_bits);
-        [self.scale(), self.minimum()]
     }
 }
 
@@ -288,9 +248,8 @@ impl Block32 for BlockQ8_0 {
     const MAX_QUANT: i32 = 255;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         map_bytes(quants, bytemuck::cast_ref(&self.quants), |eight| eight ^ repeat(0x80));
-        [self.scale(), 0.0]
     }
 }
 
@@ -300,8 +259,7 @@ impl Block32 for BlockIq4Nl {
     const FROM_CODEBOOK: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) -> [f32; 2] {
+    fn unpack(&self, quants: &mut [u8; 32]) {
         nibbles(quants, &self.quants);
-        [self.scale(), 0.0]
     }
 }

@@ -1,11 +1,10 @@
-//! Scalar dot products of F32, F16 and BF16 weights with plain activations.
+//! Scalar dot products of F32, F16 and BF16 weights with f32 activations.
 
 use half::f16;
 
 use crate::blocks::bf16;
 use crate::sum_lanes;
 
-/// Returns the dot product with F32 weights, stored in little-endian order.
 #[inline(always)]
 pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)

@@ -1,20 +1,53 @@
 //! The scalar dot products, which define the result of every other kernel.
 //!
-//! There is one simple function for each format: the oracle whose results the SIMD kernels must reproduce bit for
-//! bit. The order of summation is that of [`super`]; each function documents what is special to its format.
+//! They are simple functions: the oracle whose results the SIMD kernels must reproduce bit for bit. The order of
+//! summation is that of [`super`].
 
-mod blocks32;
 mod floats;
-mod i_quants;
-mod k_quants;
 
-pub(crate) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(crate) use floats::{dot_bf16, dot_f16, dot_f32};
-pub(crate) use i_quants::{dot_iq1_s, dot_iq4_xs};
-pub(crate) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+
+use crate::activations::QuantisedRow;
+use crate::blocks::{IntegerBlock32, IntegerBlock256, blocks};
 
 /// Returns the integer dot product of a block: the sum of `weight(j)` times activation j.
 #[inline(always)]
 fn total(quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
     quants.iter().enumerate().map(|(j, &activation)| weight(j) * i32::from(activation)).sum()
+}
+
+/// Returns the dot product of weights in blocks of 32 with rounded activations. Minima are added, not subtracted; the
+/// minimum of a block is multiplied by the sum of the block's activations.
+pub(crate) fn dot32<B: IntegerBlock32>(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    let mut sum = 0.0f32;
+    for (at, block) in blocks::<B>(row).iter().enumerate() {
+        let quants = &input.quants[32 * at..][..32];
+        let products = total(quants, |j| block.quant(j));
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        if B::MINIMUM {
+            sum = (block.minimum() * input.scales[at]).mul_add(total(quants, |_| 1) as f32, sum);
+        }
+    }
+    sum
+}
+
+/// Returns the dot product of weights in blocks of 256 with rounded activations.
+///
+/// An integer weight is the quant times the scale of its sub-block. In formats with minima, a block has a second
+/// integer: the minimum of each sub-block times the sum of its activations, added over the sub-blocks. It is
+/// subtracted: `sum = fma(-(minimum * activation_scale), integer, sum)`.
+pub(crate) fn dot256<B: IntegerBlock256>(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    let mut sum = 0.0f32;
+    for (at, block) in blocks::<B>(row).iter().enumerate() {
+        let (quants, sums) = (&input.quants[256 * at..][..256], &input.sums[16 * at..][..16]);
+        let scales = block.scales();
+        let products = total(quants, |j| i32::from(scales[j / 16]) * block.quant(j));
+        sum = (B::UNIT * block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        if B::MINIMUM {
+            let minima = block.minima();
+            let subtracted: i32 = (0..16).map(|j| i32::from(minima[j]) * i32::from(sums[j])).sum();
+            sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
+        }
+    }
+    sum
 }

@@ -4,7 +4,8 @@
 
 use std::path::PathBuf;
 
-use hearth_kernels::{KernelFormat, dequantise};
+use hearth_kernels::dequantise;
+use hearth_profiles::Format;
 
 fn data(file: String) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
@@ -13,7 +14,7 @@ fn data(file: String) -> Vec<u8> {
 
 #[test]
 fn dequantisation_equals_the_reference_bit_for_bit() {
-    for format in KernelFormat::ALL {
+    for format in Format::ALL {
         let blocks = data(format!("{format}.blocks"));
         let wanted: Vec<u32> = data(format!("{format}.f32"))
             .as_chunks::<4>()
@@ -22,7 +23,7 @@ fn dequantisation_equals_the_reference_bit_for_bit() {
             .map(|bytes| u32::from_le_bytes(*bytes))
             .collect();
         let mut values = vec![0.0f32; wanted.len()];
-        dequantise(format, &blocks, &mut values).unwrap();
+        dequantise(*format, &blocks, &mut values).unwrap();
         let found: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
         assert!(!wanted.is_empty());
         assert_eq!(found, wanted, "{format}");
@@ -31,9 +32,9 @@ fn dequantisation_equals_the_reference_bit_for_bit() {
 
 #[test]
 fn a_row_of_the_wrong_length_is_refused() {
-    let error = dequantise(KernelFormat::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
+    let error = dequantise(Format::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
     assert_eq!(error.to_string(), "a row of 512 q4_k weights does not have 144 bytes");
-    dequantise(KernelFormat::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
+    dequantise(Format::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn the_codebook_of_iq1_s_equals_the_reference() {
         block[2] = row as u8;
         block[34] = (row >> 8) as u8;
         let mut weights = [0.0f32; 256];
-        dequantise(KernelFormat::Iq1S, &block, &mut weights).unwrap();
+        dequantise(Format::Iq1S, &block, &mut weights).unwrap();
         let digits = weights[..8].iter().rev();
         let found = digits.fold(0, |number, weight| number * 3 + (weight - 0.125 + 1.0) as u16);
         assert_eq!(found, wanted, "row {row}");

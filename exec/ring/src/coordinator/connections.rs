@@ -9,16 +9,15 @@ use tokio::sync::mpsc;
 
 use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::RingError;
-use crate::wire::{DataConnector, DataSink, Frame, Message, Transport, WorkerFacts};
+use crate::wire::{DataConnector, DataSink, Message, Transport, WorkerFacts};
 
 /// The control connections of a session.
 pub(super) struct WorkerConnections<T: Transport> {
-    transport: T,
-    session: u64,
+    pub(super) transport: T,
+    pub(super) session: u64,
     inbox: mpsc::UnboundedSender<HeadEvent>,
     connections: BTreeMap<String, WorkerConnection>,
-    /// The facts that each device has sent about itself, by name.
-    facts: BTreeMap<String, WorkerFacts>,
+    pub(super) facts: BTreeMap<String, WorkerFacts>,
     /// Number of connections opened so far, which is also the number of the last one.
     opened: u64,
 }
@@ -29,20 +28,12 @@ impl<T: Transport> WorkerConnections<T> {
         Self { transport, session, inbox, connections, facts, opened: 0 }
     }
 
-    pub(super) fn session(&self) -> u64 {
-        self.session
-    }
-
-    pub(super) fn transport(&self) -> &T {
-        &self.transport
-    }
-
-    /// Opens the control connection to a device, and replaces an earlier one.
     pub(super) async fn open(&mut self, plan: &Plan, device: &PlannedDevice) -> Result<(), RingError> {
         self.opened += 1;
         let numbers = (self.session, self.opened);
-        let connection = WorkerConnection::open(&self.transport, plan, device, numbers, &self.inbox).await?;
-        self.facts.insert(device.name.clone(), connection.facts.clone());
+        let (connection, facts) =
+            WorkerConnection::open(&self.transport, plan, device, numbers, &self.inbox).await?;
+        self.facts.insert(device.name.clone(), facts);
         self.connections.insert(device.name.clone(), connection);
         Ok(())
     }
@@ -58,35 +49,22 @@ impl<T: Transport> WorkerConnections<T> {
 
     /// Returns the name of the worker of a control connection, by the number of the connection.
     pub(super) fn name_of(&self, connection: u64) -> Option<String> {
-        self.connections.values().find(|open| open.number == connection).map(|open| open.name().to_owned())
+        self.connections.iter().find(|(_, open)| open.number() == connection).map(|(name, _)| name.clone())
     }
 
-    /// Returns the connections to the workers of a plan.
-    pub(super) fn members<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a WorkerConnection> {
-        plan.devices.iter().skip(1).filter_map(|device| self.connections.get(&device.name))
+    /// Returns the connected workers of a plan, with their names.
+    pub(super) fn members(&self, plan: &Plan) -> impl Iterator<Item = (&String, &WorkerConnection)> {
+        plan.devices.iter().skip(1).filter_map(|device| self.connections.get_key_value(&device.name))
     }
 
     /// Sends a message to every worker of a plan. Returns their names.
     pub(super) fn broadcast(&self, plan: &Plan, message: &Message) -> BTreeSet<String> {
-        let send = |worker: &WorkerConnection| {
-            worker.send(Frame::from(message.clone()));
-            worker.name().to_owned()
-        };
-        self.members(plan).map(send).collect()
+        self.members(plan).for_each(|(_, worker)| worker.send(message.clone()));
+        self.members(plan).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns this machine's own address on the connection to each worker.
     pub(super) fn local_ips(&self) -> Vec<Option<IpAddr>> {
         self.connections.values().map(|worker| worker.local_ip).collect()
-    }
-
-    /// Returns the facts that a device has sent about itself, or empty facts if it was never reached.
-    pub(super) fn facts(&self, name: &str) -> WorkerFacts {
-        self.facts.get(name).cloned().unwrap_or_default()
-    }
-
-    pub(super) fn set_facts(&mut self, name: &str, facts: WorkerFacts) {
-        self.facts.insert(name.into(), facts);
     }
 
     /// Returns the nanoseconds to add to a worker's times, to convert them to the head's clock.
@@ -94,15 +72,13 @@ impl<T: Transport> WorkerConnections<T> {
         self.connections.get(name).map_or(0, WorkerConnection::clock_offset)
     }
 
-    /// Creates a sink that forwards events of data connections to the head's inbox.
     pub(super) fn data_sink(&self) -> DataSink {
         let inbox = self.inbox.clone();
         std::sync::Arc::new(move |event| inbox.send(HeadEvent::Data(event)).is_ok())
     }
 
-    /// Creates the connector for the data connections from the head to its neighbours.
     pub(super) fn data_connector<'a>(&'a self, epoch: u32, sink: &'a DataSink) -> DataConnector<'a, T> {
-        DataConnector { transport: &self.transport, session: self.session, epoch, place: 0, sink }
+        DataConnector { transport: &self.transport, session: self.session, epoch, device_index: 0, sink }
     }
 
     /// Says goodbye to the workers, which then wait for the next head.

@@ -1,4 +1,5 @@
-//! The coordinator: executes the steps of the recovery reducer, and converts the workers' messages into its events.
+//! The coordinator: executes the steps of the recovery reducer ([`hearth_core::recovery`]), and converts the workers'
+//! messages into its events.
 //!
 //! It makes the workers prepare an epoch, sends them the plan, connects to its neighbours and loads its own layers.
 //! When the ring cannot continue, [`Reconfiguration`] finds another plan for the remaining devices.
@@ -19,7 +20,7 @@ use tokio::time::{timeout, timeout_at};
 
 use super::connections::WorkerConnections;
 use super::event_log::EventLog;
-use super::listener::HeadListener;
+use super::listener::{HeadListener, address_for_worker};
 use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
 use super::worker_connection::{HeadEvent, address};
@@ -31,8 +32,7 @@ use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for connecting to a neighbour that has just reported that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
-/// The time that a request waits for a lost device to answer before it begins without that device. source: assumed,
-/// an acceptable addition to the time to first token
+/// The time that a request waits for a lost device to return. source: assumed, acceptable in the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// The head's side of a session.
@@ -43,14 +43,13 @@ pub(super) struct Coordinator<T: Transport> {
     listener: HeadListener,
     pub(super) reconfiguration: Reconfiguration,
     runner: Option<StageRunner>,
-    /// Samplers for the runner when the next request begins.
+    /// The samplers of the next request, until the runner receives them.
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
 }
 
 impl<T: Transport> Coordinator<T> {
-    /// Connects to the workers of a plan and waits until all devices are ready.
     pub(super) async fn connect(
         transport: T,
         plan: Plan,
@@ -68,8 +67,8 @@ impl<T: Transport> Coordinator<T> {
         let (head, local_ips) = (&plan.devices[0], connections.local_ips());
         let planned = head.address.as_deref();
         let listener =
-            HeadListener::start(connections.transport(), planned, &local_ips, model.clone()).await?;
-        connections.set_facts(&head.name, model.facts());
+            HeadListener::start(&connections.transport, planned, &local_ips, model.clone()).await?;
+        connections.facts.insert(head.name.clone(), model.facts());
         let mut coordinator = Self {
             log: EventLog::new(&plan, options.on_run_event.clone()),
             reconfiguration: Reconfiguration::new(plan, &options),
@@ -86,7 +85,6 @@ impl<T: Transport> Coordinator<T> {
         Ok(coordinator)
     }
 
-    /// Returns the current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.reconfiguration.plan()
     }
@@ -99,10 +97,9 @@ impl<T: Transport> Coordinator<T> {
     /// Prepares the ring for a request: reconnects lost devices, and makes all devices discard the previous request.
     pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<(), RingError> {
         while let Ok(event) = self.events.try_recv() {
-            match event {
-                // Left over from the previous request.
-                HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_)) => {}
-                event => drop(self.handle(event)?),
+            // Passes of the previous request do not count.
+            if !matches!(event, HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_))) {
+                self.handle(event)?;
             }
         }
         self.rejoin_lost_devices().await;
@@ -145,7 +142,7 @@ impl<T: Transport> Coordinator<T> {
             if self.reconfiguration.recovery.is_running() {
                 return Ok(());
             }
-            steps = match timeout_at(self.reconfiguration.ready_deadline(), self.events.recv()).await {
+            steps = match timeout_at(self.reconfiguration.ready_deadline, self.events.recv()).await {
                 Ok(Some(event)) => self.handle(event)?,
                 Ok(None) => return Err(RingError::Interrupted),
                 Err(_) => self.lose_devices_that_are_not_ready()?,
@@ -163,7 +160,7 @@ impl<T: Transport> Coordinator<T> {
             Step::Configure { epoch } => self.configure(epoch).await,
             Step::Reset { epoch } => {
                 self.log.begin_epoch(epoch, self.reconfiguration.plan());
-                for worker in self.connections.members(self.reconfiguration.plan()) {
+                for (_, worker) in self.connections.members(self.reconfiguration.plan()) {
                     worker.measure_clock_offset();
                     worker.send(Message::Reset { epoch });
                 }
@@ -186,7 +183,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
-        self.listener.open(self.connections.session(), epoch, self.connections.data_sink());
+        self.listener.open(self.connections.session, epoch, self.connections.data_sink());
         let plan = self.plan().clone();
         self.log.begin_epoch(epoch, &plan);
         for device in plan.devices.iter().skip(1) {
@@ -204,15 +201,15 @@ impl<T: Transport> Coordinator<T> {
     async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
         let plan = self.plan().clone();
         let first_pass = self.reconfiguration.first_pass;
-        for (place, device) in plan.devices.iter().enumerate().skip(1) {
+        for (device_index, device) in (0u16..).zip(&plan.devices).skip(1) {
             let Some(worker) = self.connections.get(&device.name) else { continue };
-            let head = self.listener.address_for(worker.local_ip);
+            let head = address_for_worker(&self.listener.address, worker.local_ip);
             let mut receivers = Vec::new();
-            for to in Schedule::new(plan.clone(), place).receivers() {
+            for to in Schedule::new(plan.clone(), usize::from(device_index)).receivers() {
                 let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
-                receivers.push(PeerAddress { place: to as u16, address });
+                receivers.push(PeerAddress { device_index: to as u16, address });
             }
-            let message = Message::Configure { epoch, place: place as u16, first_pass, head, receivers };
+            let message = Message::Configure { epoch, device_index, first_pass, head, receivers };
             worker.send(Frame { message, payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
@@ -221,12 +218,11 @@ impl<T: Transport> Coordinator<T> {
         };
         // No other device waits for the head's upload, so its progress is not reported.
         let upload = UploadProgress::default();
-        let runner = match self.runner.take() {
+        self.runner = Some(match self.runner.take() {
             Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, &upload)?,
             None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, &upload)?
                 .with_draft(self.options.draft.as_deref())?,
-        };
-        self.runner = Some(runner);
+        });
         // Messages that arrived while the head loaded its own layers have not been read yet.
         self.reconfiguration.extend_ready_deadline();
         Ok(self.report_head_ready(epoch))
@@ -240,20 +236,13 @@ impl<T: Transport> Coordinator<T> {
             let device = &plan.devices[to];
             let at = device.address.as_deref().unwrap_or_default();
             let connecting = timeout(NEIGHBOUR_DEADLINE, connector.connect(to as u16, &device.name, at));
-            let reason = match connecting.await {
-                Ok(Ok(frames)) => {
-                    outbox.insert(to, frames);
-                    continue;
-                }
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "it does not respond".into(),
-            };
-            return Err(BrokenLink { epoch, peer: to as u16, reason });
+            let broken = |reason: String| BrokenLink { epoch, peer: to as u16, reason };
+            let connected = connecting.await.map_err(|_| broken("it does not respond".into()))?;
+            outbox.insert(to, connected.map_err(|error| broken(error.to_string()))?);
         }
         Ok(outbox)
     }
 
-    /// Reports a broken connection of the head itself.
     fn report_own_broken_link(&mut self, broken: BrokenLink) -> Vec<Step> {
         let by = self.reconfiguration.head_name();
         self.report_broken_link(&by, broken)
@@ -298,14 +287,14 @@ impl<T: Transport> Coordinator<T> {
             // No pass has started yet.
             HeadEvent::Data(DataEvent::Activations(_)) => Ok(vec![]),
             HeadEvent::Data(DataEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
-            HeadEvent::Message { connection, frame } => match self.connections.name_of(connection) {
-                Some(name) => self.handle_message(name, frame.message),
-                None => Ok(vec![]),
-            },
-            HeadEvent::Lost { connection, error, since } => match self.connections.name_of(connection) {
-                Some(name) => self.lose(&name, error, since),
-                None => Ok(vec![]),
-            },
+            HeadEvent::Message { connection, frame } => {
+                let name = self.connections.name_of(connection);
+                name.map_or(Ok(vec![]), |name| self.handle_message(name, frame.message))
+            }
+            HeadEvent::Lost { connection, error, since } => {
+                let name = self.connections.name_of(connection);
+                name.map_or(Ok(vec![]), |name| self.lose(&name, error, since))
+            }
             HeadEvent::PassTimeout(limit) => Err(RingError::Deadline {
                 what: "one pass through the ring".into(),
                 seconds: limit.as_secs_f64(),
@@ -337,7 +326,7 @@ impl<T: Transport> Coordinator<T> {
             // The trace of a request that has ended.
             Message::Report { .. } => Ok(vec![]),
             other => {
-                let error = protocol_error(&device, &format!("unexpected message {other:?}"));
+                let error = protocol_error(&device, format!("unexpected message {other:?}"));
                 self.lose(&device, error, wall_nanos())
             }
         }
@@ -357,7 +346,7 @@ impl<T: Transport> Coordinator<T> {
         for name in self.reconfiguration.recovery.awaited_devices().clone() {
             let error = RingError::Deadline {
                 what: format!("preparing worker `{name}`"),
-                seconds: self.reconfiguration.ready_limit().as_secs_f64(),
+                seconds: self.reconfiguration.ready_limit.as_secs_f64(),
                 hint: "check that the worker still runs and that the network is up",
             };
             steps.extend(self.lose(&name, error, wall_nanos())?);

@@ -1,21 +1,15 @@
 //! The event log of a request: the plan of each epoch, the run events, and the traces of the devices.
 //!
-//! All times are on the head's clock. Each device has one index in the trace: a new plan may change its place in the
-//! ring, but not this index. Devices that join later follow those of the first plan.
-//!
-//! Not here: the recording of steps on each device (`execution::recorder`).
+//! All times are on the head's clock. Each device has one index in the trace: a new plan may change its index in the
+//! ring, but not this one. Devices that join later follow those of the first plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_schema::Plan;
-use hearth_schema::run_events::RunEvent;
-use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Header;
-use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Trace;
+use hearth_schema::pass::Pass;
+use hearth_schema::run_events::{RunEvent, RunEventKind};
+use hearth_schema::trace::{Header, Outcome, Reading, Record, Trace};
 
 use super::options::OnRunEvent;
 use crate::execution::TraceLines;
@@ -23,21 +17,17 @@ use hearth_runtime::clock::wall_nanos;
 
 /// Maximum number of records, and of readings, in a trace: a day of a fast ring.
 const MAX_LINES: usize = 50_000_000;
-/// Maximum number of run events in a trace.
-/// source: assumed, below the limit of the trace format
+/// Maximum number of run events in a trace. source: assumed, below the limit of the trace format
 const MAX_RUN_EVENTS: usize = 1000;
 
-/// The trace of a running request.
 #[derive(Default)]
 pub(super) struct EventLog {
-    /// Receives each run event.
     on_run_event: Option<OnRunEvent>,
     /// The time at which the request began, in nanoseconds on this process's clock.
     started: u64,
-    /// The plan of each epoch.
     epochs: BTreeMap<u32, Arc<Plan>>,
     /// Device names by their index in the trace.
-    devices: Vec<String>,
+    pub(super) devices: Vec<String>,
     run_events: Vec<RunEvent>,
     records: Vec<Record>,
     readings: Vec<Reading>,
@@ -52,7 +42,6 @@ impl EventLog {
         Self { on_run_event, started: wall_nanos(), devices, ..Self::default() }
     }
 
-    /// Records the beginning of an epoch and its plan.
     pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
         self.epochs.insert(epoch, plan.clone());
         for device in &plan.devices {
@@ -62,65 +51,56 @@ impl EventLog {
 
     /// Records the loss of a device. `since` is the time of its last message, in nanoseconds on this process's clock.
     pub(super) fn record_loss(&mut self, name: &str, since: u64, what: String) {
+        let event = self.run_event(RunEventKind::Silent, Some(name), what);
         let start = since.saturating_sub(self.started);
-        let end = Some(self.now());
-        self.add_event(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
+        self.add_event(RunEvent { start, end: Some(event.start), ..event }, None);
     }
 
     /// Records that the ring continues with another plan. The event lasts until the next token is complete.
     pub(super) fn record_replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
-        let what =
-            format!("{}; {recomputed_tokens} tokens computed again", windows.collect::<Vec<_>>().join(", "));
-        let (start, digest) = (self.now(), Some(plan.digest()));
-        self.end_replanning(start);
-        let event =
-            RunEvent { start, plan_digest: digest, ..run_event(RunEventKind::Replanned, missing, what) };
-        self.add_event(event, Some(plan));
+        let windows = windows.collect::<Vec<_>>().join(", ");
+        let what = format!("{windows}; {recomputed_tokens} tokens computed again");
+        let event = self.run_event(RunEventKind::Replanned, missing, what);
+        self.end_replanning(event.start);
+        self.add_event(RunEvent { plan_digest: Some(plan.digest()), ..event }, Some(plan));
         self.plans.push(plan.clone());
     }
 
-    /// Records that another plan was needed but not found, and why.
     pub(super) fn record_not_replanned(&mut self, missing: Option<&str>, reason: &str) {
-        let start = self.now();
-        self.end_replanning(start);
-        self.add_event(
-            RunEvent { start, ..run_event(RunEventKind::NotReplanned, missing, reason.into()) },
-            None,
-        );
+        let event = self.run_event(RunEventKind::NotReplanned, missing, reason.into());
+        self.end_replanning(event.start);
+        self.add_event(event, None);
     }
 
-    /// Records that a token is complete.
     pub(super) fn record_token(&mut self) {
         let now = self.now();
         self.end_replanning(now);
     }
 
-    /// Adds the trace lines of a device, by epoch. Adding the nanoseconds `to_head` converts its times to this
-    /// process's clock. Invalid lines are skipped.
+    /// Adds the valid trace lines of a device, by epoch. `to_head` converts its times to this process's clock.
     pub(super) fn add_lines(&mut self, name: &str, all: Vec<(u32, TraceLines)>, to_head: i64) {
         let index = self.device_index(name);
         for (epoch, lines) in all {
             let Some(plan) = self.epochs.get(&epoch).cloned() else { continue };
-            let Some(place) = plan.device_index(name) else { continue };
+            let Some(ring_index) = plan.device_index(name) else { continue };
             let started = self.started;
             let shift = |at: u64| at.saturating_add_signed(to_head).saturating_sub(started);
             for mut record in lines.records {
-                let peer = match record.peer {
+                let peer = match record.peer.map(|peer| plan.devices.get(usize::from(peer))) {
                     None => None,
-                    Some(peer) => match plan.devices.get(usize::from(peer)) {
-                        None => continue,
-                        Some(device) => Some(self.device_index(&device.name)),
-                    },
+                    Some(None) => continue,
+                    Some(Some(device)) => Some(self.device_index(&device.name)),
                 };
                 let (start, end) = (shift(record.start), shift(record.end));
-                if usize::from(record.device) == place && start <= end && self.records.len() < MAX_LINES {
+                if usize::from(record.device) == ring_index && start <= end && self.records.len() < MAX_LINES
+                {
                     (record.device, record.peer, record.start, record.end) = (index, peer, start, end);
                     self.records.push(record);
                 }
             }
             for mut reading in lines.readings {
-                if usize::from(reading.device) == place && self.readings.len() < MAX_LINES {
+                if usize::from(reading.device) == ring_index && self.readings.len() < MAX_LINES {
                     (reading.device, reading.at) = (index, shift(reading.at));
                     self.readings.push(reading);
                 }
@@ -128,29 +108,11 @@ impl EventLog {
         }
     }
 
-    /// Returns the device names by their index in the trace.
-    pub(super) fn devices(&self) -> &[String] {
-        &self.devices
-    }
-
-    /// Returns the complete trace.
-    pub(super) fn into_trace(
-        mut self,
-        header: Header,
-        passes: Vec<hearth_schema::pass::Pass>,
-        outcome: Outcome,
-    ) -> Trace {
+    pub(super) fn into_trace(mut self, header: Header, passes: Vec<Pass>, outcome: Outcome) -> Trace {
         self.records.sort_by_key(|record| (record.start, record.device, record.end));
         self.run_events.sort_by_key(|run_event| run_event.start);
-        Trace {
-            header,
-            passes,
-            records: self.records,
-            readings: self.readings,
-            shortages: Vec::new(),
-            run_events: self.run_events,
-            outcome,
-        }
+        let Self { records, readings, run_events, .. } = self;
+        Trace { header, passes, records, readings, shortages: Vec::new(), run_events, outcome }
     }
 
     fn now(&self) -> u64 {
@@ -163,6 +125,12 @@ impl EventLog {
             self.devices.len() - 1
         });
         index as u16
+    }
+
+    /// Creates an event that starts now.
+    fn run_event(&self, kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
+        let (device, start) = (device.map(str::to_owned), self.now());
+        RunEvent { kind, device, start, end: None, what, plan_digest: None }
     }
 
     fn add_event(&mut self, run_event: RunEvent, new_plan: Option<&Plan>) {
@@ -182,8 +150,4 @@ impl EventLog {
             }
         }
     }
-}
-
-fn run_event(kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
-    RunEvent { kind, device: device.map(str::to_owned), start: 0, end: None, what, plan_digest: None }
 }

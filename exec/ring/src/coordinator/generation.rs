@@ -29,7 +29,6 @@ const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 pub struct GenerationResult {
     /// New tokens of each sequence; a stop token is the last.
     pub sequences: Vec<Vec<u32>>,
-    /// The trace of all devices.
     pub trace: Trace,
     /// The plans after the first one, in the order in which the ring adopted them.
     pub plans: Vec<Plan>,
@@ -65,12 +64,8 @@ pub(super) async fn generate<T: Transport>(
 ) -> Result<GenerationResult, FailedRequest> {
     let generation = request.generation(coordinator.plan())?;
     let GenerationRequest { sequences, stop_tokens, scenario, seed, .. } = request;
-    let (sequences, samplers) = sequences
-        .into_iter()
-        .map(|SequenceRequest { prompt, sampler }| {
-            (SequenceTokens { prompt_len: prompt.len(), tokens: prompt }, sampler)
-        })
-        .unzip();
+    let split = |SequenceRequest { prompt, sampler }| (SequenceTokens::from_prompt(prompt), sampler);
+    let (sequences, samplers) = sequences.into_iter().map(split).unzip();
     let samplers = Samplers::new(samplers, stop_tokens.clone());
     let mut pipeline = PassPipeline::new(generation, sequences, stop_tokens);
     let started = coordinator.start_request(samplers).await;
@@ -84,7 +79,7 @@ pub(super) async fn generate<T: Transport>(
     let outcome = if ended.is_ok() { Outcome::Ok } else { Outcome::Killed };
     let mut log = std::mem::take(&mut coordinator.log);
     let plans = std::mem::take(&mut log.plans);
-    let header = header(coordinator, log.devices(), (first_plan, scenario, seed));
+    let header = header(coordinator, &log.devices, (first_plan, scenario, seed));
     let trace = log.into_trace(header, pipeline.passes, outcome);
     let new_tokens = |sequence: SequenceTokens| sequence.tokens[sequence.prompt_len..].to_vec();
     let sequences = pipeline.sequences.into_iter().map(new_tokens).collect();
@@ -95,7 +90,6 @@ pub(super) async fn generate<T: Transport>(
     }
 }
 
-/// Starts passes and handles events until all tokens are generated.
 async fn run<T: Transport>(
     pipeline: &mut PassPipeline,
     coordinator: &mut Coordinator<T>,
@@ -120,7 +114,6 @@ async fn run<T: Transport>(
     }
 }
 
-/// Collects the traces of all devices that answer in time.
 async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: Duration) {
     let deadline = Instant::now() + limit;
     let head = coordinator.reconfiguration.head_name();
@@ -146,18 +139,16 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
                 }
             }
             HeadEvent::Lost { connection, error, since } => {
-                if let Some(name) = coordinator.connections.name_of(connection) {
-                    awaited.remove(&name);
-                    // The next request is planned without this worker; this request already has its tokens.
-                    let _ = coordinator.lose(&name, error, since);
-                }
+                let Some(name) = coordinator.connections.name_of(connection) else { continue };
+                awaited.remove(&name);
+                // The next request is planned without this worker; this request already has its tokens.
+                let _ = coordinator.lose(&name, error, since);
             }
             _ => {}
         }
     }
     for name in awaited {
-        let reason = "it did not send its trace in time".into();
-        coordinator.log.record_loss(&name, wall_nanos(), reason);
+        coordinator.log.record_loss(&name, wall_nanos(), "it did not send its trace in time".into());
     }
     for (name, lines) in collected {
         let offset = coordinator.connections.clock_offset(&name);
@@ -171,7 +162,7 @@ fn header<T: Transport>(
     (plan_digest, scenario, seed): (String, String, u64),
 ) -> Header {
     let devices = devices.iter().map(|name| {
-        let facts = coordinator.connections.facts(name);
+        let facts = coordinator.connections.facts.get(name).cloned().unwrap_or_default();
         TracedDevice {
             name: name.clone(),
             profile_digest: None,

@@ -1,52 +1,43 @@
 //! Serves the layers of the head's model to workers that have no model file.
-//!
-//! Not here: the worker's side (`worker::model_source`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-
 use crate::error::{RingError, protocol_error};
 use crate::execution::LocalModel;
-use crate::wire::{FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline};
+use crate::wire::{
+    ByteStream, FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline,
+};
 use hearth_runtime::fetched::{CHUNK_BYTES, hash};
 
 /// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Serves chunks of a model to a worker, until the worker closes the connection.
-pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Result<(), RingError> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let request =
-            with_deadline(IDLE_DEADLINE, "a request for layers", Frame::read(&mut stream, 0)).await??;
+        let read = Frame::read(&mut stream, 0);
+        let request = with_deadline(IDLE_DEADLINE, "a request for layers", read).await??;
         let reply = match request.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::ListFiles) => {
                 let sizes = model.weights.model().sizes.iter();
-                let files = sizes
-                    .map(|size| FileLengths { file: size.file_bytes, header: size.data_start })
-                    .collect();
-                Frame::from(Message::Files { files })
+                let files = sizes.map(|size| FileLengths { file: size.file_bytes, header: size.data_start });
+                Frame::from(Message::Files { files: files.collect() })
             }
             Some(Message::GetChunk { file, chunk }) => {
                 let model = model.clone();
                 // The pages may have to be read from disk.
                 let read = tokio::task::spawn_blocking(move || read_chunk(&model, file, chunk)).await;
-                let read = read.map_err(|error| protocol_error("the head", &error.to_string()))?;
+                let read = read.map_err(|error| protocol_error("the head", error.to_string()))?;
                 read.ok_or_else(|| {
                     protocol_error("a fetching worker", "it requested a chunk that the model does not have")
                 })?
             }
             Some(other) => {
-                return Err(protocol_error(
-                    "a fetching worker",
-                    &format!("{other:?} is not a request for layers"),
-                ));
+                let what = format!("{other:?} is not a request for layers");
+                return Err(protocol_error("a fetching worker", what));
             }
         };
         with_deadline(WRITE_DEADLINE, "sending layers", reply.write(&mut stream)).await??;

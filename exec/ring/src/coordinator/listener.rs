@@ -1,38 +1,34 @@
 //! The head's listener: accepts activations, and serves layers to workers that have no model file.
 //!
 //! It listens on the host of the head's address in the plan, if there is one. Otherwise, without a key, it listens on
-//! 127.0.0.1, so that only this machine can connect. With a key, it listens on the local address of the head's
-//! connections to the workers. If these addresses differ because the head is in several networks, it listens on all
-//! addresses of this machine, and each worker receives the address in its own network.
+//! 127.0.0.1; with a key, on the local address of the head's connections to the workers. If these addresses differ, it
+//! listens on all addresses of this machine, and each worker receives the address in its own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 
 use super::layer_server;
 use crate::error::RingError;
 use crate::execution::LocalModel;
 use crate::wire::{
-    DataSink, Listener, OpenEpoch, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch,
-    Transport, accept_activations, bind, read_hello, refuse,
+    ByteStream, DataSink, Listener, OpenEpoch, PendingConnection, PendingConnections, Purpose,
+    SharedOpenEpoch, Transport, accept_activations, bind, read_hello, refuse,
 };
 
-/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The head's listener and the epoch whose activations it accepts.
 pub(super) struct HeadListener {
-    address: String,
+    pub(super) address: String,
     open_epoch: SharedOpenEpoch,
     task: JoinHandle<()>,
 }
 
 impl HeadListener {
-    /// Listens on an address that the workers can reach. `local_ips` are the head's own addresses on its connections
-    /// to the workers.
+    /// Listens on an address that the workers can reach. `local_ips` are the head's ends of its connections to
+    /// workers.
     pub(super) async fn start<T: Transport>(
         transport: &T,
         planned: Option<&str>,
@@ -47,14 +43,7 @@ impl HeadListener {
 
     /// Accepts only activations of this epoch from now on.
     pub(super) fn open(&self, session: u64, epoch: u32, sink: DataSink) {
-        let open = OpenEpoch { session, epoch, sink };
-        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
-    }
-
-    /// Returns the address at which a worker can reach the head; `local_ip` is the head's own address on the
-    /// connection to this worker.
-    pub(super) fn address_for(&self, local_ip: Option<IpAddr>) -> String {
-        address_for_worker(&self.address, local_ip)
+        self.open_epoch.send_replace(Some(OpenEpoch { session, epoch, sink }));
     }
 }
 
@@ -64,10 +53,7 @@ impl Drop for HeadListener {
     }
 }
 
-async fn accept<L: Listener>(mut listener: L, open_epoch: SharedOpenEpoch, model: Arc<LocalModel>)
-where
-    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn accept(mut listener: impl Listener, open_epoch: SharedOpenEpoch, model: Arc<LocalModel>) {
     let mut pending = PendingConnections::default();
     loop {
         let Ok(stream) = listener.accept().await else {
@@ -79,18 +65,15 @@ where
     }
 }
 
-/// Reads the first frame of a connection, and serves the connection.
-async fn serve_connection<S>(
-    mut stream: S,
+async fn serve_connection(
+    mut stream: impl ByteStream,
     open_epoch: SharedOpenEpoch,
     model: Arc<LocalModel>,
     connection: PendingConnection,
-) where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+) {
     let Ok((session, purpose)) = read_hello(&mut stream).await else { return };
     connection.mark_identified();
-    let own = open_epoch.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|open| open.session);
+    let own = open_epoch.borrow().as_ref().map(|open| open.session);
     // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
         Purpose::Data { from, epoch } => {
@@ -126,7 +109,8 @@ fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option
     SocketAddr::new(host, 0).to_string()
 }
 
-fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
+/// Returns the address for a worker; `local_ip` is the head's own address on the connection to it.
+pub(super) fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
     match (listening_at.parse::<SocketAddr>(), local_ip) {
         (Ok(all), Some(host)) if all.ip().is_unspecified() => SocketAddr::new(host, all.port()).to_string(),
         _ => listening_at.into(),
@@ -137,8 +121,7 @@ fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
 mod tests {
     use super::*;
 
-    /// A case has the planned address, whether there is a key, the head's own addresses on its connections to the
-    /// workers, and the expected address.
+    /// Cases: planned address, whether there is a key, the head's own addresses, and the expected address.
     #[test]
     fn head_listens_where_workers_can_reach_it() {
         let cases: [(Option<&str>, bool, &[&str], &str); 7] = [
@@ -158,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_is_told_the_address_on_its_side() {
+    fn each_worker_receives_the_address_in_its_own_network() {
         for (listening_at, seen_from, expected) in [
             ("192.168.1.5:4711", "192.168.1.5", "192.168.1.5:4711"),
             ("0.0.0.0:4711", "127.0.0.1", "127.0.0.1:4711"),

@@ -10,16 +10,12 @@ use hearth_schema::run_events::RunEvent;
 
 use crate::execution::{ComputeMode, LocalModel};
 
-/// The default of [`RingOptions::ready_deadline`].
-/// source: assumed, far more than loading mapped layers takes
-const READY_DEADLINE: Duration = Duration::from_mins(1);
-
-/// Options of a ring.
+/// The head's options for connecting to a ring and running requests.
 #[derive(Clone)]
 pub struct RingOptions {
     /// Number of compute threads of the head; 0 uses all cores.
     pub threads: usize,
-    /// The time limit of one pass, without its wait for earlier passes.
+    /// The time limit of one pass, counted from its start or from the end of the previous pass, whichever is later.
     pub pass_deadline: Duration,
     /// The time limit for workers to get ready. It starts again when a worker reports progress.
     pub ready_deadline: Duration,
@@ -42,7 +38,8 @@ impl Default for RingOptions {
         Self {
             threads: 0,
             pass_deadline: Duration::from_mins(10),
-            ready_deadline: READY_DEADLINE,
+            // source: assumed, far more than loading mapped layers takes
+            ready_deadline: Duration::from_mins(1),
             draft: None,
             recovery: RecoveryPolicy::default(),
             compute_mode: ComputeMode::default(),
@@ -57,19 +54,9 @@ impl Default for RingOptions {
 pub enum RecoveryPolicy {
     /// The request fails.
     Fail,
-    /// The remaining devices take over its layers, in proportion to their own.
+    /// The remaining devices take over the layers of the lost device, in proportion to their own layers.
     #[default]
     Spread,
     /// A planner makes another plan for the available devices of `cluster`.
     Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync> },
-}
-
-impl std::fmt::Debug for RecoveryPolicy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            RecoveryPolicy::Fail => "Fail",
-            RecoveryPolicy::Spread => "Spread",
-            RecoveryPolicy::Replan { .. } => "Replan",
-        })
-    }
 }

@@ -22,14 +22,13 @@ use crate::error::{RingError, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
 use crate::wire::{DataEvent, Message, Transport};
 
-/// Replaces a time limit that is too long for the clock. source: assumed, longer than any pass
+/// The wait in place of a time limit that would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
 /// Maximum number of passes in flight per device of the ring. Two keep a device busy while the next pass is being
 /// sent; more would only wait and use memory for their activations.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
-/// A sequence in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
     /// The prompt, followed by the tokens generated so far.
@@ -37,7 +36,12 @@ pub(super) struct SequenceTokens {
     pub(super) prompt_len: usize,
 }
 
-/// The passes in flight, and the state of their sequences.
+impl SequenceTokens {
+    pub(super) fn from_prompt(prompt: Vec<u32>) -> Self {
+        Self { prompt_len: prompt.len(), tokens: prompt }
+    }
+}
+
 pub(super) struct PassPipeline {
     pub(super) generation: Generation,
     pub(super) sequences: Vec<SequenceTokens>,
@@ -47,28 +51,25 @@ pub(super) struct PassPipeline {
     pub(super) reports: Option<Vec<(String, TraceLines)>>,
     /// The start time of each pass in flight, by pass index.
     in_flight: BTreeMap<u32, Instant>,
-    /// The time at which the last pass finished.
-    last_output: Option<Instant>,
+    last_pass_end: Option<Instant>,
 }
 
 /// The result of one step of the head.
 pub(super) enum Progress {
     /// Work was done, but no token is complete.
     Work,
-    /// New tokens of a sequence, after the sequence number.
+    /// The number of a sequence, and its new tokens.
     Tokens(u32, Vec<u32>),
     /// No pass can start and no event is pending.
     Idle,
 }
 
 impl PassPipeline {
-    /// Creates a pipeline without passes.
     pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
         let (passes, in_flight) = (Vec::new(), BTreeMap::new());
-        Self { generation, sequences, stop_tokens, passes, reports: None, in_flight, last_output: None }
+        Self { generation, sequences, stop_tokens, passes, reports: None, in_flight, last_pass_end: None }
     }
 
-    /// Whether no pass is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -79,7 +80,7 @@ impl PassPipeline {
     pub(super) fn next_deadline(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.in_flight.values().next().copied();
         let ahead = if rounds > 1 { self.in_flight.len().max(1) } else { 1 };
-        let since = entered.max(self.last_output).unwrap_or_else(Instant::now);
+        let since = entered.max(self.last_pass_end).unwrap_or_else(Instant::now);
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
     }
 
@@ -103,7 +104,6 @@ impl PassPipeline {
         self.finish_pass(output, coordinator)
     }
 
-    /// Handles an event of the ring.
     pub(super) async fn handle<T: Transport>(
         &mut self,
         event: HeadEvent,
@@ -129,13 +129,13 @@ impl PassPipeline {
             // The passes in flight are abandoned.
             self.generation = resumed;
             self.in_flight.clear();
-            self.last_output = None;
+            self.last_pass_end = None;
             coordinator.settle(steps).await?;
         }
         Ok(Progress::Work)
     }
 
-    /// Removes a finished pass, and stores its tokens. `output` is `None` if no pass has finished.
+    /// Removes the pass that has finished, if there is one, and stores its tokens.
     fn finish_pass<T: Transport>(
         &mut self,
         output: Option<PassOutput>,
@@ -143,9 +143,9 @@ impl PassPipeline {
     ) -> Result<Progress, RingError> {
         let Some(PassOutput { pass, tokens }) = output else { return Ok(Progress::Work) };
         self.in_flight.remove(&pass.index);
-        self.last_output = Some(Instant::now());
+        self.last_pass_end = Some(Instant::now());
         let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Progress::Work) };
-        let broken = |error: GenerationError| protocol_error("the ring", &error.to_string());
+        let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
         self.generation.complete_pass(pass.index, accepted as u32).map_err(broken)?;
         if self.stop_tokens.contains(&tokens[accepted]) {
             self.generation.cancel(pass.sequence);
@@ -161,13 +161,12 @@ impl PassPipeline {
     }
 }
 
-/// Parses the payload of a worker's report.
 pub(super) fn parse_trace_lines(payload: &[u8]) -> Option<TraceLines> {
     let (records, readings) = serde_json::from_slice::<(Vec<Record>, Vec<Reading>)>(payload).ok()?;
     Some(TraceLines { records, readings })
 }
 
-/// Converts the result of a wait for an event: a timeout is an event, and a closed channel cancels the request.
+/// Converts the result of a wait for an event: a timeout is a `PassTimeout`, a closed channel a `Cancel`.
 pub(super) fn event_or_timeout(event: Result<Option<HeadEvent>, Elapsed>, limit: Duration) -> HeadEvent {
     match event {
         Ok(Some(event)) => event,

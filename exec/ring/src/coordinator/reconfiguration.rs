@@ -1,8 +1,5 @@
-//! The reconfiguration of a ring: the recovery reducer, the policy that finds another plan, and the deadline for
-//! devices to get ready.
-//!
-//! Not here: the reducer itself ([`hearth_core::recovery`]), and the execution of its steps
-//! (`coordinator::coordinator`).
+//! The reconfiguration of a ring: the recovery reducer ([`hearth_core::recovery`]), the policy that finds another
+//! plan, and the deadline for devices to get ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +16,9 @@ use crate::execution::LocalModel;
 pub(super) struct Reconfiguration {
     pub(super) recovery: Recovery,
     policy: RecoveryPolicy,
-    ready_limit: Duration,
+    pub(super) ready_limit: Duration,
     /// The time at which a device that is not ready counts as lost.
-    ready_by: Instant,
+    pub(super) ready_deadline: Instant,
     /// Index of the first pass after the next reconfiguration.
     pub(super) first_pass: u32,
     /// Number of tokens that are computed again after the next reconfiguration.
@@ -34,13 +31,12 @@ impl Reconfiguration {
             recovery: Recovery::new(Arc::new(plan)),
             policy: options.recovery.clone(),
             ready_limit: options.ready_deadline,
-            ready_by: Instant::now(),
+            ready_deadline: Instant::now(),
             first_pass: 0,
             recomputed_tokens: 0,
         }
     }
 
-    /// Returns the current plan.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         self.recovery.plan()
     }
@@ -54,39 +50,26 @@ impl Reconfiguration {
         (self.first_pass, self.recomputed_tokens) = (first_pass, recomputed_tokens);
     }
 
-    /// Returns a device of the current plan, or else of the first plan.
+    /// Returns the device with this name in the current plan, or else in the first plan.
     pub(super) fn planned_device(&self, name: &str) -> Option<PlannedDevice> {
         let plans = [self.recovery.plan(), self.recovery.first_plan()];
         plans.iter().find_map(|plan| Some(plan.devices[plan.device_index(name)?].clone()))
     }
 
-    /// Restarts the time limit for devices to get ready.
     pub(super) fn extend_ready_deadline(&mut self) {
-        self.ready_by = Instant::now() + self.ready_limit;
+        self.ready_deadline = Instant::now() + self.ready_limit;
     }
 
-    pub(super) fn ready_deadline(&self) -> Instant {
-        self.ready_by
-    }
-
-    pub(super) fn ready_limit(&self) -> Duration {
-        self.ready_limit
-    }
-
-    /// Finds a plan for the remaining devices that fits `model`. Returns the event with the plan, or with the reason
-    /// why there is none.
+    /// Finds a plan for the remaining devices that fits `model`. Returns it, or the reason why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
             RecoveryPolicy::Fail => Err(NoPlan { reason: "this run does not plan again".into() }),
             RecoveryPolicy::Spread => self.recovery.spread_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };
-        let checked = found.and_then(|plan| match model.check(&plan) {
-            Ok(()) => Ok(plan),
-            Err(error) => Err(NoPlan { reason: error.to_string() }),
-        });
-        match checked {
-            Ok(plan) => Event::Planned(Box::new(plan)),
+        match found.map(|plan| (model.check(&plan), plan)) {
+            Ok((Ok(()), plan)) => Event::Planned(Box::new(plan)),
+            Ok((Err(error), _)) => Event::NoPlan { reason: error.to_string() },
             Err(NoPlan { reason }) => Event::NoPlan { reason },
         }
     }

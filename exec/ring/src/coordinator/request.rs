@@ -1,8 +1,6 @@
 //! A generation request: its sequences, the batch size of prompts, and the number of tokens drafted at a time.
 //!
 //! A request is checked against the ring's plan before anything is computed.
-//!
-//! Not here: the passes of a request ([`hearth_core::schedule::Generation`]).
 
 use hearth_core::schedule::Generation;
 use hearth_schema::pass::MAX_PASS_TOKENS;

@@ -14,7 +14,6 @@ use super::worker_connection::HeadEvent;
 use crate::error::RingError;
 use crate::execution::{ComputeMode, LocalModel};
 use crate::wire::Transport;
-use hearth_runtime::clock::wall_nanos;
 
 /// Cancels the active request of a ring.
 #[derive(Debug, Clone)]
@@ -45,7 +44,8 @@ impl<T: Transport> Ring<T> {
     ) -> Result<Ring<T>, RingError> {
         let (inbox, events) = mpsc::unbounded_channel();
         let (compute_mode, cancel_handle) = (options.compute_mode, CancelHandle(inbox.clone()));
-        let session = session_id(&plan);
+        // Workers use the session number only to distinguish the data connections of different heads.
+        let session = rand::random();
         let connecting =
             Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events), session);
         // Allocating a large cache takes seconds, during which heartbeats must continue.
@@ -53,8 +53,7 @@ impl<T: Transport> Ring<T> {
         Ok(Ring { coordinator: Some(Box::new(coordinator)), plan, compute_mode, cancel_handle })
     }
 
-    /// Runs a request. `on_token` receives the sequence number and the token as soon as a token is generated, on
-    /// another thread.
+    /// Runs a request. `on_token` receives each token, with its sequence number, when it is generated.
     pub async fn generate(
         &mut self,
         request: GenerationRequest,
@@ -124,12 +123,4 @@ impl<T: Transport> Drop for Ring<T> {
         // A request may still be waiting on its own thread.
         self.cancel_handle.cancel();
     }
-}
-
-/// Creates the number of a session. Workers use it only to distinguish the data connections of different heads.
-fn session_id(plan: &Plan) -> u64 {
-    let digest = plan.digest();
-    let bytes = digest.bytes().chain(wall_nanos().to_le_bytes()).chain(std::process::id().to_le_bytes());
-    // FNV-1a, 64 bits.
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

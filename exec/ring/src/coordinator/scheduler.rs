@@ -1,14 +1,12 @@
 //! The scheduler: continuous batching of requests over the slots of one ring.
 //!
 //! The plan has caches for a number of sequences; each cache is a slot. A request is assigned to a vacant slot,
-//! preferably one whose cached tokens are a prefix of the prompt. This prefix is not computed again, so the next turn
-//! of a conversation starts quickly. Active requests share the ring like the sequences of one request; each starts
-//! and ends independently of the others. When the client of a request disconnects (the receiver of its events is
-//! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are
-//! computed again, and the caches of vacant slots are lost.
+//! preferably one whose cached tokens are a prefix of the prompt, which is not computed again. Active requests share
+//! the ring like the sequences of one request. When the client of a request disconnects (the receiver of its events is
+//! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are computed
+//! again, and the caches of vacant slots are lost.
 //!
-//! Not here: which pass starts next ([`hearth_core::schedule::Generation`]), and the conversion between tokens and
-//! text.
+//! Not here: which pass starts next ([`hearth_core::schedule::Generation`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,14 +22,11 @@ use crate::error::{RingError, protocol_error};
 use crate::execution::{SampleFn, Samplers, TraceLines};
 use crate::wire::{Message, Transport};
 
-/// The number of passes after which traces are collected, so that they do not fill the memory of devices.
-/// source: assumed, some seconds of a fast ring
+/// Number of passes after which traces are collected, to bound their memory. source: assumed, seconds of a fast ring
 const MAX_PASSES_PER_REPORT: usize = 256;
-/// The interval at which the traces of a slow ring are collected, so that its metrics stay current.
-/// source: assumed
+/// The interval at which a slow ring collects traces, so that its metrics stay current. source: assumed
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
-/// The interval at which the head tries to reconnect to a lost device. source: assumed, an acceptable addition to the
-/// time to first token
+/// The minimum interval between attempts to reconnect lost devices, which delay a request. source: assumed
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A request to a serving ring.
@@ -49,11 +44,8 @@ pub struct Request {
 /// An event of a response. The sender is dropped after the last event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseEvent {
-    /// The request has been assigned to a slot.
-    Started {
-        /// Number of prompt tokens that were found in the slot's cache.
-        cached_tokens: u32,
-    },
+    /// The request has been assigned to a slot, whose cache has this many tokens of the prompt.
+    Started { cached_tokens: u32 },
     /// A generated token; a stop token is the last one.
     Token(u32),
     /// The request failed for this reason.
@@ -75,7 +67,6 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// Creates a pipeline whose slots are all vacant.
     fn empty_pipeline(&self, slots: u32) -> PassPipeline {
         let generation = Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens);
         let sequences = vec![SequenceTokens::default(); slots as usize];
@@ -92,43 +83,32 @@ impl ServeOptions {
 /// The slots of a ring, their active requests, and the queue of requests that wait for a slot.
 struct RequestTable {
     pipeline: PassPipeline,
-    /// The active request of each slot.
     active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
     /// The number of the last request in each slot, counted from 1; 0 before the first.
     last_used: Vec<u64>,
     queue: VecDeque<Request>,
     request_count: u64,
-    /// Whether more requests can arrive.
     is_open: bool,
 }
 
 impl RequestTable {
     fn new(pipeline: PassPipeline, slots: usize) -> Self {
-        Self {
-            pipeline,
-            active: vec![None; slots],
-            last_used: vec![0; slots],
-            queue: VecDeque::new(),
-            request_count: 0,
-            is_open: true,
-        }
+        let (active, last_used) = (vec![None; slots], vec![0; slots]);
+        Self { pipeline, active, last_used, queue: VecDeque::new(), request_count: 0, is_open: true }
     }
 
-    /// Queues the requests that have arrived so far.
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
         loop {
             match request_rx.try_recv() {
                 Ok(request) => self.queue.push_back(request),
-                Err(mpsc::error::TryRecvError::Empty) => return,
-                Err(mpsc::error::TryRecvError::Disconnected) => {
-                    self.is_open = false;
+                Err(error) => {
+                    self.is_open &= error == mpsc::error::TryRecvError::Empty;
                     return;
                 }
             }
         }
     }
 
-    /// Cancels the requests whose clients have disconnected.
     fn cancel_abandoned(&mut self) {
         self.queue.retain(|request| !request.response_tx.is_closed());
         for (sequence, response_tx) in (0..).zip(&mut self.active) {
@@ -170,7 +150,6 @@ impl RequestTable {
         }
     }
 
-    /// Sends an error to all active and queued requests.
     fn fail_all(&mut self, error: &RingError) {
         let active = self.active.iter_mut().filter_map(Option::take);
         let queued = self.queue.drain(..).map(|request| request.response_tx);
@@ -202,14 +181,11 @@ pub(super) async fn serve<T: Transport>(
     ended
 }
 
-/// Assigns requests to the ring's slots.
 struct Scheduler<'a, T: Transport> {
     coordinator: &'a mut Coordinator<T>,
     options: ServeOptions,
     table: RequestTable,
-    /// The time of the next attempt to reconnect lost devices.
     rejoin_at: Instant,
-    /// The time of the last collection of traces.
     reported_at: Instant,
 }
 
@@ -234,7 +210,6 @@ impl<T: Transport> Scheduler<'_, T> {
         }
     }
 
-    /// Assigns free slots to queued requests.
     fn admit_queued(&mut self) -> Result<(), RingError> {
         let table = &mut self.table;
         while let Some(request) = table.queue.front() {
@@ -252,19 +227,17 @@ impl<T: Transport> Scheduler<'_, T> {
             }
             let entered =
                 table.pipeline.generation.enter_request(slot, prompt.len() as u32, common, max_new_tokens);
-            let cached_tokens = entered.map_err(|error| protocol_error("the head", &error.to_string()))?;
+            let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
             self.coordinator.runner()?.set_sampler(slot, sampler);
             table.request_count += 1;
             table.last_used[slot as usize] = table.request_count;
-            table.pipeline.sequences[slot as usize] =
-                SequenceTokens { prompt_len: prompt.len(), tokens: prompt };
+            table.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
             let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
             table.active[slot as usize] = Some(response_tx);
         }
         Ok(())
     }
 
-    /// Waits for the next event of the ring or the next request.
     async fn wait(
         &mut self,
         request_rx: &mut mpsc::UnboundedReceiver<Request>,
@@ -312,9 +285,8 @@ impl<T: Transport> Scheduler<'_, T> {
             let plan = self.coordinator.plan().clone();
             self.coordinator.connections.broadcast(&plan, &Message::Collect);
             let head = &plan.devices[0].name;
-            let own = self.coordinator.runner()?.take_trace();
-            let own = own.into_iter().map(|(_, lines)| (head.clone(), lines));
-            pipeline.reports.get_or_insert_default().extend(own);
+            let own = self.coordinator.runner()?.take_trace().into_iter();
+            pipeline.reports.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));
         }
         for (name, lines) in pipeline.reports.iter_mut().flat_map(|reports| reports.drain(..)) {
             if let Some(on_report) = &self.options.on_report {

@@ -1,21 +1,16 @@
 //! The head's control connection to one worker: sends messages, reads replies, and detects the loss of the worker.
 //!
-//! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as
-//! lost when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT`]. Received frames go to the head's inbox
-//! with the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. A
-//! pong contains the worker's time. The clock offset is estimated from the shortest round trip, with the assumption
-//! that the pong was written half way through it.
-//!
-//! Not here: how a worker handles messages ([`crate::worker`]), and how the head handles replies
-//! ([`super::coordinator`]).
+//! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as lost
+//! when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT`]. Received frames go to the head's inbox with
+//! the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. The
+//! clock offset is estimated from the shortest round trip of a ping.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_core::recovery::heartbeat;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::{Plan, PlannedDevice};
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -29,7 +24,6 @@ use crate::wire::{
 };
 use hearth_runtime::clock::wall_nanos;
 
-/// The interval between two pings.
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
 /// A worker counts as lost if no frame arrives for this time.
 const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
@@ -43,37 +37,26 @@ pub(super) enum HeadEvent {
     Data(DataEvent),
     /// A message of a worker over the control connection with this number.
     Message { connection: u64, frame: Frame },
-    /// A worker is lost.
-    Lost {
-        connection: u64,
-        error: RingError,
-        /// The time at which its last frame arrived, in nanoseconds on this process's clock.
-        since: u64,
-    },
+    /// A worker is lost. Its last frame arrived at `since`, in nanoseconds on this process's clock.
+    Lost { connection: u64, error: RingError, since: u64 },
     /// A pass takes longer than this limit.
     PassTimeout(Duration),
-    /// The request is cancelled.
+    /// The generation was cancelled.
     Cancel,
 }
 
-/// The head's connection to one worker.
 pub(super) struct WorkerConnection {
-    name: String,
-    pub(super) number: u64,
-    pub(super) facts: WorkerFacts,
-    /// This machine's own address on the connection.
+    monitor: Monitor,
     pub(super) local_ip: Option<IpAddr>,
     frames: mpsc::UnboundedSender<Frame>,
-    clock: Arc<Mutex<WorkerClock>>,
     heartbeat: JoinHandle<()>,
     reader: JoinHandle<()>,
     writer: JoinHandle<()>,
 }
 
-/// The clock offset of a worker, and the arrival time of its last frame.
 #[derive(Debug, Clone, Copy)]
 struct WorkerClock {
-    /// The shortest round trip of a ping so far, in nanoseconds; 0 before the first.
+    /// The shortest round trip of a ping in the current measurement, in nanoseconds; 0 before the first pong.
     round_trip: u64,
     /// Nanoseconds to add to the worker's times, to convert them to the head's clock.
     to_head: i64,
@@ -82,7 +65,6 @@ struct WorkerClock {
     last_frame_at: u64,
 }
 
-/// Returns the address of a worker in the plan.
 pub(super) fn address(device: &PlannedDevice) -> Result<&str, RingError> {
     device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
 }
@@ -107,7 +89,7 @@ impl Monitor {
     }
 
     fn disconnected(&self, reason: impl Into<String>) -> RingError {
-        RingError::Disconnected { name: self.name.clone(), reason: reason.into() }
+        RingError::disconnected(&self.name, reason)
     }
 }
 
@@ -151,13 +133,10 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
             Ok(None) => break monitor.disconnected("it closed the connection"),
             Err(error) => break monitor.disconnected(error.to_string()),
         };
-        let pong = match &frame.message {
-            Message::Pong { nonce, clock } => Some((*nonce, *clock)),
-            _ => None,
-        };
-        monitor.clock().on_frame(pong);
+        let mut clock = monitor.clock();
+        (clock.last_frame, clock.last_frame_at) = (Instant::now(), wall_nanos());
         match frame.message {
-            Message::Pong { .. } => {}
+            Message::Pong { nonce, clock: theirs } => clock.on_pong(nonce, theirs),
             Message::Refuse { reason } => break RingError::Refused { name: monitor.name.clone(), reason },
             _ => {
                 let event = HeadEvent::Message { connection: monitor.connection, frame };
@@ -171,13 +150,10 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 impl WorkerClock {
-    /// Records the arrival of a frame. `pong` has the time at which the ping was sent, on the head's clock, and the
-    /// time at which it was answered, on the worker's clock.
-    fn on_frame(&mut self, pong: Option<(u64, u64)>) {
-        let now = wall_nanos();
-        (self.last_frame, self.last_frame_at) = (Instant::now(), now);
-        let Some((nonce, theirs)) = pong else { return };
-        let round_trip = now.saturating_sub(nonce).max(1);
+    /// Updates the offset from a pong that has just arrived. Its ping was sent at `nonce` on the head's clock, and
+    /// answered at `theirs` on the worker's clock.
+    fn on_pong(&mut self, nonce: u64, theirs: u64) {
+        let round_trip = self.last_frame_at.saturating_sub(nonce).max(1);
         if self.round_trip == 0 || round_trip < self.round_trip {
             self.round_trip = round_trip;
             // Assumes that the pong was written half way through the round trip.
@@ -188,14 +164,14 @@ impl WorkerClock {
 }
 
 impl WorkerConnection {
-    /// Opens the control connection to a worker, and checks its model.
+    /// Opens the control connection to a worker, and checks its model. Returns the worker's facts too.
     pub(super) async fn open<T: Transport>(
         transport: &T,
         plan: &Plan,
         device: &PlannedDevice,
         (session, number): (u64, u64),
         inbox: &mpsc::UnboundedSender<HeadEvent>,
-    ) -> Result<WorkerConnection, RingError> {
+    ) -> Result<(WorkerConnection, WorkerFacts), RingError> {
         let (name, at) = (device.name.clone(), address(device)?);
         let (stream, facts) = open_connection(transport, &name, at, session, Purpose::Control).await?;
         // A worker without a model file fetches its layers from the head.
@@ -208,22 +184,20 @@ impl WorkerConnection {
         let (last_frame, last_frame_at) = (Instant::now(), wall_nanos());
         let clock = WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at };
         let clock = Arc::new(Mutex::new(clock));
-        let monitor =
-            Monitor { name: name.clone(), connection: number, clock: clock.clone(), inbox: inbox.clone() };
+        let monitor = Monitor { name, connection: number, clock, inbox: inbox.clone() };
         let heartbeat = tokio::spawn(send_heartbeats(monitor.clone(), frames.clone()));
-        let reader = tokio::spawn(read_frames(monitor, reader));
+        let reader = tokio::spawn(read_frames(monitor.clone(), reader));
         let writer = tokio::spawn(write_frames(writer, queue));
-        Ok(WorkerConnection { name, number, facts, local_ip, frames, clock, heartbeat, reader, writer })
+        Ok((WorkerConnection { monitor, local_ip, frames, heartbeat, reader, writer }, facts))
     }
 
-    /// Returns the nanoseconds to add to the worker's times, to convert them to the head's clock.
     pub(super) fn clock_offset(&self) -> i64 {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head
+        self.monitor.clock().to_head
     }
 
     /// Measures the clock offset again, because clocks drift apart and an old measurement becomes wrong.
     pub(super) fn measure_clock_offset(&self) {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner).round_trip = 0;
+        self.monitor.clock().round_trip = 0;
         for _ in 0..OFFSET_PINGS {
             self.send(Message::Ping { nonce: wall_nanos() });
         }
@@ -237,15 +211,14 @@ impl WorkerConnection {
     /// Ends the session: writes the queued frames and then a goodbye.
     pub(super) async fn close(&mut self) {
         let _ = self.frames.send(Message::Goodbye.into());
-        // The writer ends once the queue is written and has no sender; the heartbeat holds one.
-        let (frames, _) = mpsc::unbounded_channel();
-        self.frames = frames;
+        // The writer ends once the queue is written and has no sender; the heartbeat has the other one.
+        self.frames = mpsc::unbounded_channel().0;
         self.heartbeat.abort();
         let _ = timeout(HEARTBEAT, &mut self.writer).await;
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    pub(super) fn number(&self) -> u64 {
+        self.monitor.connection
     }
 }
 

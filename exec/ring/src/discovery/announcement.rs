@@ -3,10 +3,8 @@
 //! A worker announces an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port,
 //! its addresses on each network and the version of the protocol. It announces nothing about its model, its key or
 //! its user. A peer that reads the announcement still needs the key to use the worker.
-//!
-//! Not here: the search ([`super::search`]).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,26 +12,18 @@ use std::time::Duration;
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
 
 use crate::wire::PROTOCOL_VERSION;
-use hearth_runtime::clock::wall_nanos;
 
 /// The DNS-SD service type that workers announce.
 pub const SERVICE_TYPE: &str = "_hearth._tcp.local.";
-/// The UDP port of multicast DNS.
-/// source: RFC 6762, section 3
-pub const MDNS_PORT: u16 = mdns_sd::MDNS_PORT;
 /// The TXT key of the device name. The instance label is not the name, because labels must be unique.
 pub(super) const NAME_KEY: &str = "name";
-/// The TXT key of the protocol version.
 pub(super) const VERSION_KEY: &str = "protocol";
-/// Maximum length of a device name in bytes, that of a DNS label.
-/// source: RFC 1035, section 2.3.4
+/// Maximum length of a device name in bytes, that of a DNS label. source: RFC 1035, section 2.3.4
 pub const MAX_NAME_LEN: usize = 63;
 /// The interval at which the record cache of the mDNS daemon is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// The number of cached records after which the mDNS daemon is restarted: peers on the network decide how many there
-/// are. source: assumed, some megabytes
+/// Maximum number of cached records of peers before the mDNS daemon is restarted. source: assumed, some megabytes
 const MAX_RECORDS: i64 = 20_000;
-/// The time limit for sending the goodbye message.
 const GOODBYE_DEADLINE: Duration = Duration::from_millis(500);
 
 /// The port and the network interfaces for announcements.
@@ -46,21 +36,18 @@ pub struct MdnsScope {
 
 impl Default for MdnsScope {
     fn default() -> Self {
-        Self { port: MDNS_PORT, loopback: false }
+        Self { port: mdns_sd::MDNS_PORT, loopback: false }
     }
 }
 
 /// An error of announcing or discovering workers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnnouncementError {
-    /// The name is not a valid device name.
+    /// The name, which is escaped and shortened here, is not a valid device name.
     #[error(
         "`{name}` is not a valid device name: it is empty, longer than {MAX_NAME_LEN} bytes or has control characters"
     )]
-    Name {
-        /// The invalid name, escaped and shortened.
-        name: String,
-    },
+    Name { name: String },
     /// Multicast DNS does not work on this system.
     #[error("multicast DNS does not work on this device: {reason}")]
     Multicast { reason: String },
@@ -123,33 +110,32 @@ impl Drop for Announcement {
     }
 }
 
-/// Starts a multicast DNS daemon on the port and the interfaces of `scope`.
 pub(super) fn start_daemon(scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
-    let daemon = ServiceDaemon::new_with_port(scope.port).map_err(|error| multicast_error(&error))?;
+    let daemon = ServiceDaemon::new_with_port(scope.port)?;
     if scope.loopback {
-        daemon.disable_interface(IfKind::All).map_err(|error| multicast_error(&error))?;
-        daemon.enable_interface(IfKind::LoopbackV4).map_err(|error| multicast_error(&error))?;
+        daemon.disable_interface(IfKind::All)?;
+        daemon.enable_interface(IfKind::LoopbackV4)?;
     }
     Ok(daemon)
 }
 
-pub(super) fn multicast_error(error: &mdns_sd::Error) -> AnnouncementError {
-    AnnouncementError::Multicast { reason: error.to_string() }
+impl From<mdns_sd::Error> for AnnouncementError {
+    fn from(error: mdns_sd::Error) -> Self {
+        AnnouncementError::Multicast { reason: error.to_string() }
+    }
 }
 
 fn start_announcing(service: &ServiceInfo, scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
     let daemon = start_daemon(scope)?;
-    daemon.register(service.clone()).map_err(|error| multicast_error(&error))?;
+    daemon.register(service.clone())?;
     Ok(daemon)
 }
 
-/// Returns the number of records of other devices that the daemon caches.
 fn cached_records(daemon: &ServiceDaemon) -> i64 {
     let Ok(metrics) = daemon.get_metrics() else { return 0 };
     // A daemon that is too busy to answer has too many.
     let Ok(metrics) = metrics.recv_timeout(POLL_INTERVAL) else { return i64::MAX };
-    let records: std::collections::BTreeMap<String, i64> = metrics.into_iter().collect();
-    records.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()
+    metrics.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()
 }
 
 /// Whether a name is a valid device name: 1 to [`MAX_NAME_LEN`] bytes without control characters.
@@ -162,18 +148,13 @@ fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, Announ
         return Err(AnnouncementError::Name { name: name.escape_debug().take(2 * MAX_NAME_LEN).collect() });
     }
     // An instance label must be unique in the network, but a device name need not be.
-    let label = name.bytes().chain(wall_nanos().to_le_bytes()).chain(listening.port().to_le_bytes());
-    // FNV-1a, 64 bits.
-    let label = label.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let (label, host) = (format!("hearth-{label:016x}"), format!("hearth-{label:016x}.local."));
+    let label = format!("hearth-{:016x}", rand::random::<u64>());
+    let host = format!("{label}.local.");
     let version = PROTOCOL_VERSION.to_string();
     let properties = [(NAME_KEY, name), (VERSION_KEY, version.as_str())];
-    let addresses: Vec<IpAddr> = if listening.ip().is_unspecified() { vec![] } else { vec![listening.ip()] };
+    let addresses: Vec<_> = if listening.ip().is_unspecified() { vec![] } else { vec![listening.ip()] };
     let service =
-        ServiceInfo::new(SERVICE_TYPE, &label, &host, &addresses[..], listening.port(), &properties[..])
-            .map_err(|error| multicast_error(&error))?;
+        ServiceInfo::new(SERVICE_TYPE, &label, &host, &addresses[..], listening.port(), &properties[..])?;
     Ok(if addresses.is_empty() { service.enable_addr_auto() } else { service })
 }
 

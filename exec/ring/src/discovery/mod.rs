@@ -3,8 +3,5 @@
 mod announcement;
 mod search;
 
-pub use announcement::{
-    Announcement, AnnouncementError, MAX_NAME_LEN, MDNS_PORT, MdnsScope, SERVICE_TYPE, host_name,
-    is_valid_name,
-};
-pub use search::{DiscoveredService, DiscoveryError, SearchState, browse, find_workers};
+pub use announcement::{Announcement, AnnouncementError, MdnsScope, host_name};
+pub use search::{DiscoveryError, browse, find_workers};

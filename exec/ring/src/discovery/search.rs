@@ -1,62 +1,46 @@
 //! The search for a plan's workers that have no address in the plan.
 //!
-//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce any name, so an
-//! announcement is only a hint: the head connects to each address that is announced with a wanted name, and the
-//! handshake decides. With a key, only devices that have the key are accepted; without a key, only addresses of this
-//! machine are tried. The memory of a search is bounded.
-//!
-//! Not here: workers with an address in the plan, which are not searched for.
+//! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce any name, so the head
+//! connects to each address that is announced with a wanted name, and tries a handshake. With a key, only devices
+//! that have the key are accepted; without a key, only addresses of this machine are tried. The memory is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use mdns_sd::{Receiver, ResolvedService, ServiceDaemon, ServiceEvent};
+use mdns_sd::{ResolvedService, ServiceEvent};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::announcement::{
     AnnouncementError, MAX_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY, is_valid_name,
-    multicast_error, start_daemon,
+    start_daemon,
 };
 use crate::error::RingError;
 use crate::wire::{PROTOCOL_VERSION, Purpose, Transport, open_connection};
 
-/// Maximum number of announcements that a search reads; further ones are ignored.
-/// source: assumed, more than any home has
+/// Maximum number of announcements that a search reads. source: assumed, more than any home has
 const MAX_SERVICES: usize = 4096;
-/// Maximum number of addresses that are tried for one name.
-/// source: assumed, a few networks of a few devices with the same name
+/// Maximum number of addresses tried for one name. source: assumed, a few networks of a few devices of this name
 const MAX_ADDRESSES: usize = 32;
 /// Maximum number of names that were not requested, and of rejection reasons, that are stored for error messages.
 const MAX_OTHERS: usize = 16;
-/// Maximum number of announcements that wait to be read.
 const QUEUE_LEN: usize = 64;
 /// The time limit for the handshake with one address. source: assumed, some round trips of a bad Wi-Fi
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
-/// The extra time after all workers are found: another device may claim the same name, or a better address may
-/// arrive.
-/// source: assumed, several round trips of a home network
+/// The extra time after all workers are found, in which another device with the same name or a better address may
+/// appear. source: assumed, several round trips of a home network
 const SETTLE_TIME: Duration = Duration::from_millis(300);
-/// The interval at which the search checks whether it is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An error of a search for workers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Some workers were not found.
+    /// Some workers were not found. `missing` has their names and the reasons; `found` lists the workers that were
+    /// found, `others` the announcements of other names, each as a sentence or empty.
     #[error("not found within {seconds} s: {missing}{found}{others}")]
-    Missing {
-        seconds: u64,
-        /// The missing names, each with the reasons.
-        missing: String,
-        /// The found names with their addresses, as a sentence; empty if there are none.
-        found: String,
-        /// Other announced names, as a sentence; empty if there are none.
-        others: String,
-    },
+    Missing { seconds: u64, missing: String, found: String, others: String },
     /// Two devices with the key have the same name.
     #[error("two workers have the name `{name}`: {addresses}")]
     Ambiguous { name: String, addresses: String },
@@ -103,19 +87,14 @@ impl DiscoveredService {
         // Sorted, because the order of the hash set is not fixed.
         let hosts: BTreeSet<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
         let addresses = hosts.into_iter().map(|host| SocketAddr::new(host, service.port)).collect();
-        DiscoveredService {
-            instance: service.fullname.clone(),
-            name: property(NAME_KEY),
-            version: property(VERSION_KEY),
-            addresses,
-        }
+        let (name, version) = (property(NAME_KEY), property(VERSION_KEY));
+        DiscoveredService { instance: service.fullname.clone(), name, version, addresses }
     }
 }
 
 /// The result of a connection attempt, or `None` while it runs.
 type AttemptResult = Option<Result<(), String>>;
 
-/// The addresses announced for one name.
 #[derive(Debug, Default)]
 struct Candidates {
     /// For each address, the announced instance and the result of the connection attempt.
@@ -131,7 +110,6 @@ pub struct SearchState {
     others: BTreeSet<String>,
     services: usize,
     ignored: usize,
-    /// Whether only addresses of this machine are tried.
     loopback: bool,
 }
 
@@ -206,12 +184,9 @@ impl SearchState {
         for (name, wanted) in &self.wanted {
             let instances: BTreeSet<&str> = wanted.verified().map(|(_, instance)| instance).collect();
             if instances.len() > 1 {
-                let addresses: Vec<String> =
-                    wanted.verified().map(|(address, _)| address.to_string()).collect();
-                return Err(DiscoveryError::Ambiguous {
-                    name: printable(name),
-                    addresses: addresses.join(", "),
-                });
+                let addresses: Vec<_> = wanted.verified().map(|(address, _)| address.to_string()).collect();
+                let (name, addresses) = (printable(name), addresses.join(", "));
+                return Err(DiscoveryError::Ambiguous { name, addresses });
             }
             // Other devices of the ring cannot reach the worker at a loopback address.
             let best = wanted.verified().min_by_key(|(address, _)| (address.ip().is_loopback(), *address));
@@ -224,8 +199,7 @@ impl SearchState {
             return Ok(found);
         }
         let found = found.iter().map(|(name, at)| format!("`{}` at {at}", printable(name)));
-        let mut others: Vec<String> =
-            self.others.iter().map(|name| format!("`{}`", printable(name))).collect();
+        let mut others: Vec<_> = self.others.iter().map(|name| format!("`{}`", printable(name))).collect();
         if self.ignored > 0 {
             others.push(format!("and {} more", self.ignored));
         }
@@ -247,22 +221,18 @@ impl Candidates {
 
     /// Describes the failed attempts and the rejected addresses of a worker that was not found.
     fn summary(&self) -> String {
-        let mut text = String::new();
-        for (address, (_, ended)) in &self.attempts {
-            let reason = match ended {
-                Some(Err(reason)) => reason,
-                _ => "no response",
-            };
-            let _ = write!(text, "{}{address}: {reason}", if text.is_empty() { " (" } else { "; " });
+        let attempts = self.attempts.iter().map(|(address, (_, ended))| match ended {
+            Some(Err(reason)) => format!("{address}: {reason}"),
+            _ => format!("{address}: no response"),
+        });
+        let reasons: Vec<String> = attempts.chain(self.rejected.iter().cloned()).collect();
+        if reasons.is_empty() {
+            return " (no worker with this name is announced)".into();
         }
-        for rejected in &self.rejected {
-            let _ = write!(text, "{}{rejected}", if text.is_empty() { " (" } else { "; " });
-        }
-        if text.is_empty() { " (no worker with this name is announced)".into() } else { text + ")" }
+        format!(" ({})", reasons.join("; "))
     }
 }
 
-/// Returns the reason why an address cannot be used, or `None` if it can.
 fn unusable_reason(address: SocketAddr, loopback: bool) -> Option<&'static str> {
     let host = address.ip();
     if address.port() == 0 || host.is_unspecified() || host.is_multicast() {
@@ -283,30 +253,18 @@ fn list(before: &str, items: &[String]) -> String {
     if items.is_empty() { String::new() } else { format!("{before}{}", items.join(", ")) }
 }
 
-/// A running search for announcements. Dropping it ends the search.
-struct Browser {
-    daemon: ServiceDaemon,
-    events: Receiver<ServiceEvent>,
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        let _ = self.daemon.shutdown();
-    }
-}
-
 /// Starts to receive announcements. The search ends when the returned receiver is dropped.
 fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
     let daemon = start_daemon(scope)?;
-    let events = daemon.browse(SERVICE_TYPE).map_err(|error| multicast_error(&error))?;
-    let search = Browser { daemon, events };
+    let events = daemon.browse(SERVICE_TYPE).map_err(AnnouncementError::from)?;
     let (sender, services) = mpsc::channel(QUEUE_LEN);
     tokio::task::spawn_blocking(move || {
-        while !sender.is_closed() && !search.events.is_disconnected() {
-            if let Ok(ServiceEvent::ServiceResolved(service)) = search.events.recv_timeout(POLL_INTERVAL) {
+        while !sender.is_closed() && !events.is_disconnected() {
+            if let Ok(ServiceEvent::ServiceResolved(service)) = events.recv_timeout(POLL_INTERVAL) {
                 let _ = sender.blocking_send(DiscoveredService::from_mdns(&service));
             }
         }
+        let _ = daemon.shutdown();
     });
     Ok(services)
 }
@@ -340,19 +298,15 @@ fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredSer
     if !is_valid_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
         return;
     }
-    let usable = service
-        .addresses
-        .iter()
-        .take(MAX_ADDRESSES)
-        .filter(|address| unusable_reason(**address, false).is_none());
+    let considered = service.addresses.iter().take(MAX_ADDRESSES);
+    let usable = considered.filter(|address| unusable_reason(**address, false).is_none());
     let best = |address: &&SocketAddr| (address.ip().is_loopback(), address.is_ipv6(), **address);
     if let Some(address) = usable.min_by_key(best) {
         state.entry(service.name.clone()).or_insert(*address);
     }
 }
 
-/// Finds the addresses of the workers with these names. A worker at each returned address has completed the
-/// handshake.
+/// Finds the addresses of the workers with these names. Each has completed the handshake.
 pub async fn find_workers<T: Transport>(
     transport: &T,
     names: &BTreeSet<String>,

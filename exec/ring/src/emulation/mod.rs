@@ -2,6 +2,7 @@
 
 mod delayed;
 mod paths;
+mod shaped;
 
 pub use delayed::DelayedTransport;
 pub use paths::{EmulatedPath, EmulatedPaths, EmulatedTransport};

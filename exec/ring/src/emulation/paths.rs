@@ -2,21 +2,15 @@
 //!
 //! Messages that this end sends arrive as late as on a given [`EmulatedPath`]. A message waits until the medium is
 //! free, occupies it for the overhead plus its transmission time at the bandwidth, and arrives after a delay, which
-//! may be random. The medium belongs to one connection (a cable) or is shared (Wi-Fi). All paths of a shared medium
-//! name the same file, which contains the time at which the medium is free again; messages are served in order of
-//! arrival. Each end delays only what it sends.
-//!
-//! The bytes of one write are one message, or several if they are longer than [`MAX_MESSAGE_BYTES`].
+//! may be random. The medium belongs to one connection (a cable) or is shared (Wi-Fi): all paths of a shared medium
+//! name the same file, which contains the time at which the medium is free again.
 //!
 //! Each outgoing direction has a thread that sleeps with a precision of nanoseconds, because the timer of the runtime
 //! has a precision of a millisecond. The overhead of this thread and of the underlying connection is not subtracted
 //! from the delay; it can be measured with [`crate::probe`].
-//!
-//! Not here: packet loss and slow connection setup, which TCP turns into more delay.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,32 +19,24 @@ use std::time::Duration;
 use hearth_profiles::{BytesPerSecond, Seconds};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::io::DuplexStream;
 
-use super::delayed::{self, DelayedStream};
-use crate::wire::{Listener, Transport};
+use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
+use crate::wire::ByteStream;
 use hearth_runtime::clock::machine_nanos;
 
-/// Maximum size of a message, in bytes.
-/// source: assumed, more than the activations of any usual batch
-const MAX_MESSAGE_BYTES: usize = 1 << 20;
-/// Maximum number of messages in flight in one direction before the writer blocks.
-/// source: assumed
-const MAX_MESSAGES_IN_FLIGHT: usize = 256;
+/// Limits: each message is a chunk. source: assumed; a message may be larger than the activations of a common batch
+const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 1 << 20, chunks: 256 };
 
-/// Maximum time for which waiting messages can occupy a medium, in nanoseconds: an hour.
-/// source: assumed
+/// Maximum time for which waiting messages can occupy a medium, in nanoseconds: an hour. source: assumed
 const MAX_OCCUPIED: u64 = 3_600_000_000_000;
 
 /// The emulated path from this device to a peer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
-    /// The time from the transmission of the last byte to its arrival, including the overhead; the median if it is
-    /// random.
+    /// The one-way latency, with the overhead but without the transmission time; the median if it is random.
     pub latency: Seconds,
     /// The standard deviation of the logarithm of the latency; 0 for a constant latency.
     #[serde(default)]
@@ -75,18 +61,9 @@ pub struct EmulatedPath {
 impl EmulatedPath {
     /// Creates a path with a constant latency, without a bandwidth limit.
     pub fn with_latency(latency: Seconds) -> Self {
-        Self {
-            latency,
-            sigma: 0.0,
-            overhead: Seconds(0.0),
-            bandwidth: None,
-            medium: None,
-            seed: 0,
-            rng_stream: 0,
-        }
+        Self { latency, ..Self::default() }
     }
 
-    /// Returns the nanoseconds for which a message occupies the medium.
     fn occupied_nanos(&self, bytes: usize) -> u64 {
         let transmission = self.bandwidth.map_or(0.0, |rate| bytes as f64 / rate.0.max(1.0));
         nanos(self.overhead.0 + transmission)
@@ -97,13 +74,15 @@ fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
-/// Returns the path to the peer at an address, or without an address the path to a peer that has connected.
+/// Returns the path to the peer at an address or, without an address, to a peer that has connected to this end.
 pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
 /// A transport over emulated paths.
+pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
+
+/// Delays messages as on the path to each peer.
 #[derive(Clone)]
-pub struct EmulatedTransport<T> {
-    transport: T,
+pub struct PathShaper {
     paths: EmulatedPaths,
     /// The number of connections so far. Each connection has its own random delays.
     connection_count: Arc<AtomicU64>,
@@ -112,57 +91,32 @@ pub struct EmulatedTransport<T> {
 impl<T> EmulatedTransport<T> {
     /// Delays everything that is sent to a peer as on the path to that peer.
     pub fn new(transport: T, paths: EmulatedPaths) -> Self {
-        Self { transport, paths, connection_count: Arc::default() }
+        Self { transport, shaper: PathShaper { paths, connection_count: Arc::default() } }
     }
 }
 
-/// The accepting end of an [`EmulatedTransport`].
-pub struct EmulatedListener<L> {
-    listener: L,
-    paths: EmulatedPaths,
-    connection_count: Arc<AtomicU64>,
-}
+impl Shaper for PathShaper {
+    type Path = EmulatedPath;
 
-impl<T: Transport> Transport for EmulatedTransport<T> {
-    type Stream = DelayedStream;
-    type Listener = EmulatedListener<T::Listener>;
-
-    async fn connect(&self, address: &str) -> io::Result<DelayedStream> {
-        let path = (self.paths)(Some(address))?;
-        let stream = self.transport.connect(address).await?;
-        let host = self.transport.local_ip(&stream);
-        emulated(stream, host, Pacer::new(path, &self.connection_count)?)
+    fn path(&self, address: Option<&str>) -> io::Result<EmulatedPath> {
+        (self.paths)(address)
     }
 
-    async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
-        let listener = self.transport.bind(address).await?;
-        let (paths, connection_count) = (self.paths.clone(), self.connection_count.clone());
-        Ok(EmulatedListener { listener, paths, connection_count })
-    }
-
-    fn is_encrypted(&self) -> bool {
-        self.transport.is_encrypted()
-    }
-
-    fn local_ip(&self, stream: &DelayedStream) -> Option<IpAddr> {
-        stream.host()
-    }
-}
-
-impl<L> Listener for EmulatedListener<L>
-where
-    L: Listener,
-    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    type Stream = DelayedStream;
-
-    async fn accept(&mut self) -> io::Result<DelayedStream> {
-        let stream = self.listener.accept().await?;
-        emulated(stream, None, Pacer::new((self.paths)(None)?, &self.connection_count)?)
-    }
-
-    fn address(&self) -> String {
-        self.listener.address()
+    fn shape<S: ByteStream>(&self, path: EmulatedPath, stream: S) -> io::Result<DuplexStream> {
+        let mut pacer = Pacer::new(path, &self.connection_count)?;
+        let arrival = move |bytes| pacer.arrival(machine_nanos(), bytes);
+        delay_outgoing(stream, LIMITS, arrival, |mut waiting, arrived| {
+            let forward = move || {
+                set_timer_slack();
+                while let Some((at, message)) = waiting.blocking_recv() {
+                    sleep_until(at);
+                    if arrived.blocking_send(message).is_err() {
+                        return;
+                    }
+                }
+            };
+            std::thread::Builder::new().name("link".into()).spawn(forward).map(drop)
+        })
     }
 }
 
@@ -189,8 +143,7 @@ impl Pacer {
         Ok(Self { path, medium, random, free_at: 0, last_arrival: 0 })
     }
 
-    /// Returns the arrival time of a message that is sent at `now`. The message waits until the medium is free. Times
-    /// are in nanoseconds.
+    /// Returns the arrival time, in nanoseconds, of a message that is sent at `now`, or once the medium is free.
     fn arrival(&mut self, now: u64, bytes: usize) -> io::Result<u64> {
         let occupied = self.path.occupied_nanos(bytes);
         self.free_at = match &self.medium {
@@ -204,7 +157,6 @@ impl Pacer {
         Ok(self.last_arrival)
     }
 
-    /// Returns the latency of the next message, in seconds.
     fn delay(&mut self) -> f64 {
         let median = self.path.latency.0;
         if self.path.sigma <= 0.0 {
@@ -242,10 +194,8 @@ fn occupy(mut medium: &File, from: u64, duration: u64) -> io::Result<u64> {
 }
 
 fn invalid_medium() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the file of the medium does not contain the time at which the medium is free",
-    )
+    let what = "the file of the medium does not contain the time at which the medium is free";
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Draws from the standard normal distribution (Box and Muller, 1958).
@@ -271,56 +221,11 @@ fn set_timer_slack() {
     }
 }
 
-/// Delays the outgoing direction of a connection with a pacer.
-fn emulated<S>(stream: S, host: Option<IpAddr>, mut pacer: Pacer) -> io::Result<DelayedStream>
-where
-    S: AsyncRead + AsyncWrite + Send + 'static,
-{
-    let (near, far) = tokio::io::duplex(MAX_MESSAGE_BYTES);
-    let (mut from_near, to_near) = tokio::io::split(far);
-    let (from_peer, to_peer) = tokio::io::split(stream);
-    let (messages, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MAX_MESSAGES_IN_FLIGHT);
-    let (arrived, due) = mpsc::channel::<Vec<u8>>(MAX_MESSAGES_IN_FLIGHT);
-    tokio::spawn(async move {
-        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-        while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
-            // An error of the medium's file ends the connection.
-            let Ok(at) = pacer.arrival(machine_nanos(), count) else { return };
-            if messages.send((at, buffer[..count].to_vec())).await.is_err() {
-                return;
-            }
-        }
-    });
-    std::thread::Builder::new().name("link".into()).spawn(move || {
-        set_timer_slack();
-        while let Some((at, message)) = waiting.blocking_recv() {
-            sleep_until(at);
-            if arrived.blocking_send(message).is_err() {
-                return;
-            }
-        }
-    })?;
-    tokio::spawn(delayed::write_chunks(due, to_peer));
-    tokio::spawn(delayed::copy_from_peer(from_peer, to_near));
-    Ok(DelayedStream::new(near, host))
-}
-
-impl<T> std::fmt::Debug for EmulatedTransport<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EmulatedTransport").finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::shaped::tests::check_frames_arrive_whole;
     use super::*;
-    use crate::wire::MemoryTransport;
-    use crate::wire::{Frame, Message};
-
-    fn transport_over(path: &EmulatedPath) -> EmulatedTransport<MemoryTransport> {
-        let path = path.clone();
-        EmulatedTransport::new(MemoryTransport::default(), Arc::new(move |_| Ok(path.clone())))
-    }
+    use crate::wire::{MemoryTransport, Transport};
 
     fn pacer(path: EmulatedPath) -> Pacer {
         Pacer::new(path, &AtomicU64::new(0)).unwrap()
@@ -371,22 +276,11 @@ mod tests {
             bandwidth: Some(BytesPerSecond(100e6)),
             ..EmulatedPath::with_latency(Seconds(0.02))
         };
-        let transport = transport_over(&path);
-        let mut listener = transport.bind("a").await.unwrap();
-        let mut near = transport.connect("a").await.unwrap();
-        let mut far = listener.accept().await.unwrap();
+        let paths: EmulatedPaths = Arc::new(move |_| Ok(path.clone()));
         let begin = machine_nanos();
-        let frame = |nonce: u64| Frame { message: Message::Ping { nonce }, payload: vec![7; 500_000] };
-        for nonce in 0..3 {
-            frame(nonce).write(&mut near).await.unwrap();
-        }
-        for nonce in 0..3 {
-            assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), Some(frame(nonce)));
-        }
+        check_frames_arrive_whole(EmulatedTransport::new(MemoryTransport::default(), paths), || ()).await;
         // 1.5 MB at 100 MB/s and 20 ms.
         assert!(machine_nanos() - begin >= 35_000_000, "{}", machine_nanos() - begin);
-        drop(near);
-        assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "the end of the stream arrives");
     }
 
     #[test]
@@ -424,10 +318,8 @@ mod tests {
 
     #[tokio::test]
     async fn unknown_path_refuses_the_connection() {
-        let transport = EmulatedTransport::new(
-            MemoryTransport::default(),
-            Arc::new(|_| Err(io::Error::other("no such path"))),
-        );
+        let paths: EmulatedPaths = Arc::new(|_| Err(io::Error::other("no such path")));
+        let transport = EmulatedTransport::new(MemoryTransport::default(), paths);
         assert!(transport.connect("a").await.is_err());
     }
 }

@@ -20,11 +20,7 @@ pub enum ComputeMode {
 
 impl ComputeMode {
     /// Starts a computing task.
-    pub fn spawn<F>(self, task: F) -> JoinHandle<F::Output>
-    where
-        F: Future + Send + 'static,
-        F::Output: Send + 'static,
-    {
+    pub fn spawn<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         match self {
             ComputeMode::OwnThread => {
                 let runtime = Handle::current();
@@ -35,11 +31,10 @@ impl ComputeMode {
     }
 
     /// Runs a computing task and waits for its result.
-    pub async fn run<F>(self, task: F) -> Result<F::Output, RingError>
-    where
-        F: Future + Send + 'static,
-        F::Output: Send + 'static,
-    {
-        self.spawn(task).await.map_err(|error| protocol_error("this device's stage", &error.to_string()))
+    pub async fn run<T: Send + 'static>(
+        self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, RingError> {
+        self.spawn(task).await.map_err(|error| protocol_error("this device's stage", error.to_string()))
     }
 }

@@ -1,7 +1,7 @@
 //! The draft model on the head, for speculative decoding.
 //!
 //! The head has the whole draft model: all layers with a KV cache for each sequence, the embedding and the output
-//! layer. The draft model reads the new tokens of a sequence, and proposes the most likely next tokens. The target
+//! layer. The draft model reads the new tokens of a sequence, and proposes next tokens by greedy decoding. The target
 //! model decides which of them are accepted ([`super::sampling`]), so a bad draft costs time but does not change the
 //! text.
 //!
@@ -12,21 +12,12 @@ use std::sync::Arc;
 
 use hearth_core::schedule::ModelPart;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::PlannedDevice;
-use hearth_schema::plan::PlannedDraft;
-use hearth_schema::plan::PlannedModel;
-use hearth_schema::plan::Processor;
+use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraft, PlannedModel, Processor};
 
 use super::model::{LocalModel, cache_options};
 use crate::error::RingError;
-use hearth_runtime::backend::CacheOptions;
-use hearth_runtime::cost::ComputeCost;
-use hearth_runtime::cpu::Cpu;
-use hearth_runtime::input_output::InputOutputLayers;
-use hearth_runtime::pool::Pool;
 use hearth_runtime::sampler::greedy;
-use hearth_runtime::stage::Stage;
+use hearth_runtime::{ComputeCost, Cpu, ExecError, InputOutputLayers, Pool, Stage};
 
 /// The metadata keys of a model file that define the meaning of token IDs.
 const VOCABULARY_KEYS: [&str; 4] =
@@ -39,11 +30,9 @@ pub struct Drafter {
     layers: Range<u32>,
     /// Bytes of weights that one pass uses.
     pub weight_bytes: u64,
-    /// The tokens in the KV cache of each sequence.
     cached: Vec<Vec<u32>>,
-    /// The cost since the last [`Drafter::take_cost`].
+    /// The cost and the number of passes since the last [`Drafter::take_cost`].
     cost: ComputeCost,
-    /// The number of passes since the last [`Drafter::take_cost`].
     passes: u32,
 }
 
@@ -51,16 +40,11 @@ impl Drafter {
     /// Creates the drafter for the head of a plan, computed by `pool`.
     pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self, RingError> {
         let layers = draft.profile.shape.layers.0;
-        let whole = Plan { rounds: 1, devices: vec![plan.devices[0].clone()], ..plan.clone() };
-        let whole = Plan { model: PlannedModel { layers, ..plan.model.clone() }, ..whole };
+        let model = PlannedModel { layers, ..plan.model.clone() };
         let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
-        draft.check_memory(&Plan { devices: vec![head], ..whole }, 0)?;
-        Self::new(draft, cache_options(plan), Cpu::new(pool.clone()))
-    }
-
-    /// Creates a drafter with caches configured by `cache`, computed on `cpu`.
-    fn new(model: &LocalModel, cache: CacheOptions, cpu: Cpu) -> Result<Self, RingError> {
-        let weights = model.weights.clone();
+        draft.check_memory(&Plan { rounds: 1, model, devices: vec![head], ..plan.clone() }, 0)?;
+        let (cache, cpu) = (cache_options(plan), Cpu::new(pool.clone()));
+        let weights = draft.weights.clone();
         let layers = 0..weights.shape().layers.0;
         let parts = [ModelPart::Layers(layers.clone()), ModelPart::Output];
         Ok(Self {
@@ -74,7 +58,6 @@ impl Drafter {
         })
     }
 
-    /// Clears the KV cache of all sequences.
     pub fn clear(&mut self) {
         self.stage.truncate(0);
         self.cached.iter_mut().for_each(Vec::clear);
@@ -85,7 +68,7 @@ impl Drafter {
         self.extend_cache(sequence, tokens, tokens.len()).map(drop)
     }
 
-    /// Drafts the `count` most likely next tokens. `tokens` has all tokens of the sequence so far, at least one.
+    /// Drafts the next `count` tokens greedily. `tokens` has all tokens of the sequence so far, at least one.
     pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>, RingError> {
         let mut drafts = Vec::new();
         let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
@@ -105,16 +88,15 @@ impl Drafter {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }
 
-    /// Keeps the common prefix of the cache and `tokens`, at most `max_kept` tokens, and computes the following
-    /// tokens. Returns the hidden states of the last pass, `[tokens, embedding]`.
+    /// Keeps the common prefix of the cache and `tokens`, at most `max_kept` tokens, and computes the other tokens.
+    /// Returns the hidden states of the last pass, `[tokens, embedding]`.
     fn extend_cache(
         &mut self,
         sequence: u32,
         tokens: &[u32],
         max_kept: usize,
     ) -> Result<Vec<f32>, RingError> {
-        let cached = self.cached.get_mut(sequence as usize);
-        let cached = cached.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let same = cached.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(max_kept);
         cached.truncate(same);
         self.stage.roll_back(sequence, same as u32);
@@ -126,8 +108,7 @@ impl Drafter {
     }
 
     fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>, RingError> {
-        let cached = self.cached.get_mut(sequence as usize);
-        let cached = cached.ok_or(hearth_runtime::ExecError::Sequence { sequence })?;
+        let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
         let mut hidden = self.input_output.embed(tokens)?;
         self.cost += self.stage.forward_sequence(sequence, self.layers.clone(), &mut hidden, &positions)?;
@@ -137,8 +118,7 @@ impl Drafter {
     }
 }
 
-/// Adds a draft model, computed on the head's CPU, to a plan. Fails if its vocabulary is not that of the target
-/// model.
+/// Adds a draft model on the head's CPU to a plan. Fails if its vocabulary is not that of the target model.
 pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
     check_vocabulary(model, draft)?;
     plan.draft =
@@ -149,13 +129,10 @@ pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -
 /// Checks that the head has the draft model of the plan, if the plan has one.
 pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
     let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
-    let (planned, draft) = match (&plan.draft, draft) {
-        (None, _) => return Ok(()),
-        (Some(planned), None) => {
-            let what = format!("the plan drafts with `{}`", planned.model.name);
-            return refuse(what, "give its file with --draft-model");
-        }
-        (Some(planned), Some(draft)) => (planned, draft),
+    let Some(planned) = &plan.draft else { return Ok(()) };
+    let Some(draft) = draft else {
+        let what = format!("the plan drafts with `{}`", planned.model.name);
+        return refuse(what, "give its file with --draft-model");
     };
     if planned.processor == Processor::Gpu {
         let head = &plan.devices[0].name;
@@ -163,24 +140,22 @@ pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) 
         return refuse(what, "plan with `processor: cpu` in `workload.speculation`");
     }
     if planned.model.shape_digest != draft.profile.shape_digest() {
-        let what = format!(
-            "the plan drafts with `{}`, but `{}` is another model",
-            planned.model.name, draft.profile.name
-        );
+        let (planned, draft) = (&planned.model.name, &draft.profile.name);
+        let what = format!("the plan drafts with `{planned}`, but `{draft}` is another model");
         return refuse(what, "give the draft model of the plan with --draft-model, or plan again");
     }
     check_vocabulary(model, draft)
 }
 
-/// Checks that token IDs have the same meaning in the target model and the draft model.
 fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
-    let tokens = [model, draft].map(|model| model.weights.shape().vocab_size);
-    let other = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key));
-    let reason = match other {
-        _ if tokens[0] != tokens[1] => format!("{} tokens instead of {}", tokens[1], tokens[0]),
-        Some(key) => format!("another value of `{key}` in its file"),
-        None => return Ok(()),
+    let [expected, found] = [model, draft].map(|model| model.weights.shape().vocab_size);
+    let reason = if expected != found {
+        format!("{found} tokens instead of {expected}")
+    } else if let Some(key) = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key)) {
+        format!("another value of `{key}` in its file")
+    } else {
+        return Ok(());
     };
     let (draft, model) = (&draft.profile.name, &model.profile.name);
     Err(RingError::plan_with_hint(

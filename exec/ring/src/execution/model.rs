@@ -1,4 +1,4 @@
-//! The model of this device: its weights, the stage of a plan, and the checks whether a plan fits the device.
+//! The model of this device: its weights, the stage of a plan, and the checks that a plan fits the device.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,24 +8,17 @@ use hearth_core::memory::kv_cache_bytes;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::plan::Plan;
-use hearth_schema::plan::Processor;
-use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::plan::{Plan, Processor};
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
 use crate::error::RingError;
 use crate::wire::{WorkerFacts, activations};
-use hearth_runtime::backend::CacheOptions;
-use hearth_runtime::backend_factory::{BackendFactory, BackendOptions, UploadProgress};
-use hearth_runtime::cache::CacheFormat;
-use hearth_runtime::cpu::Cpu;
-use hearth_runtime::error::ExecError;
-use hearth_runtime::input_output::InputOutputLayers;
 use hearth_runtime::memory::MemoryWatch;
-use hearth_runtime::pool::{Pool, PoolOptions};
 use hearth_runtime::residency::ResidencyBarrier;
-use hearth_runtime::stage::Stage;
-use hearth_runtime::weights::Weights;
+use hearth_runtime::{
+    BackendFactory, BackendOptions, CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Pool,
+    PoolOptions, Stage, UploadProgress, Weights,
+};
 
 /// A model file on this device.
 #[derive(Debug)]
@@ -75,16 +68,16 @@ impl LocalModel {
     }
 
     /// Checks that the KV cache of a device fits into its available memory, because the system cannot reclaim it.
-    pub(super) fn check_memory(&self, plan: &Plan, place: usize) -> Result<(), RingError> {
-        let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
+    pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<(), RingError> {
+        let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
-        let (windows, embedding) = (gpu_windows(plan, place).len(), self.profile.shape.embedding);
+        let (windows, embedding) = (gpu_windows(plan, device_index).len(), self.profile.shape.embedding);
         let kept = BackendOptions::saved_row_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
         }
-        let name = &plan.devices[place].name;
+        let name = &plan.devices[device_index].name;
         let several = if plan.sequences > 1 { format!(", {} times", plan.sequences) } else { String::new() };
         let beside = match kept {
             0 => String::new(),
@@ -103,37 +96,38 @@ impl LocalModel {
     pub(super) fn stage(
         &self,
         plan: &Plan,
-        place: usize,
+        device_index: usize,
         pool: &Arc<Pool>,
         barrier: ResidencyBarrier,
         gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<InputOutputLayers>), RingError> {
-        if place == 0 && !self.weights.is_complete() {
+        if device_index == 0 && !self.weights.is_complete() {
             return Err(RingError::plan("a head needs the whole model, but only some layers were fetched"));
         }
-        self.check_memory(plan, place)?;
+        self.check_memory(plan, device_index)?;
         let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
         let cache = cache_options(plan);
-        let input_output = (place == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));
-        let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
-        let gpu_layers = gpu_windows(plan, place);
+        let input_output =
+            (device_index == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));
+        let output_on_gpu = device_index == 0 && plan.output == Processor::Gpu;
+        let gpu_layers = gpu_windows(plan, device_index);
         let rounding: Option<fn(&mut [f32])> = match plan.activations {
             ActivationFormat::F16 => Some(activations::round),
             ActivationFormat::F32 => None,
         };
+        let (weights, owned_layers) = (self.weights.clone(), plan.windows(device_index));
         let stage = if gpu_layers.is_empty() && !output_on_gpu {
-            Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?
+            Stage::on_cpu(weights, &owned_layers, cache, cpu)?
         } else {
-            let owned = plan.windows(place);
-            let (weights, name) = (self.weights.clone(), &plan.devices[place].name);
+            let name = &plan.devices[device_index].name;
             let backend_factory = self.backend_factory.as_ref().ok_or_else(|| {
                 let what =
                     format!("the plan has GPU layers on `{name}`, but this device computes only on its CPU");
                 RingError::plan_with_hint(what, "plan with `gpu_layers: 0`")
             })?;
-            let part = BackendOptions {
-                weights,
-                owned_layers: owned.clone(),
+            let backend = backend_factory.create(BackendOptions {
+                weights: weights.clone(),
+                owned_layers: owned_layers.clone(),
                 gpu_layers,
                 output_on_gpu,
                 cache,
@@ -141,15 +135,12 @@ impl LocalModel {
                 cpu,
                 fallback_to_cpu: gpu_options.fallback_to_cpu,
                 progress: gpu_options.progress.clone(),
-            };
-            let backend = backend_factory.create(part);
+            });
             let backend = backend.map_err(|reason| RingError::plan(format!("on `{name}`: {reason}")))?;
-            Stage::new(self.weights.clone(), &owned, cache, backend)?
+            Stage::new(weights, &owned_layers, cache, backend)?
         };
-        Ok(match rounding {
-            Some(rounding) => (stage.with_rounding(rounding), input_output),
-            None => (stage, input_output),
-        })
+        let stage = rounding.into_iter().fold(stage, Stage::with_rounding);
+        Ok((stage, input_output))
     }
 }
 
@@ -158,17 +149,16 @@ impl LocalModel {
 pub(super) struct GpuOptions<'a> {
     /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a running session continues.
     pub(super) fallback_to_cpu: bool,
-    /// Receives the progress of the upload.
     pub(super) progress: &'a UploadProgress,
 }
 
 /// Returns the GPU layers of a device, one range per window.
-fn gpu_windows(plan: &Plan, place: usize) -> Vec<Range<u32>> {
-    let windows = (0..plan.rounds).map(|round| plan.gpu_window(place, round));
+fn gpu_windows(plan: &Plan, device_index: usize) -> Vec<Range<u32>> {
+    let windows = (0..plan.rounds).map(|round| plan.gpu_window(device_index, round));
     windows.filter(|window| !window.is_empty()).collect()
 }
 
-/// Creates the thread pool of a device; 0 threads use all cores.
+/// Creates a thread pool; 0 threads use all cores.
 pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
     // Not pinned: several workers on this machine would pin their threads to the same processors.
     let mut options = PoolOptions { pin_workers: false, ..PoolOptions::default() };
@@ -179,7 +169,6 @@ pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
     Ok(Arc::new(Pool::new(options).map_err(|source| ExecError::Threads { source })?))
 }
 
-/// Returns the options of the KV cache in a plan.
 pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
     let format = match plan.kv_cache {
         KvFormat::F16 => CacheFormat::F16,
@@ -203,12 +192,12 @@ pub fn check_executable(plan: &Plan) -> Result<(), RingError> {
     plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
-/// Checks that a model with these digests is the model of the plan: the same file, or the same shape if the plan was
-/// made without a file. `name` is the device in the error.
+/// Checks that a model is that of the plan, by the digest of its file, or by its shape if the plan was made without a
+/// file. `name` is the device in the error.
 pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<(), RingError> {
     let (expected, found) = match &plan.model.digest {
-        Some(expected) => (expected.as_str(), digest),
-        None => (plan.model.shape_digest.as_str(), shape),
+        Some(expected) => (expected, digest),
+        None => (&plan.model.shape_digest, shape),
     };
     if expected == found {
         return Ok(());

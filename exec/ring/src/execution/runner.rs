@@ -6,43 +6,29 @@
 //!
 //! A runner is used in all epochs of a session: a new request clears its sequences ([`StageRunner::reset`]), and a
 //! new plan also changes its layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
-//!
-//! Not here: the transport of messages ([`crate::worker`], [`crate::coordinator`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_core::schedule::Event;
-use hearth_core::schedule::ModelPart;
-use hearth_core::schedule::Schedule;
-use hearth_core::schedule::Step;
-use hearth_core::schedule::visits;
+use hearth_core::schedule::{Event, ModelPart, Schedule, Step, visits};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::trace::Counter;
-use hearth_schema::trace::Kind;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
+use hearth_schema::trace::{Cost, Counter, Kind, Record, Resource};
 use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
 use super::model::{GpuOptions, LocalModel, pool};
-use super::recorder::{self, Recorder, StepId, TraceLines};
+use super::recorder::{Recorder, StepId, TraceLines};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{RingError, protocol_error};
 use crate::wire::{Frame, Message, ReceivedActivations, activations};
-use hearth_runtime::backend_factory::UploadProgress;
 use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
-use hearth_runtime::cost::ComputeCost;
 use hearth_runtime::cpu::buffer_bytes;
-use hearth_runtime::input_output::InputOutputLayers;
 use hearth_runtime::memory::MemoryWatch;
-use hearth_runtime::pool::Pool;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
-use hearth_runtime::stage::Stage;
-use hearth_runtime::weights::Weights;
+use hearth_runtime::{ComputeCost, InputOutputLayers, Pool, Stage, UploadProgress, Weights};
 
 /// A completed pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,38 +38,31 @@ pub struct PassOutput {
     pub tokens: Vec<u32>,
 }
 
-/// Senders of frames to the devices that a device sends to, by their place in the ring.
+/// Senders of frames to the devices that a device sends to, by their index in the ring.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 
-/// Executes the schedule of one device of the ring.
+/// Executes the schedule of one device. Only the head has an input and output layer, samplers, a drafter and drafts.
 pub struct StageRunner {
     schedule: Schedule,
     stage: Stage,
-    /// The input and the output layer; on the head only.
     input_output: Option<InputOutputLayers>,
     weights: Arc<Weights>,
     outbox: Outbox,
-    /// The epoch whose passes are accepted.
     epoch: u32,
     /// Trace lines of the earlier epochs of the request.
     past: Vec<(u32, TraceLines)>,
     residency: WeightResidency,
     recorder: Recorder,
-    /// The samplers of the sequences; on the head only.
     samplers: Option<Samplers>,
-    /// The draft model; only on a head with speculative decoding.
     drafter: Option<Drafter>,
-    /// The drafted tokens of each pass in flight, by pass index; on the head only.
+    /// The drafted tokens of each pass in flight, by pass index.
     drafts: BTreeMap<u32, Vec<u32>>,
     /// Activations of the current pass, `[tokens, embedding]`.
     hidden: Vec<f32>,
     /// The time at which the device became idle, in nanoseconds.
     idle_since: u64,
-    /// Index of the last pass on this device.
     last_pass: u32,
-    /// The time of the next memory sample, in nanoseconds.
     next_memory_sample: u64,
-    /// Number of tokens of the largest pass so far.
     largest_pass: u32,
     pool: Arc<Pool>,
     /// Bytes read ahead before the trace began.
@@ -94,15 +73,14 @@ pub struct StageRunner {
 
 const MISSING: &str = "a pass with tokens that are not known";
 
-/// The pause after a memory sample, in durations of the sample. So sampling takes at most 1 % of the time.
+/// The pause after a memory sample, as a multiple of its duration: sampling takes at most 1 % of the time.
 const MEMORY_SAMPLE_PAUSE: u64 = 100;
 
 impl StageRunner {
-    /// Creates a runner and loads its layers. `outbox` has a sender for each receiver of the schedule. `progress`
-    /// receives the progress of the upload to the GPU.
+    /// Creates a runner and loads its layers. `outbox` has a sender for each receiver of activations.
     pub fn new(
         plan: &Arc<Plan>,
-        place: usize,
+        device_index: usize,
         model: &LocalModel,
         threads: usize,
         outbox: Outbox,
@@ -110,23 +88,25 @@ impl StageRunner {
         progress: &UploadProgress,
     ) -> Result<Self, RingError> {
         let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
-        Self::with_pool(pool(threads)?, plan, place, model, outbox, epoch, gpu_options)
+        Self::with_pool(pool(threads)?, plan, device_index, model, outbox, epoch, gpu_options)
     }
 
     fn with_pool(
         pool: Arc<Pool>,
         plan: &Arc<Plan>,
-        place: usize,
+        device_index: usize,
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
         gpu_options: GpuOptions<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
-        let residency = WeightResidency::start(&weights, plan, place, || MemoryWatch::shared().reading());
-        let (stage, input_output) = model.stage(plan, place, &pool, residency.barrier(), gpu_options)?;
+        let residency =
+            WeightResidency::start(&weights, plan, device_index, || MemoryWatch::shared().reading());
+        let (stage, input_output) =
+            model.stage(plan, device_index, &pool, residency.barrier(), gpu_options)?;
         Ok(Self {
-            schedule: Schedule::new(plan.clone(), place),
+            schedule: Schedule::new(plan.clone(), device_index),
             stage,
             input_output,
             weights,
@@ -134,7 +114,7 @@ impl StageRunner {
             epoch,
             past: Vec::new(),
             residency,
-            recorder: Recorder::new(place as u16),
+            recorder: Recorder::new(device_index as u16),
             samplers: None,
             drafter: None,
             drafts: BTreeMap::new(),
@@ -145,22 +125,20 @@ impl StageRunner {
             largest_pass: 0,
             pool,
             ahead_before: 0,
-            refaults_before: recorder::refaulted_bytes(),
+            refaults_before: refaulted_bytes(),
         })
     }
 
     /// Sets the draft model, if the plan has one. On the head only.
     pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
         let plan = self.schedule.plan();
-        self.drafter = match draft.filter(|_| plan.draft.is_some()) {
-            Some(draft) => Some(Drafter::for_plan(draft, plan, &self.pool)?),
-            None => None,
-        };
+        let draft = draft.filter(|_| plan.draft.is_some());
+        self.drafter = draft.map(|draft| Drafter::for_plan(draft, plan, &self.pool)).transpose()?;
         Ok(self)
     }
 
-    /// Changes to a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept. If the plan
-    /// is the same, the weights stay in memory.
+    /// Changes to a plan for the passes from `first_pass` on, in another epoch. The trace is kept. If the plan is the
+    /// same, the weights stay in memory.
     pub fn reconfigure(
         mut self,
         plan: &Arc<Plan>,
@@ -169,46 +147,30 @@ impl StageRunner {
         outbox: Outbox,
         epoch: u32,
         progress: &UploadProgress,
-    ) -> Result<StageRunner, RingError> {
+    ) -> Result<Self, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
             // Before the first pass of a request: abandoned passes of the previous request do not count.
             self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
         }
         self.schedule.react(&Event::Replanned { plan: plan.clone(), first_pass })?;
-        let lines = self.take_lines();
-        self.past.push((self.epoch, lines));
+        self.past = self.take_trace();
         (self.outbox, self.epoch) = (outbox, epoch);
         self.drafts.clear();
-        let place = self.schedule.device_index();
-        self.recorder.set_device(place as u16);
+        let device_index = self.schedule.device_index();
+        self.recorder.device = device_index as u16;
         if is_same {
             self.stage.truncate(0);
             self.residency.reset();
             self.idle_since = wall_nanos();
             return Ok(self);
         }
-        let StageRunner {
-            schedule,
-            stage,
-            input_output,
-            residency,
-            recorder,
-            past,
-            outbox,
-            samplers,
-            drafter,
-            pool,
-            ..
-        } = self;
         let gpu_options = GpuOptions { fallback_to_cpu: true, progress };
         // The old and the new stage together may not fit into memory.
-        drop((stage, input_output, residency));
-        let (refaults_before, fresh) = (
-            self.refaults_before,
-            StageRunner::with_pool(pool, plan, place, model, outbox, epoch, gpu_options)?,
-        );
-        Ok(StageRunner { schedule, past, recorder, samplers, drafter, refaults_before, ..fresh })
+        drop((self.stage, self.input_output, self.residency));
+        let new = Self::with_pool(self.pool, plan, device_index, model, self.outbox, epoch, gpu_options)?;
+        let Self { schedule, past, recorder, samplers, drafter, refaults_before, .. } = self;
+        Ok(Self { schedule, past, recorder, samplers, drafter, refaults_before, ..new })
     }
 
     /// Sets the first pass. Earlier passes belong to an earlier plan and are refused.
@@ -226,7 +188,7 @@ impl StageRunner {
         self.recorder.reset();
         self.residency.reset();
         self.ahead_before = self.residency.bytes_read();
-        self.refaults_before = recorder::refaulted_bytes();
+        self.refaults_before = refaulted_bytes();
         self.samplers = samplers;
         self.drafts.clear();
         if let Some(drafter) = &mut self.drafter {
@@ -242,13 +204,6 @@ impl StageRunner {
 
     /// Takes the trace lines since the last reset, by epoch.
     pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
-        let lines = self.take_lines();
-        let mut all = std::mem::take(&mut self.past);
-        all.push((self.epoch, lines));
-        all
-    }
-
-    fn take_lines(&mut self) -> TraceLines {
         for span in self.residency.take_spans() {
             let at = StepId { pass: span.origin.pass, round: span.origin.round };
             let record = self.recorder.record_step(at, Kind::Prefetch, span.start, span.end);
@@ -256,16 +211,18 @@ impl StageRunner {
             record.layers = span.origin.layers;
         }
         self.sample_memory(self.last_pass);
-        self.recorder.take_lines()
+        let mut all = std::mem::take(&mut self.past);
+        all.push((self.epoch, std::mem::take(&mut self.recorder.lines)));
+        all
     }
 
-    /// Samples the memory of this process: unreclaimable bytes, refaulted bytes, and the resident weights if the
-    /// system reports them.
+    /// Samples unreclaimable bytes, refaulted bytes, and the resident weights if the system reports them.
     fn sample_memory(&mut self, pass: u32) {
         let start = wall_nanos();
-        let refaults = recorder::refaulted_bytes().saturating_sub(self.refaults_before);
+        let refaults = refaulted_bytes().saturating_sub(self.refaults_before);
         self.recorder.record_counter(pass, Counter::Refaults, refaults);
-        self.recorder.record_counter(pass, Counter::Unreclaimable, recorder::unreclaimable_bytes());
+        let unreclaimable = MemoryWatch::shared().pressure_bytes();
+        self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);
         if is_residency_known(&self.weights) {
             let own = visits(self.schedule.plan(), self.schedule.device_index());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
@@ -275,8 +232,7 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
-    /// Starts a pass, on the head. `so_far` has all tokens of its sequence so far. Returns the pass if the head alone
-    /// completes it.
+    /// Starts a pass, on the head. `so_far` has all tokens of its sequence. Returns the pass if it is complete.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);
@@ -284,48 +240,37 @@ impl StageRunner {
     }
 
     /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
-    pub fn receive(&mut self, arrival: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
-        let ReceivedActivations {
-            sender_place,
-            epoch,
-            pass,
-            round,
-            activations: ref bytes,
-            is_f16,
-            received_ns,
-        } = *arrival;
+    pub fn receive(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
+        let ReceivedActivations { sender_index, epoch, pass, round, is_f16, received_ns, .. } = *received;
+        let bytes = &received.activations;
         if epoch < self.epoch {
             return Ok(None);
         }
         if epoch > self.epoch {
             let what = format!("activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
-            return Err(protocol_error(&format!("device {sender_place}"), &what));
+            return Err(protocol_error(&format!("device {sender_index}"), what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
-        let wrong = |what: String| RingError::Protocol { name: self.name().into(), what };
         if is_f16 && !self.sends_f16() {
-            return Err(wrong("activations in f16, but the plan has f32".into()));
+            return Err(protocol_error(self.name(), "activations in f16, but the plan has f32"));
         }
         let count = pass.tokens as usize * self.embedding();
         let Some(hidden) = activations::decode(bytes, is_f16, count) else {
             let format = if is_f16 { "f16" } else { "f32" };
-            return Err(wrong(format!(
-                "{} bytes of activations for {count} values in {format}",
-                bytes.len()
-            )));
+            let what = format!("{} bytes of activations for {count} values in {format}", bytes.len());
+            return Err(protocol_error(self.name(), what));
         };
         self.reserve_buffers(pass);
         self.hidden = hidden;
         let since = self.idle_since.min(received_ns);
-        let record =
-            self.recorder.record_step(StepId { pass: pass.index, round }, Kind::Receive, since, received_ns);
+        let step = StepId { pass: pass.index, round };
+        let record = self.recorder.record_step(step, Kind::Receive, since, received_ns);
         record.bytes = bytes.len() as u64;
-        record.peer = Some(sender_place);
+        record.peer = Some(sender_index);
         self.perform(pass, steps, &[])
     }
 
-    /// Reserves memory for the buffers of a pass that is larger than all earlier ones, so that weights do not fill
-    /// it.
+    /// Reserves memory for the buffers of a pass that is larger than all earlier ones, before weights fill it.
     fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
@@ -343,7 +288,6 @@ impl StageRunner {
         self.weights.shape().embedding as usize
     }
 
-    /// Whether activations are sent as f16.
     fn sends_f16(&self) -> bool {
         self.schedule.plan().activations == ActivationFormat::F16
     }
@@ -380,12 +324,10 @@ impl StageRunner {
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
                     let processor = self.executed_by(processor);
                     let record = self.record_step(at, Kind::Compute, measured, touched);
-                    record.layers = Some(recorder::layers(&layers));
+                    record.layers = Some([layers.start, layers.end]);
                     set_processor(record, processor);
                 }
-                Step::Output { pass, processor } => {
-                    tokens = self.output(pass, processor)?;
-                }
+                Step::Output { pass, processor } => tokens = self.output(pass, processor)?,
                 Step::Send { pass, round, next_round, receiver } => {
                     self.send(pass, round, next_round, receiver)?;
                 }
@@ -396,8 +338,8 @@ impl StageRunner {
             }
         }
         self.idle_since = wall_nanos();
-        let is_out = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(pass.index);
-        Ok(is_out.then_some(PassOutput { pass, tokens }))
+        let is_complete = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(pass.index);
+        Ok(is_complete.then_some(PassOutput { pass, tokens }))
     }
 
     /// Runs the draft model: it reads a batch of a prompt, or drafts the last tokens of a pass.
@@ -474,8 +416,7 @@ impl StageRunner {
         Ok(tokens)
     }
 
-    /// Returns the processor that executed a step planned for `planned`: the CPU if the GPU is lost, also for the
-    /// step in which it was lost.
+    /// Returns the processor that executed a step: the CPU if the GPU is lost, even if it was lost in this step.
     fn executed_by(&self, planned: Processor) -> Processor {
         if self.stage.has_gpu() { planned } else { Processor::Cpu }
     }
@@ -493,13 +434,11 @@ impl StageRunner {
     }
 
     fn input_output(&mut self) -> Result<&mut InputOutputLayers, RingError> {
-        self.input_output
-            .as_mut()
-            .ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
+        let input_output = self.input_output.as_mut();
+        input_output.ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
     }
 
-    /// Runs and measures a computing step. The counters are read outside the measured time, because reading them
-    /// takes time too.
+    /// Runs and measures a computing step. Reading the counters is not part of the measured time.
     fn measure<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost), RingError>,
@@ -517,12 +456,14 @@ impl StageRunner {
         self.recorder.bytes_read().saturating_sub(self.residency.bytes_read() - self.ahead_before)
     }
 
-    /// Records a computing step that uses `touched` bytes of weights.
+    /// Records a computing step that uses `touched` bytes of weights. Those not read from disk count as resident.
     fn record_step(&mut self, at: StepId, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
         let Measured { start, end, cost, faulted } = measured;
         let record = self.recorder.record_step(at, kind, start, end);
         record.bytes = touched;
-        record.cost = Some(recorder::cost(cost.cpu_ns, cost.queue_ns, touched, faulted));
+        let faulted = faulted.min(touched);
+        let (cpu, queue, resident) = (cost.cpu_ns, cost.queue_ns, touched - faulted);
+        record.cost = Some(Cost { cpu, queue, copy: 0, resident, faulted });
         record
     }
 
@@ -530,15 +471,14 @@ impl StageRunner {
         let start = wall_nanos();
         let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
-        let message = Message::activations(self.epoch, pass, next_round, is_f16);
-        let frame = Frame { message, payload };
+        let frame = Frame { message: Message::activations(self.epoch, pass, next_round, is_f16), payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(protocol_error(self.name(), "its plan needs a connection that it does not have"));
         };
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
-        let record =
-            self.recorder.record_step(StepId { pass: pass.index, round }, Kind::Send, start, wall_nanos());
+        let step = StepId { pass: pass.index, round };
+        let record = self.recorder.record_step(step, Kind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device_index() != 0 {
@@ -547,7 +487,6 @@ impl StageRunner {
         Ok(())
     }
 
-    /// Records the bytes read so far, and from time to time the memory.
     fn record_counters(&mut self, pass: u32) {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
@@ -558,7 +497,12 @@ impl StageRunner {
     }
 }
 
-/// Sets the resource of a step on a GPU. The time of such a step is not divided further.
+/// Returns the refaulted bytes of files in this process's control group; 0 if this is unknown.
+fn refaulted_bytes() -> u64 {
+    MemoryWatch::shared().refaulted_bytes().unwrap_or(0)
+}
+
+/// Sets the resource of a step on a GPU, and removes its cost, because only its total time is known.
 fn set_processor(record: &mut Record, processor: Processor) {
     if processor == Processor::Gpu {
         record.resource = Resource::Gpu;
@@ -576,7 +520,6 @@ struct Measured {
     faulted: u64,
 }
 
-/// Converts the measured time of this thread to a cost.
 fn cost_of(slice: TimeSlice) -> ComputeCost {
     let TimeSlice { wall, cpu, queue } = slice;
     ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }

@@ -1,12 +1,9 @@
 //! Sampling: chooses the tokens of a pass, and accepts or rejects drafts.
 //!
-//! Each sequence has its own sampler, which is called once per token and in order, as if there were no drafts: for
-//! the token after the last accepted one, and, as long as the draft is equal to the sampled token, for the token
-//! after the draft. So drafts change neither greedy nor sampled text: a sampler receives the same logits as without
-//! drafts, and draws the same number of random values. (The method of Leviathan et al., 2023, accepts more drafts,
-//! but preserves only the distribution of the text.)
-//!
-//! Not here: the logits ([`hearth_runtime::input_output`]).
+//! Each sequence has its own sampler, which is called once per token and in order, as if there were no drafts: it
+//! receives the same logits and draws the same number of random values. A draft is accepted if it is equal to the
+//! sampled token. So drafts change neither greedy nor sampled text. (The method of Leviathan et al., 2023, accepts
+//! more drafts, but preserves only the distribution of the text.)
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,10 @@
 //! Encrypted transports: connections that only holders of the key can read and write.
 //!
-//! [`EncryptedTransport`] wraps another transport. Every connection begins with a handshake ([`super::noise`]) and
-//! then carries messages. A message has a length of two big-endian bytes and a ChaCha20-Poly1305 ciphertext of at
-//! most 65535 bytes, under keys that only this connection has. The nonces are message numbers, so a message that was
-//! altered, repeated, omitted or reordered fails authentication, and the connection then fails permanently. Frames
-//! are sent over an encrypted connection as over any stream.
-//!
-//! The handshake takes place at the first read or write, in the task that serves the connection, so a slow peer
-//! delays no other peer.
+//! [`EncryptedTransport`] wraps another transport. Every connection begins with a handshake ([`super::noise`]), in the
+//! task that serves the connection, so that a slow peer delays no other peer. Then it carries messages: a length of
+//! two big-endian bytes and a ChaCha20-Poly1305 ciphertext of at most 65535 bytes, under keys that only this
+//! connection has. The nonces are message numbers, so a message that was altered, repeated, omitted or reordered fails
+//! authentication, and the connection then fails permanently.
 //!
 //! Not here: protection against a third party that closes a connection, or analyses the number and the timing of its
 //! bytes. A session ends with the message `Goodbye`, not with the end of the stream.
@@ -24,13 +21,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::key::Key;
 use super::noise::{HandshakeRole, handshake};
 use crate::error::EncryptionError;
-use crate::wire::{Listener, Transport};
+use crate::wire::{ByteStream, Listener, Transport};
 
-/// Size of a message's length field, in bytes.
 const LENGTH_BYTES: usize = 2;
-/// Maximum size of a message's ciphertext, in bytes.
 const MAX_CIPHERTEXT_BYTES: usize = 65535;
-/// Size of a message's authentication tag, in bytes.
 const TAG_BYTES: usize = 16;
 
 /// A transport whose connections are authenticated and encrypted with a key.
@@ -53,11 +47,9 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
 
     async fn connect(&self, address: &str) -> io::Result<Self::Stream> {
         let link = self.transport.connect(address).await?;
-        let local = self.transport.local_ip(&link);
-        Ok(EncryptedStream {
-            local,
-            ..EncryptedStream::new(link, self.key.clone(), HandshakeRole::Connecting)
-        })
+        let local_ip = self.transport.local_ip(&link);
+        let stream = EncryptedStream::new(link, self.key.clone(), HandshakeRole::Connecting);
+        Ok(EncryptedStream { local_ip, ..stream })
     }
 
     async fn bind(&self, address: &str) -> io::Result<Self::Listener> {
@@ -69,22 +61,17 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
     }
 
     fn local_ip(&self, stream: &Self::Stream) -> Option<IpAddr> {
-        stream.local
+        stream.local_ip
     }
 }
 
-/// The accepting end of [`EncryptedTransport`].
 #[derive(Debug)]
 pub struct EncryptedListener<L> {
     listener: L,
     key: Key,
 }
 
-impl<L> Listener for EncryptedListener<L>
-where
-    L: Listener,
-    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+impl<L: Listener> Listener for EncryptedListener<L> {
     type Stream = EncryptedStream<L::Stream>;
 
     async fn accept(&mut self) -> io::Result<Self::Stream> {
@@ -99,9 +86,9 @@ where
 /// A connection that only devices with the key can use.
 pub struct EncryptedStream<S> {
     state: State<S>,
-    /// The tasks of both halves, either of which may drive the handshake.
+    /// The wakers of the reading and the writing half, either of which may drive the handshake.
     halves: Arc<HalfWakers>,
-    local: Option<IpAddr>,
+    local_ip: Option<IpAddr>,
     incoming: Incoming,
     outgoing: Outgoing,
 }
@@ -114,7 +101,6 @@ enum State<S> {
     Failed(EncryptionError),
 }
 
-/// Received bytes that have not been read yet.
 #[derive(Default)]
 struct Incoming {
     /// A buffer for one message and bytes of the following messages.
@@ -123,11 +109,9 @@ struct Incoming {
     encrypted: std::ops::Range<usize>,
     /// The decrypted content of a message.
     plain: Vec<u8>,
-    /// Number of bytes of `plain` that have been read.
     read: usize,
 }
 
-/// Encrypted bytes that have not been written to the link yet.
 #[derive(Default)]
 struct Outgoing {
     ciphertext: Vec<u8>,
@@ -146,32 +130,27 @@ impl Wake for HalfWakers {
     }
 }
 
-/// The half of a connection that polls.
 #[derive(Clone, Copy)]
 enum Half {
     Reading,
     Writing,
 }
 
-impl<S> EncryptedStream<S>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    fn new(link: S, key: Key, side: HandshakeRole) -> Self {
+impl<S: ByteStream> EncryptedStream<S> {
+    fn new(link: S, key: Key, role: HandshakeRole) -> Self {
         Self {
-            state: State::Handshaking(Box::pin(handshake(link, key, side))),
+            state: State::Handshaking(Box::pin(handshake(link, key, role))),
             halves: Arc::default(),
-            local: None,
+            local_ip: None,
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
         }
     }
 
-    /// Drives the handshake until it is complete.
     fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
         let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.check_usable()) };
-        self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] =
-            Some(context.waker().clone());
+        let waker = Some(context.waker().clone());
+        self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] = waker;
         let both = Waker::from(self.halves.clone());
         self.state = match ready!(handshake.as_mut().poll(&mut Context::from_waker(&both))) {
             Ok((link, cipher)) => State::Open { link, cipher },
@@ -194,10 +173,7 @@ where
     }
 }
 
-impl<S> AsyncRead for EncryptedStream<S>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+impl<S: ByteStream> AsyncRead for EncryptedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -227,7 +203,6 @@ where
 }
 
 impl Incoming {
-    /// Copies decrypted bytes to `buffer`. Returns whether there were any.
     fn copy_plain(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         let rest = &self.plain[self.read..];
         let count = rest.len().min(buffer.remaining());
@@ -273,10 +248,7 @@ impl Incoming {
     }
 }
 
-impl<S> AsyncWrite for EncryptedStream<S>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+impl<S: ByteStream> AsyncWrite for EncryptedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -337,7 +309,6 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Writes all encrypted bytes to the link.
     fn poll_drain(
         &mut self,
         link: &mut (impl AsyncWrite + Unpin),

@@ -1,8 +1,7 @@
 //! The key of a ring: 32 secret bytes, the same on every device.
 //!
 //! The key is given as a file or in the environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a
-//! passphrase of at least 16 bytes, which is hashed (SHA-256, with a prefix that no other use of the passphrase
-//! shares). A random key is best:
+//! passphrase of at least 16 bytes, which is hashed (SHA-256 with a prefix). A random key is best:
 //!
 //! ```text
 //! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
@@ -11,8 +10,6 @@
 //! Anybody who has recorded a connection can guess a passphrase offline, and each guess costs only one hash. So use a
 //! passphrase only if it cannot be guessed. A device with the key can pretend to be any other device, so replace the
 //! key when a device is lost.
-//!
-//! Not here: the encryption of connections ([`super::encrypted`]).
 
 use std::fmt;
 use std::fs::File;
@@ -24,14 +21,12 @@ use sha2::{Digest, Sha256};
 /// The environment variable that contains the text of a key.
 pub const KEY_VARIABLE: &str = "HEARTH_KEY";
 
-/// Minimum length of a passphrase, in bytes.
 const MIN_PASSPHRASE_LEN: usize = 16;
-/// Maximum length of the text of a key, in bytes.
 const MAX_TEXT_LEN: u64 = 4096;
-/// The prefix of a passphrase in its hash, which no other use of the passphrase has.
+/// The prefix that is hashed with a passphrase, so that no other hash of the passphrase is the key.
 const DOMAIN: &[u8] = b"hearth ring key, version 1\0";
 
-/// The secret that the devices of a ring share.
+/// The secret that all devices of a ring share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
@@ -45,7 +40,7 @@ pub enum KeyError {
     Exposed { path: PathBuf, mode: u32 },
     /// The text is not a key. `what` does not contain the text.
     #[error("the key {what}")]
-    Invalid { place: String, what: String },
+    Invalid { location: String, what: String },
 }
 
 impl KeyError {
@@ -53,7 +48,7 @@ impl KeyError {
     pub fn location(&self) -> String {
         match self {
             KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
-            KeyError::Invalid { place, .. } => place.clone(),
+            KeyError::Invalid { location, .. } => location.clone(),
         }
     }
 
@@ -75,7 +70,7 @@ impl Key {
         if let Some(path) = file {
             return Key::read(path).map(Some);
         }
-        let invalid = |what: String| KeyError::Invalid { place: KEY_VARIABLE.into(), what };
+        let invalid = |what: String| KeyError::Invalid { location: KEY_VARIABLE.into(), what };
         match std::env::var(KEY_VARIABLE) {
             Ok(text) => Key::parse(&text).map(Some).map_err(invalid),
             Err(std::env::VarError::NotPresent) => Ok(None),
@@ -85,13 +80,12 @@ impl Key {
 
     /// Reads the key from a file. Fails if other users have permission to read or change the file.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
-        let unreadable =
-            |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };
-        let file = File::open(path).map_err(unreadable)?;
+        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
         check_private(path, &file)?;
         let mut text = Vec::new();
-        file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text).map_err(unreadable)?;
-        let invalid = |what: String| KeyError::Invalid { place: path.display().to_string(), what };
+        let read = file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text);
+        read.map_err(|error| unreadable(path, &error))?;
+        let invalid = |what: String| KeyError::Invalid { location: path.display().to_string(), what };
         let text = String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))?;
         Key::parse(&text).map_err(invalid)
     }
@@ -112,34 +106,34 @@ impl Key {
         Ok(Key(Sha256::new().chain_update(DOMAIN).chain_update(text).finalize().into()))
     }
 
-    /// Returns the secret bytes.
     pub(super) fn secret(&self) -> &[u8; 32] {
         &self.0
     }
 }
 
-/// Hides the secret.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(secret)")
     }
 }
 
-/// Parses 64 hexadecimal digits.
 fn parse_hexadecimal(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> =
         text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    (digits.len() == 64).then(|| bytes.try_into().ok()).flatten()
+    let digits: [u8; 64] = digits.try_into().ok()?;
+    Some(std::array::from_fn(|index| digits[2 * index] << 4 | digits[2 * index + 1]))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> KeyError {
+    KeyError::Unreadable { path: path.into(), reason: error.to_string() }
 }
 
 /// Checks that only the owner has access. It checks the open file, which cannot be replaced before it is read.
 #[cfg(unix)]
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
-    let unreadable =
-        |error: std::io::Error| KeyError::Unreadable { path: path.into(), reason: error.to_string() };
-    let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+    let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
+    let mode = metadata.permissions().mode() & 0o777;
     let of_others = mode & 0o077;
     if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
 }
@@ -162,11 +156,8 @@ mod tests {
         let phrase = Key::parse("sixteen bytes ok").unwrap();
         assert_eq!(phrase, Key::parse("  sixteen bytes ok\n").unwrap(), "space around it is no part of it");
         assert_ne!(phrase, Key::parse("sixteen bytes oK").unwrap());
-        assert_ne!(
-            phrase.0,
-            <[u8; 32]>::from(Sha256::digest("sixteen bytes ok")),
-            "the domain is part of it"
-        );
+        let hash: [u8; 32] = Sha256::digest("sixteen bytes ok").into();
+        assert_ne!(phrase.0, hash, "the domain is part of it");
         assert_ne!(Key::parse(&digits[2..]).unwrap().0[..31], counted[1..], "62 digits are a phrase");
     }
 
@@ -180,8 +171,7 @@ mod tests {
 
     #[test]
     fn debug_output_hides_the_key() {
-        let key = Key::parse("correct horse battery staple").unwrap();
-        assert_eq!(format!("{key:?}"), "Key(secret)");
+        assert_eq!(format!("{:?}", Key::parse("correct horse battery staple").unwrap()), "Key(secret)");
     }
 
     #[cfg(unix)]

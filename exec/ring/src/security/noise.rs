@@ -1,13 +1,8 @@
 //! The handshake of an encrypted connection: both ends prove that they have the key.
 //!
 //! The protocol is Noise `NNpsk0`: each end sends one message with an ephemeral Curve25519 public key, and the shared
-//! key authenticates both messages. Each message has 56 bytes:
-//!
-//! | bytes | content |
-//! |---|---|
-//! | 8 | [`ENCRYPTED_PREFIX`], which no unencrypted frame begins with |
-//! | 32 | the public key |
-//! | 16 | the authentication tag |
+//! key authenticates both messages. A message has [`ENCRYPTED_PREFIX`], which no unencrypted frame begins with, the
+//! public key (32 bytes) and the authentication tag (16 bytes).
 //!
 //! If an attacker replays a recorded first message, the accepting end replies to it. But the reply has a new public
 //! key, so the attacker cannot compute the keys of the session.
@@ -15,74 +10,63 @@
 use std::time::Duration;
 
 use snow::{Builder, HandshakeState, TransportState};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::key::Key;
 use crate::error::EncryptionError;
-use crate::wire::ENCRYPTED_PREFIX;
+use crate::wire::{ByteStream, ENCRYPTED_PREFIX};
 
-/// The Noise pattern, curve, cipher and hash.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Length of a Noise message, in bytes: a public key and a tag.
 const NOISE_MESSAGE_LEN: usize = 32 + 16;
 /// Length of a handshake message, in bytes: the prefix and a Noise message.
 pub const HANDSHAKE_MESSAGE_LEN: usize = ENCRYPTED_PREFIX.len() + NOISE_MESSAGE_LEN;
-/// The time limit of the whole handshake. It is shorter than the time limit of a hello, so that this error is
-/// reported.
+/// The time limit of the handshake: shorter than that of the hello, so that a failed handshake is reported as such.
 const DEADLINE: Duration = Duration::from_secs(4);
 /// The time to wait for the first frame of an unencrypted peer, because closing the connection earlier could discard
 /// the refusal that was sent to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
 /// The role of an end in the handshake. The connecting end sends the first message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum HandshakeRole {
-    /// The end that connects.
     Connecting,
-    /// The end that accepts.
     Accepting,
 }
 
-/// Performs the handshake, which only devices with the key can complete. Returns the link and the state of its
-/// cipher.
-pub async fn handshake<S>(
+/// Performs the handshake, which needs the key. Returns the link and the state of its cipher.
+pub async fn handshake<S: ByteStream>(
     mut link: S,
     key: Key,
-    side: HandshakeRole,
-) -> Result<(S, Box<TransportState>), EncryptionError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let cipher = timeout(DEADLINE, exchange(&mut link, &key, side)).await;
+    role: HandshakeRole,
+) -> Result<(S, Box<TransportState>), EncryptionError> {
+    let cipher = timeout(DEADLINE, exchange(&mut link, &key, role)).await;
     let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "it does not respond" })??;
     Ok((link, Box::new(cipher)))
 }
 
-async fn exchange<S>(link: &mut S, key: &Key, side: HandshakeRole) -> Result<TransportState, EncryptionError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn exchange(
+    link: &mut impl ByteStream,
+    key: &Key,
+    role: HandshakeRole,
+) -> Result<TransportState, EncryptionError> {
     let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&ENCRYPTED_PREFIX)?;
-    let state = match side {
-        HandshakeRole::Connecting => {
-            let mut state = builder.build_initiator()?;
-            send(link, &mut state).await?;
-            receive(link, &mut state).await?;
-            state
-        }
-        HandshakeRole::Accepting => {
-            let mut state = builder.build_responder()?;
-            receive(link, &mut state).await?;
-            send(link, &mut state).await?;
-            state
-        }
+    let mut state = match role {
+        HandshakeRole::Connecting => builder.build_initiator()?,
+        HandshakeRole::Accepting => builder.build_responder()?,
     };
+    while !state.is_handshake_finished() {
+        if state.is_my_turn() {
+            send(link, &mut state).await?;
+        } else {
+            receive(link, &mut state).await?;
+        }
+    }
     Ok(state.into_transport_mode()?)
 }
 
-/// Creates the error for a connection that ends during the handshake: most likely, the peer could not authenticate
-/// the message that it received.
+/// Creates the error for a closed connection: most likely, the peer could not authenticate the last message.
 fn closed(_: std::io::Error) -> EncryptionError {
     EncryptionError::Key { seen: "it closed the connection" }
 }
@@ -99,10 +83,7 @@ async fn send(
     link.flush().await.map_err(closed)
 }
 
-async fn receive<S>(link: &mut S, state: &mut HandshakeState) -> Result<(), EncryptionError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn receive(link: &mut impl ByteStream, state: &mut HandshakeState) -> Result<(), EncryptionError> {
     let mut prefix = [0; ENCRYPTED_PREFIX.len()];
     link.read_exact(&mut prefix).await.map_err(closed)?;
     if prefix != ENCRYPTED_PREFIX {
@@ -118,10 +99,7 @@ where
 }
 
 /// Tells an unencrypted peer why it is refused: the peer reads [`ENCRYPTED_PREFIX`] as the start of a frame.
-async fn refuse_plain_peer<S>(link: &mut S)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn refuse_plain_peer(link: &mut impl ByteStream) {
     let refusal = async {
         link.write_all(&ENCRYPTED_PREFIX).await?;
         link.flush().await?;

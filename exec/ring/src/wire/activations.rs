@@ -1,20 +1,14 @@
 //! The encoding of activations, in f32 or f16.
 //!
 //! With `activations: f16` in the plan, every device rounds activations to f16 (to nearest, ties to even) after the
-//! embedding and after every layer, whether they are sent to another device or not. So the values do not depend on
-//! the windows, and a ring that continues with another plan gives the same tokens. A value that is too large for f16
-//! is not rounded: an infinity would turn all later values into NaN, and clamping to 65504 would silently change the
-//! value.
-//!
-//! Rounded values are sent without loss as f16, in two bytes each. If a value is too large for f16, the activations
-//! are sent as f32; the frame says which format is used.
-//!
-//! Not here: which activations a device accepts ([`super::OpenEpoch`]).
+//! embedding and after every layer, whether they are sent to another device or not. So the values do not depend on the
+//! windows, and a ring that continues with another plan gives the same tokens. A value that is too large for f16 is
+//! not rounded: an infinity would turn all later values into NaN. Rounded values are sent without loss as f16; with a
+//! value that is too large, the activations are sent as f32.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// Number of values that are converted at once.
 const CHUNK: usize = 512;
 
 /// A chunk of values rounded to f16, and the rounded values in f32.
@@ -56,7 +50,6 @@ pub fn encode(values: &[f32], prefer_f16: bool) -> (Vec<u8>, bool) {
     (bytemuck::cast_slice(values).to_vec(), false)
 }
 
-/// Encodes values as f16, or returns `None` if that changes a value.
 fn encode_f16(values: &[f32]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(values.len() * size_of::<f16>());
     let mut converted = Converted::EMPTY;
@@ -145,7 +138,7 @@ mod tests {
             scale in prop_oneof![Just(1.0f32), Just(1e-6), Just(1e4)],
             plain in any::<bool>(),
         ) {
-            // Any bits, or values of the usual size of activations.
+            // Any bits, or values of the common sizes of activations.
             let value = |&bits: &u32| if plain { f32::from_bits(bits) } else { bits as i32 as f32 / 2e9 * scale };
             let mut values: Vec<f32> = bits.iter().map(value).collect();
             let before = values.clone();

@@ -1,42 +1,36 @@
 //! Data links: connections that carry activations from one device to the next.
 //!
 //! The sender opens a connection for one epoch. The receiver accepts only connections for its session and its latest
-//! prepared epoch ([`OpenEpoch`]), so that a new connection cannot deliver activations of an earlier ring. Every
-//! frame contains its epoch, so that late frames of an old connection are recognised.
-//!
-//! Both ends report the end of a connection to the head. The session continues, because a broken connection does not
-//! show which device is lost.
-//!
-//! Not here: the computation with activations ([`crate::execution`]), and the head's reaction to a broken link
-//! ([`crate::coordinator`]).
+//! prepared epoch ([`OpenEpoch`]), and every frame contains its epoch, so that late frames of an old connection are
+//! recognised. Both ends report the end of a connection to the head. The session continues, because a broken
+//! connection does not show which device is lost.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_schema::pass::Pass;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::io::AsyncRead;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::handshake::{WRITE_DEADLINE, open_connection, refuse, send_welcome};
 use super::message::{Purpose, WorkerFacts};
-use super::transport::Transport;
+use super::transport::{ByteStream, Transport};
 use crate::error::RingError;
 use hearth_runtime::clock::wall_nanos;
 
-/// The grace period before a neighbour's closed connection counts as broken: usually the epoch has ended, which the
-/// head is about to announce, or the device was lost, which the head detects itself. source: assumed
+/// The grace period before a closed connection counts as broken: most often, the epoch has ended, which the head is
+/// about to announce, or the device was lost, which the head detects itself. source: assumed
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// Received activations of a pass.
 #[derive(Debug)]
 pub struct ReceivedActivations {
-    /// The sender's place in the ring, from its hello.
-    pub sender_place: u16,
+    /// The sender's index in the ring, from its hello.
+    pub sender_index: u16,
     /// The epoch in which the activations were computed.
     pub epoch: u32,
-    /// The pass that the activations belong to.
     pub pass: Pass,
     /// The round that the receiver computes next.
     pub round: u32,
@@ -48,12 +42,12 @@ pub struct ReceivedActivations {
     pub received_ns: u64,
 }
 
-/// The report of a broken connection to another device.
+/// A broken connection to another device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenLink {
     /// The epoch for which the connection was opened.
     pub epoch: u32,
-    /// The other device's place in the ring.
+    /// The other device's index in the ring.
     pub peer: u16,
     pub reason: String,
 }
@@ -80,54 +74,49 @@ pub struct OpenEpoch {
 }
 
 /// The open epoch of a device, shared between its tasks; `None` before an epoch is prepared.
-pub type SharedOpenEpoch = Arc<Mutex<Option<OpenEpoch>>>;
+pub type SharedOpenEpoch = Arc<watch::Sender<Option<OpenEpoch>>>;
 
 /// Accepts a data connection if it is for the open epoch, and receives activations until the connection ends.
-pub async fn accept_activations<S>(
+pub async fn accept_activations<S: ByteStream>(
     mut stream: S,
     open_epoch: &SharedOpenEpoch,
     session: u64,
-    (from, epoch): (u16, u32),
+    (sender_index, epoch): (u16, u32),
     max_payload: usize,
-) -> Result<(), RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let open = open_epoch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+) -> Result<(), RingError> {
+    let open = open_epoch.borrow().clone();
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
     };
     send_welcome(&mut stream, WorkerFacts::default()).await?;
-    receive_activations(stream, (from, epoch), max_payload, &open.sink).await;
+    receive_activations(stream, (sender_index, epoch), max_payload, &open.sink).await;
     Ok(())
 }
 
 /// Reads activations until the connection ends, and reports how it ended.
-pub async fn receive_activations<S>(
-    mut stream: S,
-    (from, epoch): (u16, u32),
+pub async fn receive_activations(
+    mut stream: impl AsyncRead + Unpin,
+    (sender_index, epoch): (u16, u32),
     max_payload: usize,
     sink: &DataSink,
-) where
-    S: AsyncRead + Unpin,
-{
+) {
     let reason = loop {
         match Frame::read(&mut stream, max_payload).await {
-            Ok(Some(Frame { message, payload })) => {
-                let at = wall_nanos();
+            Ok(Some(Frame { message, payload: activations })) => {
+                let received_ns = wall_nanos();
                 let Some((epoch, pass, round, is_f16)) = message.pass() else {
                     break "it sent a message other than activations".into();
                 };
-                let arrival = ReceivedActivations {
-                    sender_place: from,
+                let received = ReceivedActivations {
+                    sender_index,
                     epoch,
                     pass,
                     round,
-                    activations: payload,
+                    activations,
                     is_f16,
-                    received_ns: at,
+                    received_ns,
                 };
-                if !sink(DataEvent::Activations(arrival)) {
+                if !sink(DataEvent::Activations(received)) {
                     return;
                 }
             }
@@ -138,7 +127,7 @@ pub async fn receive_activations<S>(
             Err(error) => break error.to_string(),
         }
     };
-    sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: from, reason }));
+    sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: sender_index, reason }));
 }
 
 /// Opens the connections over which this device sends activations.
@@ -146,22 +135,22 @@ pub struct DataConnector<'a, T> {
     pub transport: &'a T,
     pub session: u64,
     pub epoch: u32,
-    /// This device's place in the ring.
-    pub place: u16,
+    /// This device's index in the ring.
+    pub device_index: u16,
     /// Receives broken links.
     pub sink: &'a DataSink,
 }
 
 impl<T: Transport> DataConnector<'_, T> {
-    /// Connects to the device at place `to` of the ring. Frames sent to the returned channel are written to the
-    /// connection, which is closed when the channel is closed.
+    /// Connects to the device with ring index `to`. Frames sent to the returned channel are written to the connection,
+    /// which is closed with the channel.
     pub async fn connect(
         &self,
         to: u16,
         name: &str,
         address: &str,
     ) -> Result<mpsc::UnboundedSender<Frame>, RingError> {
-        let purpose = Purpose::Data { from: self.place, epoch: self.epoch };
+        let purpose = Purpose::Data { from: self.device_index, epoch: self.epoch };
         let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
         let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
         let (sink, epoch) = (self.sink.clone(), self.epoch);

@@ -23,14 +23,12 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Maximum length in bytes of a payload other than activations: a plan, or part of a trace.
 pub const MAX_DOCUMENT_PAYLOAD: usize = 4 << 20;
 
-/// Size of the two lengths, in bytes.
 const PREFIX_BYTES: usize = 8;
 
 /// A message and its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub message: Message,
-    /// The raw bytes that follow the message.
     pub payload: Vec<u8>,
 }
 
@@ -40,14 +38,12 @@ impl From<Message> for Frame {
     }
 }
 
-/// Parses the lengths of the header and the payload, and checks them against their limits.
 fn parse_lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
     if prefix == ENCRYPTED_PREFIX {
         return Err(WireError::Encrypted);
     }
-    let [h0, h1, h2, h3, p0, p1, p2, p3] = prefix;
-    let header = u32::from_le_bytes([h0, h1, h2, h3]) as usize;
-    let payload = u32::from_le_bytes([p0, p1, p2, p3]) as usize;
+    let (lengths, _) = prefix.as_chunks();
+    let [header, payload] = [0, 1].map(|index| u32::from_le_bytes(lengths[index]) as usize);
     for (what, length, limit) in [("header", header, MAX_HEADER_BYTES), ("payload", payload, max_payload)] {
         if length > limit {
             return Err(WireError::TooLong { what, length, limit });
@@ -60,42 +56,25 @@ fn decode_header(bytes: &[u8]) -> Result<Message, WireError> {
     let config = bincode::config::standard().with_limit::<MAX_HEADER_BYTES>();
     let (message, used) =
         bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
-    if used == bytes.len() {
-        Ok(message)
-    } else {
-        Err(WireError::Header(format!("{} bytes follow it", bytes.len() - used)))
+    match bytes.len() - used {
+        0 => Ok(message),
+        rest => Err(WireError::Header(format!("{rest} bytes follow it"))),
     }
 }
 
 impl Frame {
-    /// Encodes the frame.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let header = bincode::encode_to_vec(&self.message, bincode::config::standard())
             .map_err(|error| WireError::Header(error.to_string()))?;
         let mut bytes = Vec::with_capacity(PREFIX_BYTES + header.len() + self.payload.len());
         for (what, length) in [("header", header.len()), ("payload", self.payload.len())] {
-            let announced = u32::try_from(length).map_err(|_| WireError::TooLong {
-                what,
-                length,
-                limit: u32::MAX as usize,
-            })?;
+            let limit = u32::MAX as usize;
+            let announced = u32::try_from(length).map_err(|_| WireError::TooLong { what, length, limit })?;
             bytes.extend_from_slice(&announced.to_le_bytes());
         }
         bytes.extend_from_slice(&header);
         bytes.extend_from_slice(&self.payload);
         Ok(bytes)
-    }
-
-    /// Decodes a frame at the start of `bytes`. Returns the frame and its length, or `None` if more bytes are needed.
-    pub fn decode(bytes: &[u8], max_payload: usize) -> Result<Option<(Frame, usize)>, WireError> {
-        let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
-        let (head, payload) = parse_lengths(*prefix, max_payload)?;
-        let end = PREFIX_BYTES + head + payload;
-        if bytes.len() < end {
-            return Ok(None);
-        }
-        let message = decode_header(&bytes[PREFIX_BYTES..PREFIX_BYTES + head])?;
-        Ok(Some((Frame { message, payload: bytes[PREFIX_BYTES + head..end].to_vec() }, end)))
     }
 
     /// Reads one frame. Returns `None` if the stream ends before the frame begins.
@@ -118,7 +97,6 @@ impl Frame {
         Ok(Some(Frame { message, payload: bytes }))
     }
 
-    /// Writes the frame.
     pub async fn write(&self, stream: &mut (impl AsyncWrite + Unpin)) -> Result<(), WireError> {
         stream.write_all(&self.encode()?).await?;
         Ok(stream.flush().await?)
@@ -145,28 +123,35 @@ mod tests {
         Frame { message: Message::activations(5, pass, 3, false), payload: vec![1, 2, 3, 4] }
     }
 
+    /// Reads a frame from bytes. Returns the result, and the number of bytes that are left.
+    fn read(mut bytes: &[u8], max_payload: usize) -> (Result<Option<Frame>, WireError>, usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        (runtime.block_on(Frame::read(&mut bytes, max_payload)), bytes.len())
+    }
+
     #[test]
     fn frame_round_trips() {
-        let bytes = sample().encode().unwrap();
-        assert_eq!(Frame::decode(&bytes, 16).unwrap(), Some((sample(), bytes.len())));
-        assert_eq!(Frame::decode(&bytes[..bytes.len() - 1], 16).unwrap(), None, "one byte is missing");
+        let bytes = [sample().encode().unwrap(), vec![0; 3]].concat();
+        let (frame, rest) = read(&bytes, 16);
+        assert_eq!((frame.unwrap(), rest), (Some(sample()), 3));
+        let (truncated, _) = read(&bytes[..bytes.len() - 4], 16);
+        assert!(matches!(truncated, Err(WireError::Truncated)), "one byte is missing: {truncated:?}");
     }
 
     #[test]
     fn huge_length_is_refused_before_allocating() {
-        let bytes = [0xff; 16];
-        assert!(matches!(Frame::decode(&bytes, 16), Err(WireError::TooLong { what: "header", .. })));
+        assert!(matches!(read(&[0xff; 16], 16).0, Err(WireError::TooLong { what: "header", .. })));
         let payload = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
-        assert!(matches!(Frame::decode(&payload, 16), Err(WireError::TooLong { what: "payload", .. })));
+        assert!(matches!(read(&payload, 16).0, Err(WireError::TooLong { what: "payload", .. })));
         // A string that announces 2^63 bytes inside a ten-byte header: variant 2 (Refuse), then a u64.
         let mut hostile = vec![10, 0, 0, 0, 0, 0, 0, 0, 2, 253];
         hostile.extend_from_slice(&(1u64 << 63).to_le_bytes());
-        assert!(matches!(Frame::decode(&hostile, 16), Err(WireError::Header(_))));
+        assert!(matches!(read(&hostile, 16).0, Err(WireError::Header(_))));
     }
 
     #[test]
     fn encrypted_connection_is_detected() {
-        assert!(matches!(Frame::decode(&ENCRYPTED_PREFIX, 16), Err(WireError::Encrypted)));
+        assert!(matches!(read(&ENCRYPTED_PREFIX, 16).0, Err(WireError::Encrypted)));
     }
 
     #[test]
@@ -174,13 +159,13 @@ mod tests {
         let mut bytes = Frame::from(Message::Ready { epoch: 0 }).encode().unwrap();
         bytes[0] += 1;
         bytes.push(0);
-        assert!(matches!(Frame::decode(&bytes, 0), Err(WireError::Header(_))));
+        assert!(matches!(read(&bytes, 0).0, Err(WireError::Header(_))));
     }
 
     proptest! {
         #[test]
         fn random_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = Frame::decode(&bytes, 64);
+            let _ = read(&bytes, 64);
         }
 
         #[test]
@@ -189,7 +174,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;
             bytes.truncate(bytes.len() - cut.min(bytes.len()));
-            let _ = Frame::decode(&bytes, 64);
+            let _ = read(&bytes, 64);
         }
     }
 }

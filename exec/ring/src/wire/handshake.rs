@@ -8,21 +8,18 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::message::{MAGIC, Message, PROTOCOL_VERSION, Purpose, WorkerFacts};
-use super::transport::Transport;
-use crate::error::WireError;
-use crate::error::{RingError, protocol_error};
+use super::transport::{ByteStream, Transport};
+use crate::error::{RingError, WireError, protocol_error};
 
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
 /// packet (1 s, 2 s and 4 s apart, RFC 6298)
-pub const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// The time limit between accepting a connection and its first frame. source: assumed
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-
 /// The time limit for sending a frame.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -61,22 +58,15 @@ pub async fn open_connection<T: Transport>(
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
             }
-            None => {
-                let reason = "it closed the connection".into();
-                Err(RingError::Disconnected { name: name.into(), reason })
-            }
+            None => Err(RingError::disconnected(name, "it closed the connection")),
             Some(_) => Err(protocol_error(name, "its first frame is not a welcome")),
         }
     };
     with_deadline(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
 }
 
-/// Reads the hello of a connection. Returns the session and the purpose. Refuses a peer with another protocol
-/// version.
-pub async fn read_hello<S>(stream: &mut S) -> Result<(u64, Purpose), RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+/// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
+pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose), RingError> {
     let hello = with_deadline(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
     let hello = hello.map_err(|error| RingError::handshake("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
@@ -92,16 +82,13 @@ where
 }
 
 /// Accepts a connection by sending a welcome.
-pub async fn send_welcome<S: AsyncWrite + Unpin>(
-    stream: &mut S,
-    facts: WorkerFacts,
-) -> Result<(), RingError> {
+pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<(), RingError> {
     let frame = Frame::from(Message::Welcome(facts));
     Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
 }
 
 /// Refuses a connection by sending the reason. Returns the error for this end.
-pub async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, reason: String) -> RingError {
+pub async fn refuse(stream: &mut impl ByteStream, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
     // A peer that has disconnected does not need the reason.
     let _ = with_deadline(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;

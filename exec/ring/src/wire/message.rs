@@ -1,11 +1,9 @@
 //! The messages of the ring protocol, which are the headers of frames.
-//!
-//! Not here: the handling of messages ([`crate::worker`], [`crate::coordinator`]).
 
 use bincode::{Decode, Encode};
 use hearth_schema::pass::Pass;
 
-/// The first field of every hello.
+/// The first field of every hello, which identifies the protocol: `HRTH` as a little-endian number.
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// The version of the protocol. Both ends must have the same version.
@@ -16,23 +14,17 @@ pub const PROTOCOL_VERSION: u16 = 5;
 pub enum Purpose {
     /// Commands of the head to a worker.
     Control,
-    /// Activations from a neighbour in the ring.
-    Data {
-        /// The neighbour's place in the ring.
-        from: u16,
-        /// The epoch of the plan that both ends use.
-        epoch: u32,
-    },
+    /// Activations from the device with ring index `from`, for the plan of an epoch.
+    Data { from: u16, epoch: u32 },
     /// Link measurements.
     Probe,
     /// Layers for a worker without a model file.
     Fetch,
 }
 
-/// The lengths of a model file and of its header.
+/// The lengths of a model file and of its header, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub struct FileLengths {
-    /// Bytes of the whole file.
     pub file: u64,
     /// Bytes before the first tensor.
     pub header: u64,
@@ -53,45 +45,34 @@ pub struct WorkerFacts {
     pub kernel: String,
 }
 
-/// The address of a device in the ring.
+/// The address at which a device of the ring receives activations.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct PeerAddress {
-    /// The device's place in the ring.
-    pub place: u16,
-    /// The address at which the device receives activations.
+    /// The device's index in the ring.
+    pub device_index: u16,
     pub address: String,
 }
 
 /// A message, which is the header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
-    /// The first frame of the connecting end.
-    Hello {
-        magic: u32,
-        protocol: u16,
-        /// The number of the head's session. Data connections must have the same number.
-        session: u64,
-        purpose: Purpose,
-    },
+    /// The first frame of the connecting end. Data connections must have the session number of the head.
+    Hello { magic: u32, protocol: u16, session: u64, purpose: Purpose },
     /// The first frame of the accepting end.
     Welcome(WorkerFacts),
-    /// Sent instead of a [`Message::Welcome`] or of any other reply. The connection then ends.
-    Refuse {
-        /// What is wrong and how to fix it.
-        reason: String,
-    },
-    /// Tells the worker to stop the current epoch, and to accept activations of the new one.
-    Prepare {
-        /// The new epoch; greater than all earlier ones.
-        epoch: u32,
-    },
-    /// The worker accepts only connections of this epoch.
+    /// Sent instead of a [`Message::Welcome`] or of any other reply. The connection then ends. The reason says what is
+    /// wrong and how to fix it.
+    Refuse { reason: String },
+    /// Commands the worker to stop the current epoch, and to accept activations of the new one, whose number is
+    /// greater than all earlier ones.
+    Prepare { epoch: u32 },
+    /// The reply to [`Message::Prepare`]: the worker accepts only connections of this epoch from now on.
     Prepared { epoch: u32 },
     /// Configures the prepared epoch. The payload is the plan.
     Configure {
         epoch: u32,
-        /// The worker's place in the ring.
-        place: u16,
+        /// The worker's index in the ring.
+        device_index: u16,
         /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
         first_pass: u32,
         /// The address at which the head accepts activations, and serves layers to workers without a model file.
@@ -101,33 +82,15 @@ pub enum Message {
     },
     /// The worker has loaded its layers, connected to its neighbours, and discarded all passes before the epoch.
     Ready { epoch: u32 },
-    /// The worker is fetching layers before it can be ready.
-    Fetching {
-        /// Bytes fetched so far.
-        done: u64,
-        /// Bytes to fetch.
-        total: u64,
-    },
-    /// The worker is uploading layers to its GPU before it can be ready.
-    Uploading {
-        /// Bytes uploaded so far.
-        done: u64,
-        /// Bytes to upload.
-        total: u64,
-    },
+    /// The worker has fetched `done` of the `total` bytes of layers that it needs before it is ready.
+    Fetching { done: u64, total: u64 },
+    /// The worker has uploaded `done` of the `total` bytes of layers that its GPU needs before it is ready.
+    Uploading { done: u64, total: u64 },
     /// Begins a new request on the same ring: the worker clears its KV cache and starts a new trace.
-    Reset {
-        /// The epoch of the request.
-        epoch: u32,
-    },
-    /// The worker can no longer exchange activations with another device.
-    LinkBroken {
-        /// The epoch for which the connection was opened.
-        epoch: u32,
-        /// The other device's place in the ring.
-        peer: u16,
-        reason: String,
-    },
+    Reset { epoch: u32 },
+    /// The worker can no longer exchange activations with the device that has ring index `peer`. The connection was
+    /// opened for `epoch`.
+    LinkBroken { epoch: u32, peer: u16, reason: String },
     /// Activations of a pass. The payload is `[tokens, embedding]`.
     Activations {
         /// The epoch in which they were computed. Activations of an earlier epoch are dropped.
@@ -138,7 +101,7 @@ pub enum Message {
         first_position: u32,
         /// Number of tokens of the pass.
         tokens: u32,
-        /// Whether a token will be sampled.
+        /// Whether tokens are sampled from the output of the pass.
         output: bool,
         /// The sequence that the tokens belong to.
         sequence: u32,
@@ -151,48 +114,20 @@ pub enum Message {
     },
     /// Requests the trace since the last reset.
     Collect,
-    /// Trace lines, as payload.
-    Report {
-        /// The epoch in which the lines were written.
-        epoch: u32,
-        /// Whether more reports follow.
-        more: bool,
-    },
-    /// Requests a pong with the time.
-    Ping {
-        /// Repeated in the pong.
-        nonce: u64,
-    },
-    /// The reply to a ping.
-    Pong {
-        /// The nonce of the ping.
-        nonce: u64,
-        /// Nanoseconds on the clock of the replying device.
-        clock: u64,
-    },
+    /// Trace lines of an epoch, as payload. `more` says whether more reports follow.
+    Report { epoch: u32, more: bool },
+    /// Requests a pong with the same nonce.
+    Ping { nonce: u64 },
+    /// The reply to a ping. `clock` is the time of the replying device, in nanoseconds.
+    Pong { nonce: u64, clock: u64 },
     /// Requests the lengths of the model files.
     ListFiles,
-    /// The lengths of the model files.
-    Files {
-        /// The files, in the order of the parts.
-        files: Vec<FileLengths>,
-    },
-    /// Requests a chunk of a model file.
-    GetChunk {
-        /// Index of the file.
-        file: u16,
-        /// Index of the chunk in the file.
-        chunk: u64,
-    },
-    /// A chunk of a model file, as payload.
-    Chunk {
-        /// Index of the file.
-        file: u16,
-        /// Index of the chunk in the file.
-        chunk: u64,
-        /// SHA-256 of the chunk.
-        hash: [u8; 32],
-    },
+    /// The lengths of the model files, in the order of the parts.
+    Files { files: Vec<FileLengths> },
+    /// Requests a chunk of a model file, by the indices of both.
+    GetChunk { file: u16, chunk: u64 },
+    /// A chunk of a model file, as payload, and its SHA-256.
+    Chunk { file: u16, chunk: u64, hash: [u8; 32] },
     /// The sender ends the session.
     Goodbye,
 }

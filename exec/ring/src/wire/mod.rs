@@ -17,4 +17,4 @@ pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD};
 pub use handshake::{WRITE_DEADLINE, open_connection, read_hello, refuse, send_welcome, with_deadline};
 pub use message::{FileLengths, MAGIC, Message, PROTOCOL_VERSION, PeerAddress, Purpose, WorkerFacts};
 pub use pending::{PendingConnection, PendingConnections};
-pub use transport::{Listener, MemoryTransport, TcpTransport, Transport, bind};
+pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind};

@@ -1,11 +1,8 @@
 //! Pending connections: a bounded number of connections that have not sent their first frame.
 //!
 //! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. When
-//! there are too many, the oldest one is closed. So an honest device, which sends its hello immediately, can still
-//! connect while other peers hold connections open.
-//!
-//! Not here: the check of the key ([`crate::security`]). Peers that connect faster than an honest device can send its
-//! hello can still block it.
+//! there are too many, the oldest one is closed, so an honest device, which sends its hello immediately, can still
+//! connect. Peers that connect faster than a device can send its hello can still block it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
-/// Maximum number of pending connections, far below the limit of open files.
-/// source: assumed, more than a home has devices
+/// Maximum number of pending connections, below the limit of open files. source: assumed, more devices than in a home
 const MAX_PENDING: usize = 64;
 
-/// Connections that have not sent their first frame, the oldest first.
+/// Tasks that serve connections, oldest first, each with a flag that is set when its first frame has arrived.
 #[derive(Default)]
 pub struct PendingConnections(VecDeque<(Arc<AtomicBool>, AbortHandle)>);
 

@@ -2,8 +2,6 @@
 //!
 //! The ring is generic over a [`Transport`], so that tests and real rings run the same code. Every transport delivers
 //! bytes in order; a reader receives whole frames or an error.
-//!
-//! Not here: deadlines and messages ([`super::handshake`]), and access control ([`crate::security`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,13 +14,17 @@ use tokio::sync::mpsc;
 
 use crate::error::RingError;
 
+/// A stream of bytes in both directions.
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> ByteStream for S {}
+
 /// A network on which a device connects to others and listens for connections.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// A connection, which delivers bytes in order in both directions.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    type Stream: ByteStream;
     type Listener: Listener<Stream = Self::Stream>;
 
-    /// Connects to an address.
     fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Stream>> + Send;
     /// Listens on an address. Port 0 selects a free port.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
@@ -40,8 +42,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
 
 /// Accepts connections on an address.
 pub trait Listener: Send + 'static {
-    type Stream;
-    /// Waits for the next connection.
+    type Stream: ByteStream;
     fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
     /// Returns the address at which others can connect.
     fn address(&self) -> String;
@@ -84,16 +85,14 @@ impl Listener for TcpListener {
     }
 }
 
-/// Capacity of each direction of a pipe, in bytes.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Pipes between the tasks of one process. An address is any name.
+/// Pipes between the tasks of one process. An address can be any string.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryTransport {
     listeners: Arc<Mutex<BTreeMap<String, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
-/// The accepting end of [`MemoryTransport`].
 #[derive(Debug)]
 pub struct MemoryListener {
     address: String,
@@ -143,8 +142,5 @@ pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Liste
     if !loopback && !transport.is_encrypted() {
         return Err(RingError::KeyRequired { address: address.into() });
     }
-    transport
-        .bind(address)
-        .await
-        .map_err(|error| RingError::CannotListen { address: address.into(), reason: error.to_string() })
+    transport.bind(address).await.map_err(|error| RingError::cannot_listen(address, &error))
 }

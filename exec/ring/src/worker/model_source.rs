@@ -1,15 +1,12 @@
 //! The source of a worker's layers: a model file, or the head.
 //!
-//! A worker without a model file fetches its layers over a separate connection to the head. It requests the lengths
-//! of the model's files and of their headers, then the chunks of the headers, which have the offset of each tensor,
-//! and then the chunks of its layers and of the small tensors outside the layers. Each chunk is sent with its hash.
-//! Some chunks are requested ahead, so that the link is never idle. Fetched chunks are stored in a folder that the
-//! user chooses, and are not fetched again in a later session or after a broken connection.
+//! A worker without a model file fetches its layers over a separate connection to the head: first the chunks of the
+//! files' headers, which have the offset of each tensor, and then the chunks of its layers and of the small tensors
+//! outside the layers. Each chunk is sent with its hash. Fetched chunks are stored in a folder that the user chooses,
+//! and are not fetched again in a later session or after a broken connection.
 //!
 //! The head is trusted: a device with the key could send wrong weights. The hash detects damage during transmission
 //! without a key, and on the disk.
-//!
-//! Not here: the folder's files ([`hearth_runtime::fetched`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,30 +18,24 @@ use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, facts_without_model};
 use crate::wire::{
-    FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts, open_connection,
-    with_deadline,
+    ByteStream, FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts,
+    open_connection, with_deadline,
 };
-use hearth_runtime::backend_factory::BackendFactory;
-use hearth_runtime::error::ExecError;
 use hearth_runtime::fetched::{CHUNK_BYTES, FetchedFile};
-use hearth_runtime::weights::Weights;
+use hearth_runtime::{BackendFactory, ExecError, Weights};
 
-/// The time limit for one chunk to arrive over a slow link from a slow disk. source: assumed, 1 MiB at half a megabit
-/// per second
+/// The time limit for one chunk over a slow link. source: assumed, 1 MiB at half a megabit per second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
-/// Number of chunks that are requested ahead.
-/// source: assumed, 4 MiB fill a gigabit link of 30 ms
+/// Maximum number of open chunk requests. source: assumed, 4 MiB fill a gigabit link with 30 ms round-trip time
 const CHUNKS_AHEAD: usize = 4;
-/// Maximum number of files of a model.
 const MAX_FILES: usize = 1024;
-/// Maximum size of a header, which contains the tensor table and the vocabulary.
+/// Maximum size in bytes of the header of a model file, which has the tensor table and the vocabulary.
 const MAX_HEADER_BYTES: u64 = 1 << 30;
-/// Maximum size of a file, so that sums of sizes cannot overflow.
+/// Maximum size of a model file in bytes, so that sums of sizes cannot overflow.
 const MAX_FILE_BYTES: u64 = 1 << 50;
 
 /// Maximum size in bytes of the activations of a pass, before the model is known: twice a batch of the widest model.
@@ -60,38 +51,34 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    pub(super) fn facts(&self) -> WorkerFacts {
+    fn model(&self) -> Option<&LocalModel> {
         match self {
-            ModelSource::File(model) => model.facts(),
-            ModelSource::Fetch(_) => facts_without_model(),
+            ModelSource::File(model) => Some(model),
+            ModelSource::Fetch(_) => None,
         }
+    }
+
+    pub(super) fn facts(&self) -> WorkerFacts {
+        self.model().map_or_else(facts_without_model, LocalModel::facts)
     }
 
     /// Returns the maximum size of the activations of a pass, in bytes.
     pub(super) fn max_activation_bytes(&self) -> usize {
-        match self {
-            ModelSource::File(model) => model.max_activation_bytes(),
-            ModelSource::Fetch(_) => MAX_ACTIVATION_BYTES,
-        }
+        self.model().map_or(MAX_ACTIVATION_BYTES, LocalModel::max_activation_bytes)
     }
 
     pub(super) fn check(&self, plan: &Plan) -> Result<(), RingError> {
-        match self {
-            ModelSource::File(model) => model.check(plan),
-            ModelSource::Fetch(_) => check_executable(plan),
-        }
+        self.model().map_or_else(|| check_executable(plan), |model| model.check(plan))
     }
 }
 
 /// Fetches the layers of one worker from the head.
 pub struct LayerFetcher<'a, T> {
     pub transport: &'a T,
-    /// The head's address.
     pub head_address: &'a str,
     pub session: u64,
     pub plan: &'a Plan,
-    /// The worker's place in the ring.
-    pub place: usize,
+    pub device_index: usize,
     /// The folder for fetched files, with a subfolder for each model.
     pub folder: &'a Path,
     /// Creates the GPU backend, on a worker with a GPU.
@@ -99,35 +86,30 @@ pub struct LayerFetcher<'a, T> {
 }
 
 impl<T: Transport> LayerFetcher<'_, T> {
-    /// Fetches the missing chunks and opens the model. `progress` receives the bytes fetched so far, and the bytes to
-    /// fetch.
+    /// Fetches the missing chunks and opens the model. `progress` receives the bytes fetched so far and in total.
     pub async fn fetch(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
         let (mut stream, _) =
             open_connection(self.transport, "the head", self.head_address, self.session, Purpose::Fetch)
                 .await?;
         let lengths = list_files(&mut stream).await?;
         let paths = self.file_paths(lengths.len())?;
-        let cannot = |path: &Path| {
-            let path = path.display().to_string();
-            move |error: std::io::Error| RingError::FetchFolder { path, reason: error.to_string() }
-        };
         let mut files = Vec::new();
         for (lengths, path) in lengths.iter().zip(&paths) {
-            files.push(FetchedFile::open(path, lengths.file).map_err(cannot(path))?);
+            let opened = FetchedFile::open(path, lengths.file);
+            files.push(opened.map_err(|error| RingError::fetch_folder(path, &error))?);
         }
-        let header = |lengths: &FileLengths| std::iter::once(0..lengths.header).collect();
-        let headers: Vec<Vec<Range<u64>>> = lengths.iter().map(header).collect();
-        let missing = missing_chunks(&mut files, &headers).map_err(cannot(self.folder))?;
-        self.fetch_chunks(&mut stream, &mut files, missing, &progress).await?;
+        let headers: Vec<_> =
+            lengths.iter().map(|lengths| std::iter::once(0..lengths.header).collect()).collect();
+        self.fetch_ranges(&mut stream, &mut files, &headers, &progress).await?;
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
         if profile.shape_digest() != self.plan.model.shape_digest {
             return Err(protocol_error("the head", "it serves another model than that of its plan"));
         }
-        let missing =
-            missing_layer_chunks(&mut files, &model, self.plan, self.place).map_err(cannot(self.folder))?;
-        self.fetch_chunks(&mut stream, &mut files, missing, &progress).await?;
-        let own = self.plan.windows(self.place).into_iter().flatten().collect();
+        let own = self.plan.windows(self.device_index);
+        let ranges = tensor_ranges(&model, &own, files.len());
+        self.fetch_ranges(&mut stream, &mut files, &ranges, &progress).await?;
+        let own = own.into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
         Ok(LocalModel { weights, profile, backend_factory: self.backend_factory.cloned() })
     }
@@ -139,27 +121,27 @@ impl<T: Transport> LayerFetcher<'_, T> {
         // The digest comes from another device, so only letters and digits may become part of a path.
         let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
         let folder = self.folder.join(if name.is_empty() { "model" } else { &name });
-        std::fs::create_dir_all(&folder).map_err(|error| RingError::FetchFolder {
-            path: folder.display().to_string(),
-            reason: error.to_string(),
-        })?;
+        std::fs::create_dir_all(&folder).map_err(|error| RingError::fetch_folder(&folder, &error))?;
         Ok(match count {
             1 => vec![folder.join("model.gguf")],
             _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
         })
     }
 
-    /// Fetches the missing chunks, each with the index of its file. Some chunks are requested ahead.
-    async fn fetch_chunks<S>(
+    /// Fetches the missing chunks of these byte ranges of each file, with up to [`CHUNKS_AHEAD`] open requests.
+    async fn fetch_ranges(
         &self,
-        stream: &mut S,
+        stream: &mut T::Stream,
         files: &mut [FetchedFile],
-        missing: Vec<(u16, u64)>,
+        ranges: &[Vec<Range<u64>>],
         progress: &impl Fn(u64, u64),
-    ) -> Result<(), RingError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    ) -> Result<(), RingError> {
+        let cannot = |error: std::io::Error| RingError::fetch_folder(self.folder, &error);
+        let mut missing = Vec::new();
+        for (index, (file, ranges)) in (0u16..).zip(files.iter_mut().zip(ranges)) {
+            let chunks = file.missing_chunks(ranges).map_err(cannot)?;
+            missing.extend(chunks.into_iter().map(|chunk| (index, chunk)));
+        }
         let total = missing.len() as u64;
         let (mut missing, mut requested, mut done) = (missing.into_iter(), VecDeque::new(), 0);
         loop {
@@ -171,12 +153,8 @@ impl<T: Transport> LayerFetcher<'_, T> {
                 requested.push_back((file, chunk));
             }
             let Some(expected) = requested.pop_front() else { return Ok(()) };
-            let frame = with_deadline(
-                CHUNK_DEADLINE,
-                "a chunk of the model",
-                Frame::read(stream, CHUNK_BYTES as usize),
-            )
-            .await??;
+            let read = Frame::read(stream, CHUNK_BYTES as usize);
+            let frame = with_deadline(CHUNK_DEADLINE, "a chunk of the model", read).await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
                 return Err(protocol_error("the head", "it does not send the requested layers"));
             };
@@ -184,15 +162,9 @@ impl<T: Transport> LayerFetcher<'_, T> {
             let Some(target) = target else {
                 return Err(protocol_error("the head", "it sends layers that were not requested"));
             };
-            let written = target.write(chunk, &payload, hash).map_err(|error| RingError::FetchFolder {
-                path: self.folder.display().to_string(),
-                reason: error.to_string(),
-            })?;
-            if !written {
-                return Err(protocol_error(
-                    "the head",
-                    &format!("chunk {chunk} of file {file} does not match its hash"),
-                ));
+            if !target.write(chunk, &payload, hash).map_err(cannot)? {
+                let what = format!("chunk {chunk} of file {file} does not match its hash");
+                return Err(protocol_error("the head", what));
             }
             done += 1;
             progress(done * CHUNK_BYTES, total * CHUNK_BYTES);
@@ -200,11 +172,7 @@ impl<T: Transport> LayerFetcher<'_, T> {
     }
 }
 
-/// Requests the lengths of the model's files, and checks them against limits.
-async fn list_files<S>(stream: &mut S) -> Result<Vec<FileLengths>, RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>, RingError> {
     let request = Frame::from(Message::ListFiles);
     with_deadline(WRITE_DEADLINE, "requesting the list of model files", request.write(stream)).await??;
     let frame = with_deadline(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;
@@ -220,24 +188,9 @@ where
     Ok(files)
 }
 
-/// Returns the missing chunks of byte ranges of each file, each with the index of its file.
-fn missing_chunks(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Result<Vec<(u16, u64)>> {
-    let mut missing = Vec::new();
-    for (index, (file, ranges)) in files.iter_mut().zip(ranges).enumerate() {
-        missing.extend(file.missing_chunks(ranges)?.into_iter().map(|chunk| (index as u16, chunk)));
-    }
-    Ok(missing)
-}
-
-/// Returns the missing chunks of a worker's tensors: its layers, and the tensors outside the layers except the
-/// embedding and the output matrix.
-fn missing_layer_chunks(
-    files: &mut [FetchedFile],
-    model: &GgufModel,
-    plan: &Plan,
-    place: usize,
-) -> std::io::Result<Vec<(u16, u64)>> {
-    let own = plan.windows(place);
+/// Returns the byte ranges, in each file, of the tensors in a worker's layers and of those outside the layers except
+/// the embedding and the output matrix.
+fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Vec<Vec<Range<u64>>> {
     let is_needed = |name: &str| {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         match layer.map(|(layer, _)| layer.parse::<u32>()) {
@@ -245,11 +198,11 @@ fn missing_layer_chunks(
             _ => !["token_embd.weight", "output.weight"].contains(&name),
         }
     };
-    let mut ranges = vec![Vec::new(); files.len()];
+    let mut ranges = vec![Vec::new(); file_count];
     for tensor in model.tensors.iter().filter(|tensor| is_needed(&tensor.name)) {
         if let Some(ranges) = ranges.get_mut(tensor.part) {
             ranges.push(tensor.offset..tensor.offset.saturating_add(tensor.bytes.0));
         }
     }
-    missing_chunks(files, &ranges)
+    ranges
 }

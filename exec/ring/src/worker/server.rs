@@ -1,8 +1,9 @@
 //! The worker's listener: dispatches connections by their purpose, and allows one session at a time.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::head_connection::HeadConnection;
@@ -18,37 +19,31 @@ use crate::wire::{
 
 /// The time limit for the previous session to end: its threads stop and its memory is freed.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
-/// The interval at which the end of the previous session is checked.
-const ACQUIRE_RETRY: Duration = Duration::from_millis(5);
-/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The number of consecutive failures after which the listener counts as broken: half a minute.
+/// Number of consecutive accept failures after which [`Worker::serve`] ends: half a minute with [`ACCEPT_PAUSE`].
 const MAX_ACCEPT_FAILURES: u32 = 300;
 
 /// A worker, which computes layers in at most one session at a time.
 #[derive(Clone)]
 pub struct Worker<T: Transport> {
-    transport: T,
-    source: ModelSource,
-    options: WorkerOptions,
-    /// Whether a session uses the worker.
-    busy: Arc<Mutex<bool>>,
-    open_epoch: SharedOpenEpoch,
+    pub(super) transport: T,
+    pub(super) source: ModelSource,
+    pub(super) options: WorkerOptions,
+    pub(super) open_epoch: SharedOpenEpoch,
+    /// Locked while a session uses the worker.
+    in_session: Arc<Mutex<()>>,
 }
 
 impl<T: Transport> Worker<T> {
     /// Creates a worker that computes layers of `model` with `threads` threads; 0 uses all cores.
     pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
-        Self::with_options(
-            transport,
-            ModelSource::File(model),
-            WorkerOptions { threads, ..WorkerOptions::default() },
-        )
+        let options = WorkerOptions { threads, ..WorkerOptions::default() };
+        Self::with_options(transport, ModelSource::File(model), options)
     }
 
     /// Creates a worker whose layers come from `source`.
     pub fn with_options(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
-        Self { transport, source, options, busy: Arc::default(), open_epoch: Arc::default() }
+        Self { transport, source, options, open_epoch: Arc::default(), in_session: Arc::default() }
     }
 
     /// Serves connections until the listener fails. `report` receives the result of each connection.
@@ -62,26 +57,23 @@ impl<T: Transport> Worker<T> {
         loop {
             let stream = match listener.accept().await {
                 Ok(stream) => stream,
-                Err(error) if failures < MAX_ACCEPT_FAILURES => {
+                Err(error) => {
+                    let error = RingError::cannot_listen(&listener.address(), &error);
+                    if failures >= MAX_ACCEPT_FAILURES {
+                        return error;
+                    }
                     // The peer gave up, or too many files were open for a moment.
                     failures += 1;
-                    report(Err(RingError::CannotListen {
-                        address: listener.address(),
-                        reason: error.to_string(),
-                    }));
+                    report(Err(error));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
-                }
-                Err(error) => {
-                    let address = listener.address();
-                    return RingError::CannotListen { address, reason: error.to_string() };
                 }
             };
             failures = 0;
             let (worker, report) = (self.clone(), report.clone());
-            let serve =
-                move |connection| async move { report(worker.serve_connection(stream, connection).await) };
-            pending.spawn(serve);
+            pending.spawn(move |connection| async move {
+                report(worker.serve_connection(stream, connection).await);
+            });
         }
     }
 
@@ -107,40 +99,20 @@ impl<T: Transport> Worker<T> {
 
     async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
         // The next head may connect before the previous session has ended.
-        let acquiring = async {
-            while !self.try_acquire() {
-                tokio::time::sleep(ACQUIRE_RETRY).await;
-            }
-        };
-        if timeout(ACQUIRE_DEADLINE, acquiring).await.is_err() {
+        let Ok(_in_session) = timeout(ACQUIRE_DEADLINE, self.in_session.lock()).await else {
             let reason = "another head uses this worker; wait until it is done, or stop it".into();
             return Err(refuse(&mut stream, reason).await);
-        }
-        // Frees the worker however the session ends, even by a panic.
-        let _guard = SessionGuard { busy: self.busy.clone(), open_epoch: self.open_epoch.clone() };
-        let (transport, source, options) =
-            (self.transport.clone(), self.source.clone(), self.options.clone());
-        Session::new(id, HeadConnection::new(stream), transport, source, options, self.open_epoch.clone())
-            .serve()
-            .await
-    }
-
-    /// Marks the worker as busy. Returns false if it already is.
-    fn try_acquire(&self) -> bool {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        !std::mem::replace(&mut *busy, true)
+        };
+        let _close_epoch = CloseEpoch(self.open_epoch.clone());
+        Session::new(self.clone(), id, HeadConnection::new(stream)).serve().await
     }
 }
 
-/// Marks the worker as free when dropped.
-struct SessionGuard {
-    busy: Arc<Mutex<bool>>,
-    open_epoch: SharedOpenEpoch,
-}
+/// Stops accepting activations when dropped, so that none are accepted after a session, even if it panics.
+struct CloseEpoch(SharedOpenEpoch);
 
-impl Drop for SessionGuard {
+impl Drop for CloseEpoch {
     fn drop(&mut self) {
-        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.send_replace(None);
     }
 }

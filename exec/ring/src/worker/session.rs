@@ -1,28 +1,27 @@
 //! A head's session with a worker: executes the head's commands until it says goodbye.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
 use super::epoch::{EpochReport, PreviousRunner, RunnerEvent, WorkerEpoch};
 use super::head_connection::HeadConnection;
-use super::model_source::ModelSource;
+use super::server::Worker;
 use crate::error::{RingError, protocol_error};
 use crate::execution::{ComputeMode, StageRunner, TraceLines};
-use crate::wire::{
-    BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, SharedOpenEpoch, Transport,
-};
+use crate::wire::{BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, Transport};
 use hearth_runtime::backend_factory::BackendFactory;
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
+/// Maximum number of trace records, and of memory readings, in one frame. A record takes about 200 bytes.
+const MAX_REPORT_LINES: usize = 10_000;
 
 /// Options of a worker.
 #[derive(Debug, Clone, Default)]
@@ -34,19 +33,14 @@ pub struct WorkerOptions {
     pub backend_factory: Option<BackendFactory>,
 }
 
-/// A head's session with a worker.
 pub(super) struct Session<T: Transport> {
-    transport: T,
-    source: ModelSource,
-    options: WorkerOptions,
-    open_epoch: SharedOpenEpoch,
+    worker: Worker<T>,
     id: u64,
     head: HeadConnection<T::Stream>,
     /// The latest prepared epoch.
     prepared: watch::Sender<u32>,
-    /// Sends events to the runner of that epoch.
     inbox: mpsc::UnboundedSender<RunnerEvent>,
-    /// The receiver of `inbox`, until the plan arrives.
+    /// The receiver of the events sent to `inbox`; moved to the [`WorkerEpoch`] when the plan arrives.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
     previous: PreviousRunner,
     reports: mpsc::UnboundedSender<EpochReport>,
@@ -54,21 +48,10 @@ pub(super) struct Session<T: Transport> {
 }
 
 impl<T: Transport> Session<T> {
-    /// Creates a session after its hello has been read. No epoch is prepared.
-    pub(super) fn new(
-        id: u64,
-        head: HeadConnection<T::Stream>,
-        transport: T,
-        source: ModelSource,
-        options: WorkerOptions,
-        open_epoch: SharedOpenEpoch,
-    ) -> Self {
+    pub(super) fn new(worker: Worker<T>, id: u64, head: HeadConnection<T::Stream>) -> Self {
         let (reports, report_rx) = mpsc::unbounded_channel();
         Self {
-            transport,
-            source,
-            options,
-            open_epoch,
+            worker,
             id,
             head,
             prepared: watch::Sender::new(0),
@@ -84,7 +67,7 @@ impl<T: Transport> Session<T> {
     pub(super) async fn serve(mut self) -> Result<(), RingError> {
         let ended = self.run().await;
         if let Err(error) = &ended {
-            // If the session ends because the head is lost, nobody reads this.
+            // A lost head does not receive this.
             let _ = self.head.send(Message::Refuse { reason: error.to_string() }).await;
         }
         let Session { previous, prepared, inbox, .. } = self;
@@ -95,9 +78,8 @@ impl<T: Transport> Session<T> {
         ended
     }
 
-    /// Executes the head's commands until it says goodbye.
     async fn run(&mut self) -> Result<(), RingError> {
-        self.head.send(Message::Welcome(self.source.facts())).await?;
+        self.head.send(Message::Welcome(self.worker.source.facts())).await?;
         loop {
             tokio::select! {
                 biased;
@@ -108,9 +90,8 @@ impl<T: Transport> Session<T> {
                 }
                 ended = runner_ended(&mut self.previous) => {
                     // A runner that stopped with an error has reported it; one that panicked has not.
-                    let runner = ended.map_err(|_| {
-                        protocol_error("this worker's stage", "it stopped unexpectedly; see the log of the worker")
-                    })?;
+                    let what = "it stopped unexpectedly; see the log of the worker";
+                    let runner = ended.map_err(|_| protocol_error("this worker's stage", what))?;
                     self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
                 }
                 frame = self.head.next() => {
@@ -128,28 +109,25 @@ impl<T: Transport> Session<T> {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => self.head.send(Message::Pong { nonce, clock: wall_nanos() }).await?,
             Message::Prepare { epoch } => self.prepare(epoch).await?,
-            Message::Configure { epoch, place, first_pass, head, receivers } => {
-                let plan = self.parse_plan(&frame.payload, place)?;
-                self.configure(epoch, plan, (place, first_pass), head, receivers)?;
+            Message::Configure { epoch, device_index, first_pass, head, receivers } => {
+                let plan = self.parse_plan(&frame.payload, device_index)?;
+                self.configure(epoch, plan, (device_index, first_pass), head, receivers)?;
             }
             Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
             Message::Collect => drop(self.inbox.send(RunnerEvent::CollectTrace)),
-            other => return Err(protocol_error("the head", &format!("unexpected message {other:?}"))),
+            other => return Err(protocol_error("the head", format!("unexpected message {other:?}"))),
         }
         Ok(true)
     }
 
-    /// Forwards a report of the epoch to the head.
     async fn forward(&mut self, report: EpochReport) -> Result<(), RingError> {
         match report {
-            EpochReport::Ready(epoch) => self.head.send(Message::Ready { epoch }).await,
+            EpochReport::Message(message) => self.head.send(message).await,
             EpochReport::Trace(all) => self.send_trace(all).await,
             EpochReport::LinkBroken(broken) if broken.epoch != *self.prepared.borrow() => Ok(()),
             EpochReport::LinkBroken(BrokenLink { epoch, peer, reason }) => {
                 self.head.send(Message::LinkBroken { epoch, peer, reason }).await
             }
-            EpochReport::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
-            EpochReport::Uploaded(done, total) => self.head.send(Message::Uploading { done, total }).await,
             EpochReport::Failed(error) => Err(error),
         }
     }
@@ -158,13 +136,12 @@ impl<T: Transport> Session<T> {
     async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
         if epoch <= *self.prepared.borrow() {
             let what = format!("epoch {epoch} is not greater than the prepared epoch");
-            return Err(protocol_error("the head", &what));
+            return Err(protocol_error("the head", what));
         }
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        let open_epoch = OpenEpoch { session: self.id, epoch, sink };
-        *self.open_epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(open_epoch);
+        self.worker.open_epoch.send_replace(Some(OpenEpoch { session: self.id, epoch, sink }));
         self.prepared.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }
@@ -174,8 +151,8 @@ impl<T: Transport> Session<T> {
         &mut self,
         epoch: u32,
         plan: Arc<Plan>,
-        (place, first_pass): (u16, u32),
-        head: String,
+        (device_index, first_pass): (u16, u32),
+        head_address: String,
         receivers: Vec<PeerAddress>,
     ) -> Result<(), RingError> {
         if epoch != *self.prepared.borrow() {
@@ -185,16 +162,13 @@ impl<T: Transport> Session<T> {
             return Err(protocol_error("the head", "it configures an epoch twice"));
         };
         let worker_epoch = WorkerEpoch {
-            transport: self.transport.clone(),
-            source: self.source.clone(),
-            head_address: head,
-            threads: self.options.threads,
-            backend_factory: self.options.backend_factory.clone(),
+            worker: self.worker.clone(),
             session: self.id,
             epoch,
-            place,
+            device_index,
             first_pass,
             plan,
+            head_address,
             receivers,
             events,
             sink: sink(self.inbox.clone(), self.reports.clone()),
@@ -202,27 +176,40 @@ impl<T: Transport> Session<T> {
             reports: self.reports.clone(),
         };
         let previous = std::mem::replace(&mut self.previous, PreviousRunner::None);
-        self.previous =
-            PreviousRunner::Running(self.options.compute_mode.spawn(worker_epoch.serve(previous)));
+        let serving = self.worker.options.compute_mode.spawn(worker_epoch.serve(previous));
+        self.previous = PreviousRunner::Running(serving);
         Ok(())
     }
 
-    fn parse_plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
+    fn parse_plan(&self, payload: &[u8], device_index: u16) -> Result<Arc<Plan>, RingError> {
         let text =
             std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
         let plan =
             Plan::from_yaml(text).map_err(|error| RingError::plan(format!("the head's plan: {error}")))?;
-        if place == 0 || usize::from(place) >= plan.devices.len() {
+        if device_index == 0 || usize::from(device_index) >= plan.devices.len() {
             return Err(protocol_error("the head", "this worker's place is not in its plan"));
         }
-        self.source.check(&plan)?;
+        self.worker.source.check(&plan)?;
         Ok(Arc::new(plan))
     }
 
+    /// Sends the trace lines of each epoch in frames of a limited size.
     async fn send_trace(&mut self, all: Vec<(u32, TraceLines)>) -> Result<(), RingError> {
-        let last = all.len().saturating_sub(1);
-        for (index, (epoch, lines)) in all.iter().enumerate() {
-            write_report(&mut self.head, *epoch, lines, index < last).await?;
+        let mut reports = Vec::new();
+        for (epoch, lines) in &all {
+            let mut records = lines.records.chunks(MAX_REPORT_LINES);
+            let mut readings = lines.readings.chunks(MAX_REPORT_LINES);
+            for _ in 0..records.len().max(readings.len()).max(1) {
+                let chunk = (records.next().unwrap_or_default(), readings.next().unwrap_or_default());
+                reports.push((*epoch, chunk));
+            }
+        }
+        let last = reports.len().saturating_sub(1);
+        for (index, (epoch, chunk)) in reports.into_iter().enumerate() {
+            let payload = serde_json::to_vec(&chunk)
+                .map_err(|error| protocol_error("this worker", error.to_string()))?;
+            let message = Message::Report { epoch, more: index < last };
+            self.head.send(Frame { message, payload }).await?;
         }
         Ok(())
     }
@@ -236,42 +223,9 @@ fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSende
     })
 }
 
-/// Waits for the runner of the current epoch to stop.
 async fn runner_ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
     match previous {
         PreviousRunner::Running(serving) => serving.await,
         PreviousRunner::None | PreviousRunner::Idle(_) => std::future::pending().await,
-    }
-}
-
-/// Maximum number of records, and of readings, in a report frame. A record takes about 200 bytes.
-const MAX_REPORT_LINES: usize = 10_000;
-
-async fn write_report<S>(
-    head: &mut HeadConnection<S>,
-    epoch: u32,
-    lines: &TraceLines,
-    more: bool,
-) -> Result<(), RingError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let mut records = lines.records.chunks(MAX_REPORT_LINES);
-    let mut readings = lines.readings.chunks(MAX_REPORT_LINES);
-    let mut next = || {
-        let chunk = (records.next().unwrap_or_default(), readings.next().unwrap_or_default());
-        (!chunk.0.is_empty() || !chunk.1.is_empty()).then_some(chunk)
-    };
-    let mut chunk = next();
-    loop {
-        let following = next();
-        let payload = serde_json::to_vec(&chunk.unwrap_or_default())
-            .map_err(|error| protocol_error("this worker", &error.to_string()))?;
-        let more = more || following.is_some();
-        head.send(Frame { message: Message::Report { epoch, more }, payload }).await?;
-        if following.is_none() {
-            return Ok(());
-        }
-        chunk = following;
     }
 }

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_profiles::Layers;
-use hearth_ring::{Key, LocalModel, MemoryTransport, Ring, RingOptions, Transport, Worker, bind};
+use hearth_ring::{
+    Key, LocalModel, MemoryTransport, ModelSource, Ring, RingError, RingOptions, Transport, Worker,
+    WorkerOptions, bind,
+};
 use hearth_schema::Plan;
 use hearth_schema::plan::{
     PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
@@ -28,7 +31,7 @@ pub fn open(name: &str) -> Arc<LocalModel> {
     Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
 }
 
-/// Returns the prompts of the golden texts, which have different lengths, and their concatenation.
+/// Returns the prompts of the golden texts, of different lengths, and as the last one the concatenation of all.
 pub fn prompts() -> Vec<Vec<u32>> {
     let golden = std::fs::read(data("golden.json")).expect("part of the repository");
     let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
@@ -45,23 +48,23 @@ pub fn key() -> Key {
     Key::parse("a phrase for a test").expect("long enough")
 }
 
-/// Returns the address of the worker at a place in the ring.
-pub fn address(place: usize) -> String {
-    format!("localhost:{}", 9000 + place)
+/// Returns the address of the worker with this index in the ring.
+pub fn address(device_index: usize) -> String {
+    format!("localhost:{}", 9000 + device_index)
 }
 
-/// Reads the weights of the next window ahead.
+/// Residency that reads the weights of the next window ahead.
 pub const AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
-/// Reads weights by page faults only.
+/// Residency that reads weights by page faults only.
 pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 
 /// Creates a plan with these windows, whose workers have the addresses of [`address`].
 pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     let Layers(layers) = model.profile.shape.layers;
-    let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
-        name: format!("d{place}"),
-        address: (place > 0).then(|| address(place)),
-        role: if place == 0 { Role::Head } else { Role::Worker },
+    let devices = windows.iter().enumerate().map(|(index, &window)| PlannedDevice {
+        name: format!("d{index}"),
+        address: (index > 0).then(|| address(index)),
+        role: if index == 0 { Role::Head } else { Role::Worker },
         window,
         gpu_layers: 0,
         residency: FAULTS,
@@ -93,12 +96,18 @@ pub fn with_residency(mut plan: Plan, residency: ResidencyOptions) -> Plan {
     plan
 }
 
-/// Starts `count` workers, at the places from 1 on.
+/// Starts the worker with this index in the ring, which computes on one thread.
+pub async fn start_worker(transport: &impl Transport, device_index: usize, source: ModelSource) {
+    let listener = bind(transport, &address(device_index)).await.expect("a free name");
+    let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
+    let worker = Worker::with_options(transport.clone(), source, options);
+    tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+}
+
+/// Starts `count` workers, with the indices from 1 on.
 pub async fn start_workers(transport: &impl Transport, model: &Arc<LocalModel>, count: usize) {
-    for place in 1..=count {
-        let listener = bind(transport, &address(place)).await.expect("a free name");
-        let worker = Worker::new(transport.clone(), model.clone(), 1);
-        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+    for device_index in 1..=count {
+        start_worker(transport, device_index, ModelSource::File(model.clone())).await;
     }
 }
 
@@ -116,6 +125,11 @@ pub fn one_thread() -> RingOptions {
 /// Connects a ring whose head computes on one thread.
 pub async fn connect<T: Transport>(transport: &T, plan: Plan, model: &Arc<LocalModel>) -> Ring<T> {
     Ring::connect(transport, plan, model.clone(), one_thread()).await.expect("a ring")
+}
+
+/// Returns the error of connecting a ring.
+pub async fn connect_error(transport: &impl Transport, plan: Plan, model: &Arc<LocalModel>) -> RingError {
+    Ring::connect(transport, plan, model.clone(), one_thread()).await.err().expect("no ring")
 }
 
 /// The tokens that a listener has received, by sequence.

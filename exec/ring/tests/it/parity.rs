@@ -12,7 +12,7 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
     EncryptedTransport, FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, MemoryTransport,
-    ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, Worker, WorkerOptions, bind,
+    ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, bind,
 };
 use hearth_runtime::{BackendFactory, BackendOptions, CpuLayers};
 use hearth_schema::Plan;
@@ -21,8 +21,8 @@ use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::Kind;
 
 use crate::fixture::{
-    AHEAD, F16, FAULTS, LAYERS, Q4, address, connect, data, key, one_thread, open, plan, prompts,
-    start_workers, with_residency, workers,
+    AHEAD, F16, FAULTS, LAYERS, Q4, connect, connect_error, data, key, one_thread, open, plan, prompts,
+    start_worker, start_workers, with_residency, workers,
 };
 
 /// Number of generated tokens, enough to test the caches. `HEARTH_RING_TOKENS=64` generates all 64 golden tokens.
@@ -36,13 +36,13 @@ fn prompt() -> Vec<u32> {
     prompts().swap_remove(0)
 }
 
-/// Keeps `kept` bytes in memory and streams the other weights through the smallest buffer.
+/// Returns managed residency that keeps `kept` bytes in memory and streams the rest through the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
     ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
 }
 
-/// Reads the next window ahead, and releases weights after their use.
+/// Returns the residency that reads the next window ahead and evicts weights after their use.
 fn released() -> ResidencyOptions {
     ResidencyOptions { release: true, ..AHEAD }
 }
@@ -91,15 +91,13 @@ async fn alone(model: &Arc<LocalModel>, activations: ActivationFormat) -> (Vec<u
 
 /// Returns all possible windows of `devices` devices, each with at least one layer in the first round.
 fn feasible(devices: usize) -> Vec<Vec<u32>> {
-    let mut all: Vec<Vec<u32>> = vec![vec![]];
-    for _ in 0..devices {
-        all = all
-            .iter()
-            .flat_map(|head| (1..=LAYERS).map(move |window| [head.clone(), vec![window]].concat()))
-            .collect();
-    }
-    all.retain(|windows| windows.iter().sum::<u32>() <= LAYERS);
-    all
+    (0..devices).fold(vec![vec![]], |all, _| {
+        let longer = |head: &Vec<u32>| {
+            let free = LAYERS - head.iter().sum::<u32>();
+            (1..=free).map(|window| [&head[..], &[window]].concat()).collect::<Vec<_>>()
+        };
+        all.iter().flat_map(longer).collect()
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,10 +112,9 @@ async fn every_feasible_ring_gives_the_logits_of_one_process_with_f16_activation
     every_ring_is_one_process(Q4, ActivationFormat::F16).await;
 }
 
-/// Returns the bytes that all devices sent.
-fn sent(generated: &GenerationResult) -> u64 {
-    let sends = generated.trace.records.iter().filter(|record| record.kind == Kind::Send);
-    sends.map(|record| record.bytes).sum()
+fn bytes_of(kind: Kind, generated: &GenerationResult) -> u64 {
+    let records = generated.trace.records.iter().filter(|record| record.kind == kind);
+    records.map(|record| record.bytes).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,11 +127,9 @@ async fn f16_activations_take_half_the_bytes() {
     for activations in [ActivationFormat::F32, ActivationFormat::F16] {
         let plan = Plan { activations, ..plan(&model, &[1, 2, 1]) };
         let (generated, bits) = tokens_of(&transport, plan, &model, &prompt()).await;
-        results.push((sent(&generated), bits, generated.tokens().to_vec()));
+        results.push((bytes_of(Kind::Send, &generated), bits, generated.tokens().to_vec()));
     }
-    let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &results[..] else {
-        unreachable!()
-    };
+    let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &results[..] else { panic!() };
     assert_eq!(*wide, 2 * half);
     assert!(wide_bits != half_bits, "rounding changes logits");
     // The trained model has no near ties between tokens, so rounding does not change them.
@@ -211,8 +206,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
         let first = tokens.get_or_insert(generated.tokens().to_vec());
         assert_eq!(generated.tokens(), first, "{kept} bytes kept");
         let passes = generated.trace.passes.len() as u64;
-        let ahead = generated.trace.records.iter().filter(|record| record.kind == Kind::Prefetch);
-        let read = ahead.map(|record| record.bytes).sum::<u64>();
+        let read = bytes_of(Kind::Prefetch, &generated);
         let expected = whole.saturating_sub(kept);
         if !is_on_disk(&model) {
             eprintln!(
@@ -226,12 +220,11 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     }
 }
 
-/// Whether evicted pages leave memory, which they do not in a memory file system.
+/// Whether the model file is on a disk: pages of a file in a memory file system stay in memory when they are evicted.
 fn is_on_disk(model: &LocalModel) -> bool {
-    let Some(extent) = model.weights.layer_extents(0).into_iter().next() else { return false };
-    let Some((bytes, file)) = model.weights.bytes(extent).zip(model.weights.file(extent)) else {
-        return false;
-    };
+    let extent = model.weights.layer_extents(0).into_iter().next().expect("a tensor");
+    let bytes = model.weights.bytes(extent).expect("its bytes");
+    let file = model.weights.file(extent).expect("its file");
     hearth_runtime::pages::populate(bytes);
     hearth_runtime::pages::evict(bytes, file, extent.offset);
     hearth_runtime::pages::resident_bytes(bytes) < bytes.len() as u64 / 2
@@ -263,11 +256,10 @@ async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
     let (single, bits) = alone(&model, ActivationFormat::F32).await;
     let plan = plan(&model, &[1, 2, 1]);
 
-    let without_key = Ring::connect(&plain, plan.clone(), model.clone(), one_thread()).await.err();
+    let without_key = connect_error(&plain, plan.clone(), &model).await;
     let other = EncryptedTransport::new(plain, Key::parse("a phrase for a rest").unwrap());
-    let with_another = Ring::connect(&other, plan.clone(), model.clone(), one_thread()).await.err();
+    let with_another = connect_error(&other, plan.clone(), &model).await;
     for refused in [without_key, with_another] {
-        let refused = refused.expect("they do not have the key");
         assert!(matches!(&refused, RingError::KeyMismatch { name, .. } if name == "d1"), "{refused}");
         assert_eq!(refused.hint().as_deref(), Some("give both ends the same --key"));
     }
@@ -280,9 +272,7 @@ async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
 #[tokio::test]
 async fn worker_with_another_model_is_named() {
     let (q4, q8) = (open(Q4), open("psalm-7m-q8_0.gguf"));
-    let transport = workers(&q8, 1).await;
-    let plan = plan(&q4, &[4, 4]);
-    let refused = Ring::connect(&transport, plan, q4, one_thread()).await.err().expect("models differ");
+    let refused = connect_error(&workers(&q8, 1).await, plan(&q4, &[4, 4]), &q4).await;
     assert!(matches!(&refused, RingError::ModelMismatch { name, .. } if name == "worker `d1`"), "{refused}");
 }
 
@@ -292,8 +282,8 @@ async fn second_head_is_refused() {
     let transport = workers(&model, 1).await;
     let plan = plan(&model, &[4, 4]);
     let mut first = connect(&transport, plan.clone(), &model).await;
-    let second = Ring::connect(&transport, plan.clone(), model.clone(), one_thread()).await.err();
-    assert!(matches!(second, Some(RingError::Refused { .. })), "{second:?}");
+    let second = connect_error(&transport, plan.clone(), &model).await;
+    assert!(matches!(second, RingError::Refused { .. }), "{second:?}");
     generate(&mut first, &prompt).await.unwrap();
     first.close().await;
     // The worker is free again.
@@ -303,8 +293,7 @@ async fn second_head_is_refused() {
 #[tokio::test]
 async fn unreachable_worker_is_an_error_with_a_hint() {
     let model = open(Q4);
-    let plan = plan(&model, &[4, 4]);
-    let error = Ring::connect(&MemoryTransport::default(), plan, model, one_thread()).await.err().unwrap();
+    let error = connect_error(&MemoryTransport::default(), plan(&model, &[4, 4]), &model).await;
     assert!(error.hint().unwrap().contains("hearth worker --listen localhost:9001"), "{error}");
 }
 
@@ -321,17 +310,6 @@ async fn public_address_without_a_key_is_refused() {
     assert!(matches!(bind(&transport, "localhost:7").await, Err(RingError::CannotListen { .. })));
 }
 
-/// Starts workers without a model file, at the places from 1 on, each with a folder for fetched layers.
-async fn start_fetching_workers(transport: &MemoryTransport, folders: &[tempfile::TempDir]) {
-    for (place, folder) in (1..).zip(folders) {
-        let listener = bind(transport, &address(place)).await.unwrap();
-        let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
-        let worker =
-            Worker::with_options(transport.clone(), ModelSource::Fetch(folder.path().into()), options);
-        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-    }
-}
-
 /// Finds the files with this name in the subfolders of a folder.
 fn found(folder: &tempfile::TempDir, name: &str) -> Vec<PathBuf> {
     let folders = std::fs::read_dir(folder.path()).unwrap();
@@ -344,7 +322,9 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
     let transport = MemoryTransport::default();
     let (single, bits) = alone(&model, ActivationFormat::F32).await;
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    start_fetching_workers(&transport, &folders).await;
+    for (device_index, folder) in (1..).zip(&folders) {
+        start_worker(&transport, device_index, ModelSource::Fetch(folder.path().into())).await;
+    }
     let plan = plan(&model, &[6, 1, 1]);
     let mut fetched = Vec::new();
     for session in 0..3 {
@@ -381,11 +361,9 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
 async fn layers_of_another_plan_are_fetched_too() {
     let model = open(Q4);
     let transport = MemoryTransport::default();
-    let folders = [tempfile::tempdir().unwrap()];
-    start_fetching_workers(&transport, &folders).await;
-    let listener = bind(&transport, &address(2)).await.unwrap();
-    let worker = Worker::new(transport.clone(), model.clone(), 1);
-    tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+    let folder = tempfile::tempdir().unwrap();
+    start_worker(&transport, 1, ModelSource::Fetch(folder.path().into())).await;
+    start_worker(&transport, 2, ModelSource::File(model.clone())).await;
     let (single, bits) = alone(&model, ActivationFormat::F32).await;
     // The worker without a model file first has layer 2, and then layers 4 to 7.
     for windows in [vec![2, 1, 5], vec![4, 4]] {
@@ -394,18 +372,17 @@ async fn layers_of_another_plan_are_fetched_too() {
     }
 }
 
-/// Creates a backend factory whose upload takes eight steps of duration `step`. It computes on the CPU. `reports`
-/// says whether it reports progress.
+/// Creates a CPU backend whose upload takes eight steps of duration `step`. `reports`: whether it reports progress.
 fn slow_upload(step: Duration, reports: bool) -> BackendFactory {
-    BackendFactory::new(move |place: BackendOptions| {
+    BackendFactory::new(move |options: BackendOptions| {
         for done in 0..8 {
             std::thread::sleep(step);
             if reports {
-                place.progress.report(done, 8);
+                options.progress.report(done, 8);
             }
         }
-        let layers = place.owned_layers.iter().cloned().flatten();
-        Ok(Box::new(CpuLayers::new(place.weights.clone(), layers, place.cache, place.cpu.clone())))
+        let layers = options.owned_layers.into_iter().flatten();
+        Ok(Box::new(CpuLayers::new(options.weights, layers, options.cache, options.cpu)))
     })
 }
 
@@ -421,17 +398,15 @@ async fn upload_progress_extends_the_ready_deadline() {
         let mut plan = plan(&model, &[6, 2]);
         plan.devices[1].gpu_layers = 1;
         let options = RingOptions { ready_deadline, ..one_thread() };
-        match Ring::connect(&transport, plan, model.clone(), options).await {
+        let connected = Ring::connect(&transport, plan, model.clone(), options).await;
+        assert_eq!(connected.is_ok(), reports, "a worker is waited for while it reports progress");
+        match connected {
             Ok(mut ring) => {
-                assert!(reports, "a worker without progress must not be waited for");
                 let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
                 assert_eq!(generated.tokens().len(), self::generated() as usize);
                 ring.close().await;
             }
-            Err(error) => {
-                assert!(!reports, "{error}");
-                assert!(matches!(error, RingError::Deadline { .. }), "{error}");
-            }
+            Err(error) => assert!(matches!(error, RingError::Deadline { .. }), "{error}"),
         }
     }
 }

@@ -18,20 +18,20 @@ fn measured(options: &ProfileOptions, peers: &[String]) -> Result<Device, Profil
 }
 
 /// Collects every number of a document, with its path in the document and its source.
-fn numbers(value: &serde_yaml::Value, place: &str, found: &mut Vec<(String, String, String)>) {
+fn numbers(value: &serde_yaml::Value, path: &str, found: &mut Vec<(String, String, String)>) {
     match value {
         serde_yaml::Value::Sequence(items) => {
             for item in items {
-                numbers(item, place, found);
+                numbers(item, path, found);
             }
         }
         serde_yaml::Value::Mapping(map) => {
             if let Some(number) = map.get("value").and_then(|value| value.as_str()) {
                 let source = map.get("source").and_then(|source| source.as_str()).unwrap_or_default();
-                found.push((place.to_owned(), number.to_owned(), source.to_owned()));
+                found.push((path.to_owned(), number.to_owned(), source.to_owned()));
             }
             for (key, value) in map {
-                numbers(value, &format!("{place}.{}", key.as_str().unwrap_or("?")), found);
+                numbers(value, &format!("{path}.{}", key.as_str().unwrap_or("?")), found);
             }
         }
         _ => (),
@@ -58,11 +58,11 @@ fn profile_is_a_valid_document_with_a_source_for_every_number() {
     let mut found = Vec::new();
     numbers(&serde_yaml::from_str(&text).unwrap(), "device", &mut found);
     assert!(found.len() > 20, "{found:?}");
-    for (place, number, source) in found {
-        assert!(!source.is_empty(), "{place} has no source");
+    for (path, number, source) in found {
+        assert!(!source.is_empty(), "{path} has no source");
         // An idle machine has no swap, and a cache write may take no time beyond its bytes.
-        let may_be_zero = place.contains("swap") || place.ends_with("kv_copy.latency");
-        assert!(may_be_zero || !number.starts_with("0 "), "{place} is {number}");
+        let may_be_zero = path.contains("swap") || path.ends_with("kv_copy.latency");
+        assert!(may_be_zero || !number.starts_with("0 "), "{path} is {number}");
     }
 
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "the model is only read");

@@ -15,12 +15,11 @@ async fn check_transport_contract(transport: impl Transport, address: &str) {
     let mut listener = transport.bind(address).await.unwrap();
     let mut near = transport.connect(&listener.address()).await.unwrap();
     let mut far = listener.accept().await.unwrap();
-    let frames: Vec<Frame> = (0..100u64)
-        .map(|nonce| Frame {
-            message: Message::Ping { nonce },
-            payload: vec![nonce as u8; nonce as usize * 7],
-        })
-        .collect();
+    let frame = |nonce: u64| {
+        let payload = vec![nonce as u8; nonce as usize * 7];
+        Frame { message: Message::Ping { nonce }, payload }
+    };
+    let frames: Vec<Frame> = (0..100).map(frame).collect();
     let sent = frames.clone();
     let writer = tokio::spawn(async move {
         for frame in &sent {

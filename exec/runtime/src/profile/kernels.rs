@@ -6,17 +6,15 @@
 use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::cache::{CacheFormat, CacheShape, LayerCache};
-use crate::cpu::{Cpu, Matmul};
-use crate::rows::SharedRows;
+use crate::cache::{CacheFormat, HeadRows, LayerCache};
+use crate::cpu::{Attention, Cpu, Matmul};
+use hearth_kernels::Activations;
+use hearth_kernels::attention::Scoring;
 use hearth_kernels::matmul::Matrix;
-use hearth_kernels::{Activations, KernelFormat, attention};
 
-/// Number of query heads, as in an 8B model.
+// Number and dimension of heads, as in an 8B model.
 const HEADS: usize = 32;
-/// Number of key and value heads, as in an 8B model.
 const KV_HEADS: usize = 8;
-/// Head dimension, as in an 8B model.
 const LENGTH: usize = 128;
 /// Number of cached positions, as in the middle of a conversation.
 const POSITIONS: usize = 512;
@@ -31,7 +29,6 @@ pub struct CpuKernels {
     input: Activations, // [tokens, columns]
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<LayerCache>,
-    /// The index of the cache in use.
     current: usize,
     query: Vec<f32>,  // [HEADS, LENGTH]
     scores: Vec<f32>, // [threads, POSITIONS]
@@ -56,32 +53,24 @@ impl CpuKernels {
     /// Returns the index of the next cache. The first call creates and fills the caches, fewer if memory is short.
     fn next_cache(&mut self) -> usize {
         if self.caches.is_empty() {
-            let shape = CacheShape {
-                kv_heads: KV_HEADS,
-                context: POSITIONS,
-                key_length: LENGTH,
-                value_length: LENGTH,
-                format: CacheFormat::F16,
-            };
             let bytes = (2 * 2 * KV_HEADS * POSITIONS * LENGTH) as u64;
             let count = (memory::available().0 / 8 / bytes).clamp(1, MAX_CACHES);
-            self.caches = (0..count).map(|_| filled(shape)).collect();
+            self.caches = (0..count).map(|_| filled_cache()).collect();
         }
         self.current = (self.current + 1) % self.caches.len();
         self.current
     }
 }
 
-fn filled(shape: CacheShape) -> LayerCache {
-    let mut cache = LayerCache::new(shape);
+fn filled_cache() -> LayerCache {
+    let mut rows = HeadRows::new(CacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
     let row: Vec<f32> = (0..LENGTH).map(|at| 0.01 * at as f32).collect();
     for head in 0..KV_HEADS {
         for position in 0..POSITIONS {
-            cache.keys.set(head, position, &row);
-            cache.values.set(head, position, &row);
+            rows.set(head, position, &row);
         }
     }
-    cache
+    LayerCache { keys: rows.clone(), values: rows }
 }
 
 impl Kernels for CpuKernels {
@@ -92,12 +81,12 @@ impl Kernels for CpuKernels {
     }
 
     fn formats(&self) -> Vec<Format> {
-        KernelFormat::ALL.map(KernelFormat::format).to_vec()
+        Format::ALL.to_vec()
     }
 
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize) {
-        let format = KernelFormat::of(format).expect("the format must be one of `formats`");
-        let rows = weights.len() / format.row_bytes(columns).expect("rows are whole blocks");
+        let rows =
+            weights.len() / format.row_bytes(columns as u64).expect("rows are whole blocks").0 as usize;
         if (self.input.tokens(), self.input.length()) != (tokens, columns) || tokens > 1 {
             // A batch is rounded in every call, as in a run; rounding a single vector costs almost nothing.
             self.input.resize(tokens, columns);
@@ -113,30 +102,14 @@ impl Kernels for CpuKernels {
 
     fn attend(&mut self) -> Flops {
         let index = self.next_cache();
-        let cache = &self.caches[index];
-        let out = SharedRows::new(&mut self.mixed, LENGTH);
-        let scores = SharedRows::new(&mut self.scores, POSITIONS);
-        let (query, instructions) = (&self.query, self.cpu.instructions);
-        self.cpu.pool.for_each(HEADS, 1, |participant, heads| {
-            // SAFETY: each participant has its own row.
-            let scores = unsafe { scores.row(participant) };
-            for head in heads {
-                let group = head / (HEADS / KV_HEADS);
-                let (keys, values) =
-                    (cache.keys.rows(group, 0..POSITIONS), cache.values.rows(group, 0..POSITIONS));
-                // SAFETY: each head is in one chunk.
-                let out = unsafe { out.row(head) };
-                attention::attend(
-                    instructions,
-                    &query[head * LENGTH..][..LENGTH],
-                    attention::Scoring { scale: 0.1, soft_cap: None },
-                    keys,
-                    values,
-                    scores,
-                    out,
-                );
-            }
-        });
+        let attention = Attention {
+            cache: &self.caches[index],
+            query: &self.query,
+            heads: HEADS,
+            group: HEADS / KV_HEADS,
+            scoring: Scoring { scale: 0.1, softcap: None },
+        };
+        self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.scores, &mut self.mixed);
         // As `ModelShape::attention_flops_per_layer` counts it.
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
     }

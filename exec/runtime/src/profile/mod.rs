@@ -16,8 +16,8 @@
 //! ```
 
 mod kernels;
+mod machine_speed;
 mod overhead;
-mod pace;
 
 use std::io;
 use std::path::PathBuf;
@@ -33,14 +33,13 @@ use hearth_profiles::model::{ModelProfile, shipped_document};
 use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
 
 pub use kernels::CpuKernels;
-pub use pace::pace;
+pub use machine_speed::machine_speed;
 
 use hearth_schema::pass::MAX_PASS_TOKENS;
 
-use crate::cpu::{Cpu, buffer_bytes};
-use crate::error::ExecError;
-use crate::pool::{Pool, PoolOptions};
+use crate::cpu::buffer_bytes;
 use crate::synth::SynthError;
+use crate::{Cpu, ExecError, Pool, PoolOptions};
 
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -177,7 +176,6 @@ impl Links {
     }
 }
 
-/// Returns the formats of a model's matrices.
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let groups = model.layers.iter().chain([&model.input, &model.output]);
     let mut formats: Vec<Format> =
@@ -187,7 +185,7 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     formats
 }
 
-/// Default for the maximum number of tokens in a pass, which determines the size of buffers. Longer passes need more.
+/// Default for the maximum number of tokens in a pass, which determines the size of buffers.
 const PASS_TOKENS: u32 = 64;
 
 /// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache, buffers

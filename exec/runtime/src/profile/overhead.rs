@@ -14,14 +14,8 @@ use hearth_profiles::model::{Architecture, ModelShape, Quant};
 use hearth_profiles::{Format, Layers, Seconds, Sourced};
 
 use super::ProfileError;
-use crate::backend::CacheOptions;
-use crate::cache::CacheFormat;
-use crate::cpu::Cpu;
-use crate::input_output::InputOutputLayers;
-use crate::sampler::{Sampler, SamplerOptions};
-use crate::stage::Stage;
 use crate::synth::{SynthOptions, synthesise};
-use crate::weights::Weights;
+use crate::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Sampler, SamplerOptions, Stage, Weights};
 
 /// Number of positions after which the sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
@@ -29,7 +23,6 @@ const CONTEXT: u32 = 32;
 /// Minimum reported cost: the time of a clock reading and a branch.
 const MIN_COST: Seconds = Seconds(1e-7);
 
-/// The fixed costs of a run, per layer and per token.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Overheads {
     pub(super) per_layer: Sourced<Seconds>,
@@ -54,7 +47,6 @@ fn small_model() -> SynthOptions {
     SynthOptions::new("overhead", shape, Quant::Pure(Format::Q4K))
 }
 
-/// A temporary folder, which is deleted on drop.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -86,9 +78,9 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     // Without a rate for the format nothing is subtracted, and the cost is an upper bound.
     let rate = hearth_profiles::device::nearest_rate(&rates.matvec, Format::Q4K);
     let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
-    let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let key_value = shape.key_width() + shape.value_width();
-    let layer_weights = wide * (2 * wide + key_value + 3 * inner);
+    let layer_weights = embedding * (2 * embedding + key_value + 3 * feed_forward);
     let layers = shape.layers.0;
 
     let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16, sequences: 1 };
@@ -115,7 +107,7 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     failure.map_or(Ok(()), Err)?;
 
     let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
-    let token_cost = |all: f64| Seconds(all - arithmetic(wide * u64::from(shape.vocab_size)));
+    let token_cost = |all: f64| Seconds(all - arithmetic(embedding * u64::from(shape.vocab_size)));
     let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
     Ok(Overheads {

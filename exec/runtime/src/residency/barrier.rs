@@ -1,16 +1,25 @@
 //! Residency barrier: blocks a computation until the weights that it is about to use are in memory.
 //!
 //! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page faults,
-//! and reports when it has used them. With all other policies the barrier is open.
+//! and reports when it has used them. With all other policies the barrier is open. The state behind the barrier
+//! ([`Shared`]) is that of a managed share, which the helper thread updates.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use super::managed::Shared;
+use hearth_core::residency::{Event, ManagedResidency, PartRequest, PieceId};
+use hearth_core::schedule::ModelPart;
+use hearth_schema::Plan;
+
+use super::pieces::{Piece, Pieces};
+use super::{ReadSpan, StepId, origin_of};
+use crate::pages::processor_count;
+use crate::weights::Weights;
 
 /// The barrier at which a computation waits for its weights.
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyBarrier {
-    shared: Option<Arc<Shared>>,
+    pub(super) shared: Option<Arc<Shared>>,
 }
 
 impl ResidencyBarrier {
@@ -24,24 +33,157 @@ impl ResidencyBarrier {
         self.shared.is_none()
     }
 
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared: Some(shared) }
-    }
-
     /// Returns how many of these mapped bytes, from the front, are in memory now; possibly none.
     pub fn ready_bytes(&self, bytes: &[u8]) -> usize {
-        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_bytes(bytes))
+        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_in(&shared.lock(), bytes).0)
     }
 
     /// Waits until at least `min` of these mapped bytes, from the front, are in memory. Returns how many are.
     pub fn wait(&self, bytes: &[u8], min: usize) -> usize {
-        self.shared.as_ref().map_or(bytes.len(), |shared| shared.wait(bytes, min))
+        let Some(shared) = &self.shared else { return bytes.len() };
+        let mut state = shared.lock();
+        let mut awaited = None;
+        loop {
+            let (ready, missing) = shared.ready_in(&state, bytes);
+            if ready >= min.min(bytes.len()) {
+                return ready;
+            }
+            if let Some(piece) = missing.filter(|&piece| awaited != Some(piece)) {
+                state.awaited += shared.piece(piece).page_bytes;
+                awaited = Some(piece);
+            }
+            let (next, wait) =
+                shared.arrival.wait_timeout(state, shared.max_wait).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            if wait.timed_out() && shared.ready_in(&state, bytes).0 < min.min(bytes.len()) {
+                return bytes.len();
+            }
+        }
     }
 
-    /// Reports that these mapped bytes, and all weights before them in their part, have been used.
+    /// Reports that these mapped bytes, and all weights before them in their part, have been used. Pieces that end in
+    /// them are not used again before the next computation of the part.
     pub fn mark_used(&self, bytes: &[u8]) {
-        if let Some(shared) = &self.shared {
-            shared.mark_used(bytes);
+        let Some(shared) = &self.shared else { return };
+        let begin = bytes.as_ptr() as usize;
+        let (mut at, end) = (begin, begin + bytes.len());
+        let mut last = None;
+        while at < end {
+            let Some(piece) = shared.pieces.at(at) else { break };
+            at = shared.piece(piece).addresses.end;
+            if at <= end {
+                last = Some(piece);
+            }
         }
+        if let Some(last) = last {
+            shared.react(Event::Used(last + 1));
+        }
+    }
+}
+
+/// State shared by the helper thread and the computation.
+#[derive(Debug)]
+pub struct Shared {
+    pub(super) weights: Arc<Weights>,
+    pub(super) pieces: Pieces,
+    pub(super) max_wait: Duration,
+    state: Mutex<State>,
+    /// Notified when the helper may have something to do.
+    pub(super) work: Condvar,
+    /// Notified when a piece has arrived.
+    pub(super) arrival: Condvar,
+}
+
+/// The state guarded by a lock, which is never held during a system call.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) residency: ManagedResidency,
+    /// Bytes for which the computation has waited.
+    pub(super) awaited: u64,
+    /// Bytes that the helper has read.
+    pub(super) read: u64,
+    /// The completed spans of reading.
+    pub(super) spans: Vec<ReadSpan>,
+    /// The current span of reading.
+    pub(super) span: Option<ReadSpan>,
+    /// Bytes of memory that the run is about to use.
+    pub(super) reserved: u64,
+    /// Whether the stream has been dropped or the helper has ended.
+    pub(super) ended: bool,
+}
+
+impl State {
+    /// Completes the current span, because the helper is idle or reads another part.
+    pub(super) fn end_span(&mut self) {
+        self.spans.extend(self.span.take().filter(|span| span.bytes > 0));
+    }
+}
+
+impl Shared {
+    /// Creates the state of the device with this index in the plan, in which no piece has been read.
+    pub(super) fn new(weights: Arc<Weights>, plan: &Plan, device: usize, max_wait: Duration) -> Shared {
+        let options = plan.devices[device].residency;
+        let pieces = Pieces::new(&weights, plan, device);
+        let bytes: Vec<u64> = pieces.list.iter().map(|piece| piece.page_bytes).collect();
+        let state = State {
+            residency: ManagedResidency::new(&pieces.visits, &bytes, options, processor_count()),
+            awaited: 0,
+            read: 0,
+            spans: Vec::new(),
+            span: None,
+            reserved: 0,
+            ended: false,
+        };
+        let (work, arrival, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
+        Shared { weights, pieces, max_wait, state, work, arrival }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic of the helper cannot leave the weights in an invalid state.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports an event, and wakes the helper if there is something to do.
+    pub(super) fn react(&self, event: Event) {
+        let woken = self.lock().residency.react(event);
+        if woken {
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn end(&self) {
+        self.lock().ended = true;
+        self.work.notify_all();
+        self.arrival.notify_all();
+    }
+
+    pub(super) fn piece(&self, piece: PieceId) -> &Piece {
+        &self.pieces.list[piece as usize]
+    }
+
+    pub(super) fn index(&self, part: &ModelPart) -> Option<usize> {
+        self.pieces.parts.iter().position(|(own, _)| own == part)
+    }
+
+    /// Returns the request for a part, or `None` if the part is not in the device's share.
+    pub(super) fn part_request(&self, part: &ModelPart, at: StepId) -> Option<PartRequest> {
+        let pieces = self.pieces.parts[self.index(part)?].1.clone();
+        Some(PartRequest { pieces, origin: origin_of(part, at) })
+    }
+
+    /// Returns how many of these bytes, from the front, are in memory now, and the first missing piece.
+    pub(super) fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
+        let begin = bytes.as_ptr() as usize;
+        let (mut at, end) = (begin, begin + bytes.len());
+        let ready_until = state.residency.first_unready_piece().unwrap_or(0);
+        while at < end && !state.ended {
+            // Bytes outside of pieces are always in memory.
+            let Some(piece) = self.pieces.at(at) else { break };
+            if piece >= ready_until {
+                return (at - begin, Some(piece));
+            }
+            at = self.piece(piece).addresses.end;
+        }
+        (bytes.len(), None)
     }
 }

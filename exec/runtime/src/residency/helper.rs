@@ -13,14 +13,13 @@ use std::sync::PoisonError;
 
 use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, kernel_bytes};
 
-use super::managed::Shared;
+use super::barrier::Shared;
 use super::{ReadSpan, evict, is_residency_known};
 use crate::clock::wall_nanos;
 use crate::memory::MemoryReading;
 use crate::pages::{advise_normal, advise_random, populate, resident_bytes, will_need};
 use crate::read_counter::ReadCounter;
 
-/// The state of the helper thread.
 pub(super) struct Helper<'a, Memory> {
     shared: &'a Shared,
     memory: Memory,

@@ -27,7 +27,7 @@ use crate::pages::{self, page_bytes};
 use crate::weights::{Extent, Weights};
 
 pub use barrier::ResidencyBarrier;
-use managed::ManagedStream;
+use managed::{MAX_WAIT, ManagedStream};
 use read_ahead::ReadAhead;
 
 /// The policy by which the weights of a device are read ahead of their use and evicted after it.
@@ -66,12 +66,13 @@ impl ReadSpan {
     }
 }
 
-/// Returns the first layer and the end of a part for a trace, or `None` for the output layer.
-fn layers_of(part: &ModelPart) -> Option<[u32; 2]> {
-    match part {
+/// Returns the origin of the reads of a part for a trace; its layers are `None` for the output layer.
+fn origin_of(part: &ModelPart, at: StepId) -> ReadOrigin {
+    let layers = match part {
         ModelPart::Layers(layers) => Some([layers.start, layers.end]),
         ModelPart::Output => None,
-    }
+    };
+    ReadOrigin { pass: at.pass, round: at.round, layers }
 }
 
 impl WeightResidency {
@@ -92,9 +93,13 @@ impl WeightResidency {
             Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
                 WeightResidency::OnDemand
             }
-            Residency::Managed => {
-                WeightResidency::Managed(ManagedStream::start(weights.clone(), plan, device, memory))
-            }
+            Residency::Managed => WeightResidency::Managed(ManagedStream::start(
+                weights.clone(),
+                plan,
+                device,
+                memory,
+                MAX_WAIT,
+            )),
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 WeightResidency::System(ReadAhead::start(weights.clone(), options))
             }
@@ -157,7 +162,7 @@ impl WeightResidency {
         }
     }
 
-    /// Cancels the reads of the previous generation.
+    /// Cancels all requested reads and deletes the recorded spans.
     pub fn reset(&self) {
         match self {
             WeightResidency::OnDemand => {}

@@ -8,8 +8,7 @@
 use std::ops::Range;
 
 use hearth_core::residency::PieceId;
-use hearth_core::schedule::ModelPart;
-use hearth_core::schedule::visits;
+use hearth_core::schedule::{ModelPart, visits};
 use hearth_schema::Plan;
 
 use crate::pages::page_bytes;
@@ -18,7 +17,6 @@ use crate::weights::{Extent, Weights};
 /// A contiguous part of one matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The bytes in the file.
     pub extent: Extent,
     /// The addresses in this process.
     pub addresses: Range<usize>,
@@ -35,7 +33,7 @@ pub struct Pieces {
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
     /// The norms and biases, which are always kept in memory.
     pub fixed_extents: Vec<Extent>,
-    /// The pieces of each visit, which the device uses without waiting for other devices.
+    /// The pieces of each visit: of the consecutive parts that the device computes without waiting for other devices.
     pub visits: Vec<Vec<PieceId>>,
     /// Indices of `list`, sorted by address.
     by_address: Vec<PieceId>,

@@ -18,23 +18,21 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_core::residency::ReadOrigin;
 use hearth_core::schedule::ModelPart;
-use hearth_schema::residency::Residency;
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::clock::wall_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
-use super::{ReadSpan, StepId, is_residency_known, layers_of};
-use crate::pages::{populate, resident_bytes, will_need, will_need_in_one_call};
+use super::{ReadSpan, StepId, is_residency_known, origin_of};
+use crate::pages::{populate, resident_bytes, will_need, will_need_unsplit};
 
 /// Bytes that are checked and populated at once: large enough for sequential reading, small enough for quick
 /// cancellation.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// Time between two checks whether the advised pages have arrived.
+/// Time between two checks of whether the advised pages have arrived.
 const POLL: Duration = Duration::from_millis(2);
 /// Maximum number of checks; after them a missing page counts as evicted or as not read by the kernel.
 const MAX_POLLS: usize = 500;
@@ -95,12 +93,12 @@ impl ReadAhead {
         Self { requests: Some(requests), shared, thread: Some(thread) }
     }
 
-    /// Requests that a part is read. Returns immediately.
+    /// Requests that a part be read, after earlier requests. Returns immediately.
     pub fn request(&self, part: ModelPart, at: StepId) {
         self.send(part, Task::Read(at));
     }
 
-    /// Requests that a part is evicted, after earlier requests. Returns immediately.
+    /// Requests that a part be evicted, after earlier requests. Returns immediately.
     pub fn release(&self, part: ModelPart) {
         self.send(part, Task::Evict);
     }
@@ -163,7 +161,7 @@ impl Helper {
     fn read_ahead(&mut self, request: &Request, at: StepId) {
         let weights = self.weights.clone();
         let budget = self.options.prefetch_budget.map_or(u64::MAX, |budget| budget.0);
-        let origin = ReadOrigin { pass: at.pass, round: at.round, layers: layers_of(&request.part) };
+        let origin = origin_of(&request.part, at);
         let (mut span, mut left) = (None, budget);
         let mut last = None;
         let regions = weights.part_extents(&request.part);
@@ -189,7 +187,7 @@ impl Helper {
                 let requested = match self.options.policy {
                     Residency::Os if self.options.one_call => {
                         let before = self.counter.bytes_read();
-                        will_need_in_one_call(piece);
+                        will_need_unsplit(piece);
                         self.counter.bytes_read() - before
                     }
                     Residency::Os => will_need(piece),

@@ -36,6 +36,19 @@ fn plan(window: u32, kept: u64) -> Plan {
     Plan::from_yaml(&text).expect("a valid plan")
 }
 
+/// Starts a stream of the layers in windows of `window`, which keeps `kept` bytes.
+fn start(
+    window: u32,
+    kept: u64,
+    memory: impl Fn() -> MemoryReading + Send + 'static,
+    max_wait: Duration,
+) -> (Arc<Weights>, ManagedStream, ResidencyBarrier) {
+    let weights = weights();
+    let stream = ManagedStream::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
+    let barrier = stream.barrier();
+    (weights, stream, barrier)
+}
+
 fn layers(range: std::ops::Range<u32>) -> ModelPart {
     ModelPart::Layers(range)
 }
@@ -70,7 +83,6 @@ fn compute(stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights
     assert!(buffered <= BUFFER, "the buffer is never larger than planned");
 }
 
-/// Waits until the helper is idle.
 fn settle(stream: &ManagedStream) {
     for _ in 0..2000 {
         let state = stream.shared.lock();
@@ -85,10 +97,7 @@ fn settle(stream: &ManagedStream) {
 
 #[test]
 fn parts_arrive_in_any_order_of_use() {
-    let weights = weights();
-    let plan = plan(2, 1 << 20);
-    let stream = ManagedStream::start(weights.clone(), &plan, 0, MemoryReading::default);
-    let barrier = stream.barrier();
+    let (weights, stream, barrier) = start(2, 1 << 20, MemoryReading::default, MAX_WAIT);
     // Parts are begun without a request, requested but not begun, requested twice, and begun twice.
     compute(&stream, &barrier, &weights, &layers(2..4));
     stream.request(&layers(4..6), AT);
@@ -111,9 +120,7 @@ fn parts_arrive_in_any_order_of_use() {
 
 #[test]
 fn a_reset_in_the_middle_of_a_part_is_harmless() {
-    let weights = weights();
-    let stream = ManagedStream::start(weights.clone(), &plan(2, 0), 0, MemoryReading::default);
-    let barrier = stream.barrier();
+    let (weights, stream, barrier) = start(2, 0, MemoryReading::default, MAX_WAIT);
     for _ in 0..3 {
         stream.begin(&layers(0..2), AT);
         stream.request(&layers(2..4), AT);
@@ -129,7 +136,6 @@ fn a_reset_in_the_middle_of_a_part_is_harmless() {
 
 #[test]
 fn computation_continues_when_the_helper_hangs_or_ends() {
-    let weights = weights();
     let (resume_tx, resume_rx) = mpsc::channel::<()>();
     let hangs = Arc::new(AtomicBool::new(true));
     let helper_hangs = hangs.clone();
@@ -140,17 +146,12 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
         }
         MemoryReading::default()
     };
-    let stream =
-        ManagedStream::with_max_wait(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
-    let barrier = stream.barrier();
+    let (weights, stream, barrier) = start(2, 0, memory, Duration::from_millis(20));
     let first = weights.matrix_extents(&layers(0..2))[0];
     let bytes = weights.bytes(first).expect("a checked tensor");
     stream.begin(&layers(0..2), AT);
-    assert_eq!(
-        barrier.wait(bytes, 512),
-        bytes.len(),
-        "after the maximum wait the computation continues without the helper"
-    );
+    let opened = "after the maximum wait the computation continues without the helper";
+    assert_eq!(barrier.wait(bytes, 512), bytes.len(), "{opened}");
     barrier.mark_used(bytes);
     hangs.store(false, Ordering::SeqCst);
     resume_tx.send(()).expect("the helper waits for this message");
@@ -165,16 +166,14 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
 
 #[test]
 fn the_kept_set_follows_the_available_memory() {
-    let weights = weights();
-    let whole: u64 = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&ModelPart::Output);
     let (page_cache, refaulted) = (Arc::new(AtomicU64::new(64 << 20)), Arc::new(AtomicU64::new(0)));
     let measured = (page_cache.clone(), refaulted.clone());
     let memory = move || {
         let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
         MemoryReading { page_cache_available: value(&measured.0), refaulted_bytes: value(&measured.1) }
     };
-    let stream = ManagedStream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
-    let barrier = stream.barrier();
+    let (weights, stream, barrier) = start(8, 64 << 20, memory, MAX_WAIT);
+    let whole = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&ModelPart::Output);
     let mut pass = 0;
     let mut token = |count: u32| {
         for _ in 0..count {

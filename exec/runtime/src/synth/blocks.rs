@@ -23,7 +23,6 @@ const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
     pub mean: f32,
-    /// The standard deviation.
     pub deviation: f32,
 }
 
@@ -38,21 +37,17 @@ pub(super) fn fill(
 ) {
     let deviation = distribution.deviation;
     match format {
-        Format::F32 => floats::<4>(distribution, rng, out, scratch, f32::to_le_bytes),
-        Format::F16 => {
-            floats::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes());
-        }
-        Format::Bf16 => {
-            floats::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes());
-        }
+        Format::F32 => floats(distribution, rng, out, scratch, f32::to_le_bytes),
+        Format::F16 => floats(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes()),
+        Format::Bf16 => floats(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes()),
         // `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`. q is uniform with mean 7.5 and standard deviation
         // 4.61. The root mean square of q - 8 is 4.64, and its mean is not zero, so that d needs a random sign.
-        Format::Q4_0 => quants::<18>(rng, out, |block| signed_scale(block, 0, deviation / 4.64)),
+        Format::Q4_0 => quants::<18>(rng, out, |block| signed_scale(block, deviation / 4.64)),
         // `[d: f16][m: f16][two 4-bit q a byte; 16]`, weight `d q + m`.
         Format::Q4_1 => quants::<20>(rng, out, |block| scale_and_minimum(block, deviation / 4.61, 7.5)),
         // `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)`; the root mean square of q - 16 is
         // 9.25.
-        Format::Q5_0 => quants::<22>(rng, out, |block| signed_scale(block, 0, deviation / 9.25)),
+        Format::Q5_0 => quants::<22>(rng, out, |block| signed_scale(block, deviation / 9.25)),
         // `[d: f16][m: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d q + m`.
         Format::Q5_1 => quants::<24>(rng, out, |block| scale_and_minimum(block, deviation / 9.23, 15.5)),
         Format::Q8_0 => quants::<34>(rng, out, |block| q8_0(block, deviation)),
@@ -72,7 +67,7 @@ pub(super) fn fill(
         Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
         Format::Iq1S => quants::<50>(rng, out, |block| iq1_s(block, deviation)),
         // `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
-        Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, 0, deviation / 67.4)),
+        Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, deviation / 67.4)),
         Format::Iq4Xs => quants::<136>(rng, out, |block| iq4_xs(block, deviation)),
     }
 }
@@ -128,14 +123,14 @@ fn q8_0(block: &mut [u8; 34], deviation: f32) {
     }
 }
 
-/// Sets a scale of random sign, for formats in which the mean of the integers is not zero.
-fn signed_scale(block: &mut [u8], at: usize, scale: f32) {
-    let bits = bits16(block, at);
+/// Writes a scale of random sign, so that weights have mean zero although the quantised integers do not.
+fn signed_scale(block: &mut [u8], scale: f32) {
+    let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
-    put_f16(block, at, sign * scale * between(bits, 0.8, 1.25));
+    put_f16(block, 0, sign * scale * between(bits, 0.8, 1.25));
 }
 
-/// Sets a scale and a minimum, such that the mean of the weights is zero if the mean of q is `mean`.
+/// Writes a scale and a minimum with which the mean of the weights is zero if the mean of the integers q is `mean`.
 fn scale_and_minimum(block: &mut [u8], scale: f32, mean: f32) {
     let scale = scale * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
@@ -155,8 +150,7 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
         high |= u16::from(scale >> 4) << (2 * at);
     }
     block[2..4].copy_from_slice(&high.to_le_bytes());
-    let scale = k_scale(bits16(block, 0), deviation / (67.4 * 2.74));
-    put_f16(block, 0, scale);
+    put_k_scale(block, 0, deviation / (67.4 * 2.74));
 }
 
 /// Finishes an `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`, weight
@@ -173,6 +167,13 @@ fn k_scale(bits: u16, scale: f32) -> f32 {
     scale.max(MIN_SCALE) * between(bits, 1.0, 1.2)
 }
 
+/// Writes the factor of [`k_scale`] into `block` at the offset `at`, and returns it.
+fn put_k_scale(block: &mut [u8], at: usize, scale: f32) -> f32 {
+    let scale = k_scale(bits16(block, at), scale);
+    put_f16(block, at, scale);
+    scale
+}
+
 /// Finishes a `Q2_K` block: `[4-bit scales and minima: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight
 /// `d scale q - dmin minimum`. Scales are from 8 to 15 (root mean square 11.7) and minima equal to them; the standard
 /// deviation of q is 1.12.
@@ -181,8 +182,7 @@ fn q2_k(block: &mut [u8; 84], deviation: f32) {
         let scale = 8 + (*packed & 7);
         *packed = scale | scale << 4;
     }
-    let scale = k_scale(bits16(block, 80), deviation / (11.7 * 1.12));
-    put_f16(block, 80, scale);
+    let scale = put_k_scale(block, 80, deviation / (11.7 * 1.12));
     put_f16(block, 82, 1.5 * scale);
 }
 
@@ -199,22 +199,16 @@ fn q3_k(block: &mut [u8; 110], deviation: f32) {
         block[96 + at % 8] |= (scale & 15) << (4 * (at / 8));
         block[104 + at % 4] |= (scale >> 4) << (2 * (at / 4));
     }
-    let scale = k_scale(bits16(block, 108), deviation / (7.84 * 2.35));
-    put_f16(block, 108, scale);
+    put_k_scale(block, 108, deviation / (7.84 * 2.35));
 }
 
 /// Sets the scales of a `Q4_K` or `Q5_K` block from random bytes, and minima with which the mean of the weights is
 /// zero: minimum = scale and dmin = `mean` d, where `mean` is the mean of q.
 fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(u8) -> u8) {
-    let scale = k_scale(bits16(block, 0), scale);
-    put_f16(block, 0, scale);
+    let scale = put_k_scale(block, 0, scale);
     put_f16(block, 2, mean * scale);
-    let scales = std::array::from_fn(|at| scale_of(block[4 + at]));
-    put_scales(block, scales);
-}
-
-/// Packs eight 6-bit scales and eight equal minima into 12 bytes.
-fn put_scales(block: &mut [u8], scales: [u8; 8]) {
+    let scales: [u8; 8] = std::array::from_fn(|at| scale_of(block[4 + at]));
+    // Eight 6-bit scales and eight equal minima are packed into 12 bytes.
     for at in 0..4 {
         let (low, high) = (scales[at], scales[at + 4]);
         let first = low | ((high >> 4) << 6);
@@ -231,8 +225,7 @@ fn q6_k(block: &mut [u8; 210], deviation: f32) {
         let magnitude = (4 + ((u16::from(*scale & 0x7f) * 9) >> 7)) as i8;
         *scale = if *scale & 0x80 == 0 { magnitude } else { -magnitude } as u8;
     }
-    let scale = k_scale(bits16(block, 208), deviation / (8.4 * 18.47));
-    put_f16(block, 208, scale);
+    put_k_scale(block, 208, deviation / (8.4 * 18.47));
 }
 
 #[cfg(test)]
@@ -240,7 +233,7 @@ mod tests {
     use rand::SeedableRng;
 
     use super::*;
-    use hearth_kernels::{KernelFormat, dequantise};
+    use hearth_kernels::dequantise;
 
     fn filled(format: Format, deviation: f32, weights: u64) -> Vec<u8> {
         let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
@@ -262,8 +255,7 @@ mod tests {
 
     /// Returns the weights of a chunk, as the kernels dequantise them.
     fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
-        let format = KernelFormat::of(format).unwrap();
-        let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap() * 256];
+        let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap().0 as usize * 256];
         dequantise(format, bytes, &mut weights).unwrap();
         weights
     }

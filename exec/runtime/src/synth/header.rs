@@ -1,7 +1,7 @@
 //! The keys, tensors and weight distributions of a synthetic model.
 //!
 //! Keys and the order of tensors are those of llama.cpp's converters. The tensors of a shape come from
-//! `profiles::model::layout`, so that a synthetic file and a `model/1` document of the same shape agree.
+//! `hearth_profiles::model::layout`, so that a synthetic file and a `model/1` document of the same shape agree.
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
@@ -17,7 +17,6 @@ pub(super) struct SynthPlan {
     pub distributions: Vec<Distribution>,
 }
 
-/// Checks the options and lays out the file.
 pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let shape = &options.shape;
     shape.check()?;
@@ -25,11 +24,8 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
         return Err(SynthError::KeyLength { found: shape.key_length });
     }
     if !GAIN_RANGE.contains(&options.gain) {
-        return Err(SynthError::Gain {
-            found: options.gain,
-            min: *GAIN_RANGE.start(),
-            max: *GAIN_RANGE.end(),
-        });
+        let (min, max) = (*GAIN_RANGE.start(), *GAIN_RANGE.end());
+        return Err(SynthError::Gain { found: options.gain, min, max });
     }
     let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     if always_tied && !shape.tied_embeddings {

@@ -23,7 +23,6 @@
 //! ```
 
 mod blocks;
-mod disk_space;
 mod header;
 mod vocabulary;
 mod writer;
@@ -32,19 +31,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hearth_profiles::gguf::{HeaderError, TensorInfo};
-use hearth_profiles::model::{BlockError, ModelDocument, ModelShape, Quant, ShapeError, shipped_document};
+use hearth_profiles::measure::free_space;
+use hearth_profiles::model::{BlockError, ModelShape, Quant, ShapeError, shipped_document};
 use hearth_profiles::{Bytes, UnknownName};
 pub use vocabulary::TokenizerKind;
 pub use writer::partial_path;
 
-/// The options of a synthesis.
+/// The options of a synthetic model file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
     /// `general.name` of the file.
     pub name: String,
     pub shape: ModelShape,
     pub quant: Quant,
-    /// The seed of the random weights.
     pub seed: u64,
     /// The factor of the standard deviation of the weights; 1 keeps activations of order one.
     pub gain: f32,
@@ -63,7 +62,6 @@ pub struct SynthesisedModel {
     pub path: PathBuf,
     pub file_bytes: Bytes,
     pub parameters: u64,
-    /// Number of tensors.
     pub tensor_count: usize,
 }
 
@@ -125,14 +123,9 @@ impl SynthOptions {
     pub fn preset(name: &str) -> Result<SynthOptions, UnknownName> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
         let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
-        Ok(SynthOptions::from_document(&document))
-    }
-
-    /// Returns options for the model of a document.
-    pub fn from_document(document: &ModelDocument) -> SynthOptions {
         // The quantisation of a parsed document is valid.
         let quant = document.quant.parse().unwrap_or(Quant::Q4KM);
-        SynthOptions::new(&document.name, document.shape(), quant)
+        Ok(SynthOptions::new(&document.name, document.shape(), quant))
     }
 }
 
@@ -144,7 +137,7 @@ pub fn synthesise(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<SynthesisedModel, SynthError> {
     let plan = header::plan(options)?;
-    disk_space::check(path, Bytes(plan.layout.file_bytes))?;
+    check_free_space(path, Bytes(plan.layout.file_bytes))?;
     writer::write(options, &plan, path, progress)?;
     Ok(SynthesisedModel {
         path: path.to_owned(),
@@ -152,4 +145,35 @@ pub fn synthesise(
         parameters: plan.layout.tensors.iter().map(TensorInfo::elements).sum(),
         tensor_count: plan.layout.tensors.len(),
     })
+}
+
+/// Free space that is left for other programs.
+const FREE_MARGIN: Bytes = Bytes::mib(64);
+
+/// Fails if the disk of `path` has less free space than `need` and [`FREE_MARGIN`], so that a model of 40 GB does not
+/// fail after minutes, when the disk is full.
+fn check_free_space(path: &Path, need: Bytes) -> Result<(), SynthError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let path = path.to_owned();
+    match free_space(folder) {
+        Ok(available) if available.0 < need.0.saturating_add(FREE_MARGIN.0) => {
+            Err(SynthError::Space { path, need, available })
+        }
+        Ok(_) => Ok(()),
+        Err(source) => Err(SynthError::Io { verb: "measure the disk of", path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_larger_than_any_disk_is_refused() {
+        assert!(check_free_space(Path::new("model.gguf"), Bytes(1)).is_ok());
+        if cfg!(unix) {
+            let error = check_free_space(Path::new("model.gguf"), Bytes(1 << 60)).unwrap_err();
+            assert!(matches!(error, SynthError::Space { .. }), "{error}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use hearth_profiles::gguf::{Array, Value};
 use hearth_profiles::model::Architecture;
 
 use super::SynthError;
+use crate::tokenizer::token_type::{BYTE, CONTROL, NORMAL, UNKNOWN};
 use crate::tokenizer::visible_char;
 
 /// The kind of a synthetic tokenizer.
@@ -23,19 +24,12 @@ pub enum TokenizerKind {
     Bpe,
 }
 
-/// Minimum size of a vocabulary, for both kinds.
 const MIN_VOCABULARY: u32 = 400;
 
 /// The letters in the order of their frequency in English.
 const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
 /// The character that represents a space in `SentencePiece`.
 const SPACE: char = '\u{2581}';
-
-// Values of `tokenizer.ggml.token_type`.
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const BYTE: i32 = 6;
 
 impl TokenizerKind {
     /// Returns the kind of published models of this architecture; for llama, that of Llama 1 and 2.
@@ -69,10 +63,8 @@ fn ngrams() -> impl Iterator<Item = String> {
     (2..=4u32).flat_map(move |length| {
         let letters = letters.clone();
         (0..letters.len().pow(length)).map(move |number| {
-            (0..length)
-                .rev()
-                .map(|digit| letters[number / letters.len().pow(digit) % letters.len()])
-                .collect()
+            let letter = |digit| letters[number / letters.len().pow(digit) % letters.len()];
+            (0..length).rev().map(letter).collect()
         })
     })
 }
@@ -184,25 +176,20 @@ mod tests {
                 assert_eq!(list.len(), size as usize);
                 assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), size as usize, "{tokenizer:?} {size}");
             }
-            assert!(matches!(tokenizer.keys(399, Architecture::Llama), Err(SynthError::Vocabulary { .. })));
-            assert!(matches!(
-                tokenizer.keys(2_000_000, Architecture::Llama),
-                Err(SynthError::Vocabulary { .. })
-            ));
+            for size in [399, 2_000_000] {
+                let keys = tokenizer.keys(size, Architecture::Llama);
+                assert!(matches!(keys, Err(SynthError::Vocabulary { .. })), "{tokenizer:?} {size}");
+            }
         }
     }
 
     #[test]
     fn frequent_letters_come_first() {
         let list = tokens(TokenizerKind::Spm, 4096);
-        assert_eq!(
-            (list[0].as_str(), list[258].as_str(), list[259].as_str()),
-            ("<unk>", "<0xFF>", "\u{2581}")
-        );
         // 259 specials, the space, 94 ASCII characters, 26 words of one letter.
-        assert_eq!((list[380].as_str(), list[381].as_str()), ("ee", "\u{2581}ee"));
+        let wanted = ["<unk>", "<0xFF>", "\u{2581}", "ee", "\u{2581}ee"];
+        assert_eq!([0, 258, 259, 380, 381].map(|id| list[id].as_str()), wanted);
         let list = tokens(TokenizerKind::Bpe, 4096);
-        assert_eq!((list[65].as_str(), list[256].as_str(), list[282].as_str()), ("A", "\u{120}e", "ee"));
-        assert_eq!(list[4095], "<|eos|>");
+        assert_eq!([65, 256, 282, 4095].map(|id| list[id].as_str()), ["A", "\u{120}e", "ee", "<|eos|>"]);
     }
 }

@@ -12,11 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use hearth_profiles::Format;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::blocks::{self, Distribution};
+use super::blocks;
 use super::header::SynthPlan;
 use super::{SynthError, SynthOptions};
 
@@ -27,7 +26,6 @@ const CHUNK_WEIGHTS: u64 = 1 << 20;
 /// A part of a tensor that is written at once.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
-    /// The index of the tensor.
     tensor: usize,
     /// The index of the chunk in the tensor.
     number: u64,
@@ -56,20 +54,17 @@ pub(super) fn write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
     let mut partial = PartialFile { path: partial_path(path), finished: false };
-    let failed = |verb| {
-        let path = partial.path.clone();
+    let failed = |verb, path: &Path| {
+        let path = path.to_owned();
         move |source| SynthError::Io { verb, path, source }
     };
-    let mut file = File::create(&partial.path).map_err(failed("create"))?;
-    file.write_all(&plan.layout.header).map_err(failed("write"))?;
+    let mut file = File::create(&partial.path).map_err(failed("create", &partial.path))?;
+    file.write_all(&plan.layout.header).map_err(failed("write", &partial.path))?;
     // Padding between tensors is never written, so that it reads as zeros.
-    file.set_len(plan.layout.file_bytes).map_err(failed("enlarge"))?;
+    file.set_len(plan.layout.file_bytes).map_err(failed("enlarge", &partial.path))?;
     drop(file);
-    write_weights(options, plan, &partial.path, progress).map_err(failed("write"))?;
-    fs::rename(&partial.path, path).map_err(|source| {
-        let path = path.to_owned();
-        SynthError::Io { verb: "rename the finished file to", path, source }
-    })?;
+    write_weights(options, plan, &partial.path, progress).map_err(failed("write", &partial.path))?;
+    fs::rename(&partial.path, path).map_err(failed("rename the finished file to", path))?;
     partial.finished = true;
     Ok(())
 }
@@ -122,12 +117,8 @@ fn chunks(plan: &SynthPlan) -> Vec<Chunk> {
         let size = CHUNK_WEIGHTS / tensor.format.block_len() * tensor.format.block_bytes();
         for number in 0..tensor.bytes.0.div_ceil(size) {
             let start = number * size;
-            chunks.push(Chunk {
-                tensor: index,
-                number,
-                offset: tensor.offset + start,
-                bytes: size.min(tensor.bytes.0 - start),
-            });
+            let (offset, bytes) = (tensor.offset + start, size.min(tensor.bytes.0 - start));
+            chunks.push(Chunk { tensor: index, number, offset, bytes });
         }
     }
     chunks
@@ -149,13 +140,9 @@ fn write_chunks(
         let Some(chunk) = chunks.get(at) else { return Ok(()) };
         let tensor = &plan.layout.tensors[chunk.tensor];
         buffer.resize(chunk.bytes as usize, 0);
-        let source = TensorSource {
-            seed,
-            name: &tensor.name,
-            format: tensor.format,
-            distribution: plan.distributions[chunk.tensor],
-        };
-        source.fill(chunk.number, &mut buffer, &mut scratch);
+        let mut rng = random_stream(seed, &tensor.name, chunk.number);
+        let distribution = plan.distributions[chunk.tensor];
+        blocks::fill(tensor.format, distribution, &mut rng, &mut buffer, &mut scratch);
         file.seek(SeekFrom::Start(chunk.offset))?;
         file.write_all(&buffer)?;
         if !written(chunk.bytes) {
@@ -164,21 +151,11 @@ fn write_chunks(
     }
 }
 
-/// The inputs that determine the bytes of a tensor.
-struct TensorSource<'a> {
-    seed: u64,
-    name: &'a str,
-    format: Format,
-    distribution: Distribution,
-}
-
-impl TensorSource<'_> {
-    /// Fills `buffer` with a chunk of the tensor.
-    fn fill(&self, chunk: u64, buffer: &mut [u8], scratch: &mut Vec<u8>) {
-        let mut rng = ChaCha8Rng::from_seed(key(self.seed, self.name));
-        rng.set_stream(chunk);
-        blocks::fill(self.format, self.distribution, &mut rng, buffer, scratch);
-    }
+/// Returns the random stream of a chunk of the tensor `name`.
+fn random_stream(seed: u64, name: &str, chunk: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::from_seed(key(seed, name));
+    rng.set_stream(chunk);
+    rng
 }
 
 /// Returns the key of a tensor's random streams: the seed, and three FNV-1a hashes of the name with different start
@@ -197,15 +174,17 @@ fn key(seed: u64, name: &str) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use hearth_profiles::Format;
+
     use super::*;
+    use crate::synth::blocks::Distribution;
 
     #[test]
     fn chunks_and_names_have_different_streams() {
         let make = |name, seed, chunk| {
             let distribution = Distribution { mean: 0.0, deviation: 0.01 };
-            let source = TensorSource { seed, name, format: Format::Q8_0, distribution };
-            let mut buffer = vec![0; 34 * 4];
-            source.fill(chunk, &mut buffer, &mut Vec::new());
+            let (mut rng, mut buffer) = (random_stream(seed, name, chunk), vec![0; 34 * 4]);
+            blocks::fill(Format::Q8_0, distribution, &mut rng, &mut buffer, &mut Vec::new());
             buffer
         };
         let first = make("blk.0.ffn_up.weight", 1, 0);

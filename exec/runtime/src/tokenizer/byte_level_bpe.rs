@@ -18,10 +18,9 @@ use super::pre_tokenizer::PreTokenizer;
 use super::{CONVERT, invalid};
 use crate::error::ExecError;
 
-/// A byte-level BPE tokenizer.
 #[derive(Debug)]
 pub(super) struct ByteLevelBpe {
-    words: PreTokenizer,
+    pub(super) pre_tokenizer: PreTokenizer,
     splits: Vec<Split>,
     to_visible: ByteLevel,
     merges: BPE,
@@ -30,7 +29,7 @@ pub(super) struct ByteLevelBpe {
 impl ByteLevelBpe {
     pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
         let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let words = PreTokenizer::named(name).ok_or_else(|| ExecError::PreTokenizer {
+        let pre_tokenizer = PreTokenizer::named(name).ok_or_else(|| ExecError::PreTokenizer {
             found: name.to_owned(),
             known: PreTokenizer::names(),
         })?;
@@ -56,20 +55,15 @@ impl ByteLevelBpe {
         let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
-            .ignore_merges(words.ignore_merges)
+            .ignore_merges(pre_tokenizer.ignore_merges)
             .build()
             .map_err(broken)?;
         let split = |pattern: &&str| {
             let pattern = SplitPattern::Regex((*pattern).to_owned());
             Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)
         };
-        let splits = words.patterns.iter().map(split).collect::<Result<_, _>>()?;
-        Ok(ByteLevelBpe { words, splits, to_visible: ByteLevel::new(false, false, false), merges })
-    }
-
-    /// Whether texts begin with BOS if the file does not define it.
-    pub(super) fn adds_bos_by_default(&self) -> bool {
-        self.words.adds_bos
+        let splits = pre_tokenizer.patterns.iter().map(split).collect::<Result<_, _>>()?;
+        Ok(ByteLevelBpe { pre_tokenizer, splits, to_visible: ByteLevel::new(false, false, false), merges })
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {

@@ -27,7 +27,8 @@ use special::{Fragment, SpecialTokens};
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
-    tokens: Vec<Token>,
+    /// The bytes of the text of each token; empty for control tokens, which are not output.
+    tokens: Vec<Vec<u8>>,
     /// Tokens that are recognised by their text, before tokenization.
     special: SpecialTokens,
     bos: Option<u32>,
@@ -42,14 +43,6 @@ pub struct Tokenizer {
 enum Kind {
     Bpe(Box<byte_level_bpe::ByteLevelBpe>),
     SentencePiece(Box<sentence_piece::SentencePiece>),
-}
-
-/// The text of a token.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Token {
-    bytes: Vec<u8>,
-    /// Whether this is a control token, such as the start or end of a turn, which is not output.
-    control: bool,
 }
 
 /// The character inserted in the text of a user where a control token could begin. It is a Unicode noncharacter, so
@@ -88,12 +81,12 @@ const START_TEXTS: &[&str] = &[
 ];
 
 /// Values of `tokenizer.ggml.token_type`.
-mod token_type {
-    pub(super) const NORMAL: i32 = 1;
-    pub(super) const UNKNOWN: i32 = 2;
-    pub(super) const CONTROL: i32 = 3;
-    pub(super) const USER_DEFINED: i32 = 4;
-    pub(super) const BYTE: i32 = 6;
+pub(crate) mod token_type {
+    pub(crate) const NORMAL: i32 = 1;
+    pub(crate) const UNKNOWN: i32 = 2;
+    pub(crate) const CONTROL: i32 = 3;
+    pub(crate) const USER_DEFINED: i32 = 4;
+    pub(crate) const BYTE: i32 = 6;
 }
 
 fn invalid(what: impl Into<String>, hint: &'static str) -> ExecError {
@@ -126,7 +119,7 @@ impl Tokenizer {
         let (kind, bos_default) = match model {
             "gpt2" => {
                 let bpe = byte_level_bpe::ByteLevelBpe::new(metadata, texts)?;
-                let bos = bpe.adds_bos_by_default();
+                let bos = bpe.pre_tokenizer.adds_bos;
                 (Kind::Bpe(Box::new(bpe)), bos)
             }
             "llama" => (
@@ -140,17 +133,13 @@ impl Tokenizer {
                 return Err(invalid(format!("tokenizer model `{other}` is not supported"), hint));
             }
         };
-        let token = |(at, text): (usize, &String)| {
-            let control = kind_of(at) == token_type::CONTROL;
-            let literal = control || kind_of(at) == token_type::USER_DEFINED;
-            let bytes = match &kind {
-                _ if literal => text.as_bytes().to_vec(),
-                Kind::Bpe(_) => byte_level_bpe::token_bytes(text),
-                Kind::SentencePiece(_) => sentence_piece::token_bytes(text, kind_of(at) == token_type::BYTE),
-            };
-            Token { bytes, control }
+        let token = |(at, text): (usize, &String)| match (kind_of(at), &kind) {
+            (token_type::CONTROL, _) => Vec::new(),
+            (token_type::USER_DEFINED, _) => text.as_bytes().to_vec(),
+            (_, Kind::Bpe(_)) => byte_level_bpe::token_bytes(text),
+            (found, Kind::SentencePiece(_)) => sentence_piece::token_bytes(text, found == token_type::BYTE),
         };
-        let tokens: Vec<Token> = texts.iter().enumerate().map(token).collect();
+        let tokens = texts.iter().enumerate().map(token).collect();
         let special = SpecialTokens::new(texts, kind_of);
         let is_end =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TEXTS.contains(&texts[at].as_str());
@@ -174,16 +163,6 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the number of tokens in the vocabulary.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Whether the vocabulary is empty.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
     /// Returns the token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.bos
@@ -203,35 +182,16 @@ impl Tokenizer {
     /// tokens are recognised as these tokens; otherwise they are ordinary text.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
-        self.encode_into(text, parse_special, true, &mut ids)?;
+        let fragments = self.special.partition(text, |special| parse_special || special.anywhere);
+        self.encode_fragments(fragments, &mut ids)?;
         ids.extend(self.eos.filter(|_| self.add_eos));
         Ok(ids)
     }
 
-    /// Encodes a text that continues another one, without BOS and EOS.
-    pub fn encode_continuation(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
-        let mut ids = Vec::new();
-        self.encode_into(text, parse_special, false, &mut ids)?;
-        Ok(ids)
-    }
-
-    fn encode_into(
-        &self,
-        text: &str,
-        parse_special: bool,
-        begins: bool,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), ExecError> {
-        let fragments = self.special.partition(text, |special| parse_special || special.anywhere);
-        self.encode_fragments(fragments, begins, ids)
-    }
-
     /// Encodes the output of a chat template, in which the text of users is guarded ([`Self::guard`]).
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
-        let bare = |text: &str| text.replace(GUARD, "");
         let fragments = self.special.partition(text, |special| !special.anywhere);
         let mut ids = Vec::new();
-        let mut begins = true;
         let bos = |fragment: &Fragment| matches!(fragment, Fragment::Token(id) if Some(*id) == self.bos);
         if self.add_bos && !fragments.iter().find(|part| !part.is_empty()).is_some_and(bos) {
             ids.extend(self.bos);
@@ -240,12 +200,11 @@ impl Tokenizer {
             match fragment {
                 Fragment::Token(id) => ids.push(id),
                 Fragment::Text(text) => {
-                    let text = bare(text);
+                    let text = text.replace(GUARD, "");
                     let parts = self.special.partition(&text, |special| special.anywhere);
-                    self.encode_fragments(parts, begins, &mut ids)?;
+                    self.encode_fragments(parts, &mut ids)?;
                 }
             }
-            begins = true;
         }
         Ok(ids)
     }
@@ -291,18 +250,13 @@ impl Tokenizer {
         self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
     }
 
-    /// Returns the text of a token in the vocabulary.
     pub(crate) fn text_of(&self, id: u32) -> String {
         self.special.text_of(id).map_or_else(|| self.decode(&[id]), str::to_owned)
     }
 
-    fn encode_fragments(
-        &self,
-        fragments: Vec<Fragment<'_>>,
-        begins: bool,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), ExecError> {
-        let mut after_special = begins;
+    fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) -> Result<(), ExecError> {
+        // The beginning of a text counts as after a special token.
+        let mut after_special = true;
         for fragment in fragments {
             match fragment {
                 Fragment::Token(id) => {
@@ -324,7 +278,7 @@ impl Tokenizer {
 
     /// Returns the bytes of a token's text; empty for control tokens and unknown ids.
     pub fn bytes_of(&self, token: u32) -> &[u8] {
-        self.tokens.get(token as usize).filter(|token| !token.control).map_or(&[], |token| &token.bytes)
+        self.tokens.get(token as usize).map_or(&[], |bytes| bytes)
     }
 
     /// Decodes the tokens of a complete text. Invalid UTF-8 is replaced by U+FFFD.
@@ -332,7 +286,7 @@ impl Tokenizer {
         let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes_of(token)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         match &self.kind {
-            Kind::SentencePiece(pieces) if pieces.adds_space() => {
+            Kind::SentencePiece(pieces) if pieces.add_space => {
                 text.strip_prefix(' ').unwrap_or(&text).to_owned()
             }
             _ => text.into_owned(),
@@ -396,4 +350,4 @@ impl TextStream {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -71,9 +71,8 @@ const fn plain(patterns: &'static [&'static str]) -> PreTokenizer {
 }
 
 impl PreTokenizer {
-    /// Returns the pre-tokenizer with this name in files.
     pub(super) fn named(name: &str) -> Option<PreTokenizer> {
-        FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
+        FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, pre_tokenizer)| pre_tokenizer)
     }
 
     /// Returns all supported names, separated by commas.

@@ -3,8 +3,8 @@
 //! Spaces are replaced by `▁`, and the text is split into characters. Then the two adjacent symbols whose
 //! concatenation is the piece with the highest score are merged (the leftmost pair if scores are equal), until no
 //! concatenation is a piece. A symbol that is not a piece is encoded as byte tokens. Source: Kudo and Richardson
-//! 2018, BPE mode. If the model was trained so, a space is added before a text at its beginning and after special
-//! tokens.
+//! 2018, BPE mode. If the model was trained with such spaces, a space is added at the beginning of a text and after
+//! special tokens.
 //!
 //! Deviation: llama.cpp also merges symbols to control tokens. Here control tokens are never the result of a merge,
 //! so that the text of a user cannot end a turn.
@@ -19,14 +19,14 @@ use crate::error::ExecError;
 
 const SPACE: char = '\u{2581}';
 
-/// A `SentencePiece` tokenizer.
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     ids: BTreeMap<String, u32>,
     scores: Vec<f32>,
     byte_tokens: [Option<u32>; 256],
     unknown: Option<u32>,
-    add_space: bool,
+    /// Whether a space is added before a text.
+    pub(super) add_space: bool,
 }
 
 /// A candidate for a merge: two adjacent symbols whose concatenation is a piece.
@@ -90,13 +90,8 @@ impl SentencePiece {
         Ok(SentencePiece { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
     }
 
-    /// Whether a space is added before a text.
-    pub(super) fn adds_space(&self) -> bool {
-        self.add_space
-    }
-
-    /// Appends the tokens of `text` to `ids`. `begins` is whether the text is at the beginning or after a special
-    /// token.
+    /// Appends the tokens of `text` to `ids`. `begins` is whether `text` is at the beginning of the input or after a
+    /// special token.
     #[allow(clippy::unnecessary_wraps)] // the same signature as for BPE
     pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) -> Result<(), ExecError> {
         let mut marked = String::with_capacity(text.len() + 3);
@@ -120,7 +115,6 @@ impl SentencePiece {
         Ok(())
     }
 
-    /// Merges the characters of `text` to pieces.
     fn merge_all(&self, text: &str) -> Vec<Symbol> {
         let count = text.chars().count();
         let mut symbols: Vec<Symbol> = text

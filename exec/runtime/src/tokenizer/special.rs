@@ -6,7 +6,7 @@
 //!
 //! Not here: which tokens are control tokens. [`super::Tokenizer::new`] decides that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::token_type;
 
@@ -19,15 +19,12 @@ pub(super) struct SpecialToken {
     pub(super) anywhere: bool,
 }
 
-/// All special tokens of a vocabulary.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
     /// The tokens, longest text first.
     all: Vec<SpecialToken>,
     /// Indices of `all`, sorted by text.
     sorted: Vec<usize>,
-    /// Indices of `all`, by token id.
-    by_id: BTreeMap<u32, usize>,
     /// The first characters of all control tokens.
     first: BTreeSet<char>,
 }
@@ -46,15 +43,13 @@ impl SpecialTokens {
         all.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
         let mut sorted: Vec<usize> = (0..all.len()).collect();
         sorted.sort_by(|&a, &b| all[a].text.cmp(&all[b].text));
-        let by_id = all.iter().enumerate().map(|(at, special)| (special.id, at)).collect();
         let control = all.iter().filter(|special| !special.anywhere);
         let first = control.filter_map(|special| special.text.chars().next()).collect();
-        SpecialTokens { all, sorted, by_id, first }
+        SpecialTokens { all, sorted, first }
     }
 
-    /// Returns the text of the special token with this id.
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
-        self.by_id.get(&id).map(|&at| self.all[at].text.as_str())
+        self.all.iter().find(|special| special.id == id).map(|special| special.text.as_str())
     }
 
     /// Whether a control token begins with `c`.
@@ -62,16 +57,13 @@ impl SpecialTokens {
         self.first.contains(&c)
     }
 
-    /// Whether `text` contains a control token.
     pub(super) fn has_control(&self, text: &str) -> bool {
         self.occurring(text).into_iter().any(|at| !self.all[at].anywhere)
     }
 
     /// Whether `rest` begins with a control token.
     pub(super) fn control_begins(&self, rest: &str) -> bool {
-        let mut begins = false;
-        self.matches_at_start(rest.as_bytes(), &mut |at| begins |= !self.all[at].anywhere);
-        begins
+        self.matches_at_start(rest.as_bytes()).iter().any(|&at| !self.all[at].anywhere)
     }
 
     /// Whether a control token begins with `text`.
@@ -88,38 +80,30 @@ impl SpecialTokens {
         !text.is_empty() && self.control().any(|control| control.contains(text) || ends(control))
     }
 
-    /// Returns the texts of all control tokens.
     fn control(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
     }
 
-    /// Calls `found` with the index of each token with whose text `bytes` begin.
-    fn matches_at_start(&self, bytes: &[u8], found: &mut impl FnMut(usize)) {
-        let mut range = self.sorted.as_slice();
+    /// Returns the indices of the tokens whose text is a prefix of `bytes`.
+    fn matches_at_start(&self, bytes: &[u8]) -> Vec<usize> {
+        let (mut range, mut found) = (self.sorted.as_slice(), Vec::new());
         let text = |&at: &usize| self.all[at].text.as_bytes();
         for (depth, &byte) in bytes.iter().enumerate() {
             // Shorter texts are sorted first, so tokens that match are at the front.
             let from = range.partition_point(|at| text(at).get(depth).is_none_or(|&other| other < byte));
             let to = range.partition_point(|at| text(at).get(depth).is_none_or(|&other| other <= byte));
             range = &range[from..to];
-            for &at in range.iter().take_while(|at| text(at).len() == depth + 1) {
-                found(at);
-            }
+            found.extend(range.iter().take_while(|at| text(at).len() == depth + 1));
             if range.is_empty() {
-                return;
+                break;
             }
         }
+        found
     }
 
     /// Returns the indices of the tokens that occur in `text`, longest first.
     fn occurring(&self, text: &str) -> BTreeSet<usize> {
-        let mut indices = BTreeSet::new();
-        for (at, _) in text.char_indices() {
-            self.matches_at_start(&text.as_bytes()[at..], &mut |index| {
-                indices.insert(index);
-            });
-        }
-        indices
+        text.char_indices().flat_map(|(at, _)| self.matches_at_start(&text.as_bytes()[at..])).collect()
     }
 
     /// Splits `text` at all tokens for which `wanted` returns true.
@@ -151,7 +135,6 @@ impl<'a> Fragment<'a> {
         matches!(self, Fragment::Text(""))
     }
 
-    /// Splits a text at a special token.
     fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
         let Fragment::Text(text) = self else { return vec![self] };
         let mut parts = Vec::new();

@@ -5,27 +5,47 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn put(metadata: &mut Metadata, name: &str, value: Value) {
-    metadata.insert(format!("tokenizer.ggml.{name}"), value);
+/// Returns the metadata of a tokenizer with these tokens and keys. Scores decrease with the id, so that lower ids are
+/// merged first.
+pub(crate) fn metadata(
+    model: &str,
+    texts: Vec<String>,
+    kind: impl Fn(usize) -> i32,
+    keys: &[(&str, Value)],
+) -> Metadata {
+    let types = (0..texts.len()).map(kind).collect();
+    let scores = (0..texts.len()).map(|id| -(id as f32)).collect();
+    let mut metadata = Metadata::default();
+    let mut put = |name: &str, value| metadata.insert(format!("tokenizer.ggml.{name}"), value);
+    put("model", Value::Str(model.into()));
+    put("token_type", Value::Array(Array::I32(types)));
+    put("scores", Value::Array(Array::F32(scores)));
+    put("tokens", Value::Array(Array::Str(texts)));
+    for (name, value) in keys {
+        put(name, value.clone());
+    }
+    metadata
 }
 
-/// Returns a tokenizer with byte tokens, some letters and words. Scores decrease with the id, so that lower ids are
-/// merged first.
+const SPECIAL_IDS: [(&str, Value); 3] =
+    [("unknown_token_id", Value::U32(0)), ("bos_token_id", Value::U32(1)), ("eos_token_id", Value::U32(2))];
+
+/// Returns three special tokens, 256 byte tokens, and `others` from id 259 on.
+fn with_bytes<const N: usize>(others: [&str; N]) -> Vec<String> {
+    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+    ["<unk>", "<s>", "</s>"]
+        .map(String::from)
+        .into_iter()
+        .chain(bytes)
+        .chain(others.map(String::from))
+        .collect()
+}
+
+/// Returns a tokenizer with byte tokens, some letters and words.
 fn sentence_pieces() -> Tokenizer {
-    let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
-    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    texts.extend(["▁a", "ab", "bc", "▁ab", "▁", "a", "b", "c", "▁abc"].map(String::from));
-    let types = (0..texts.len()).map(|id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 }));
-    let scores = (0..texts.len()).map(|id| -(id as f32));
-    let mut metadata = Metadata::default();
-    put(&mut metadata, "model", Value::Str("llama".into()));
-    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
-    put(&mut metadata, "scores", Value::Array(Array::F32(scores.collect())));
-    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
-    for (name, id) in [("unknown_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2)] {
-        put(&mut metadata, name, Value::U32(id));
-    }
-    Tokenizer::new(&metadata).unwrap()
+    let texts = with_bytes(["▁a", "ab", "bc", "▁ab", "▁", "a", "b", "c", "▁abc"]);
+    let kind = |id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 });
+    Tokenizer::new(&metadata("llama", texts, kind, &SPECIAL_IDS)).unwrap()
 }
 
 #[test]
@@ -34,7 +54,10 @@ fn the_merge_with_the_highest_score_comes_first() {
     // "▁abc": ▁a (259) is the best pair, then bc (261); "▁a" + "bc" is ▁abc (267), a piece.
     assert_eq!(tokenizer.encode("abc", false).unwrap(), [1, 267]);
     // Without the space in front: ab (260), then c (266).
-    assert_eq!(tokenizer.encode_continuation("abc", false).unwrap(), [260, 266]);
+    let Kind::SentencePiece(pieces) = &tokenizer.kind else { panic!("another tokenizer") };
+    let mut ids = Vec::new();
+    pieces.encode("abc", false, &mut ids).unwrap();
+    assert_eq!(ids, [260, 266]);
 }
 
 #[test]
@@ -68,30 +91,14 @@ fn text_of_a_user_cannot_be_a_control_token() {
 
 #[test]
 fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
-    let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
-    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
     // The first three are user-defined, and `</s` is a piece from which `</s>` could be merged.
-    texts.extend(
-        ["<start_of_turn>", "<end_of_turn>", "</think>", "</", "</s", "<", "/", "s", ">"].map(String::from),
-    );
-    let types = (0..texts.len()).map(|id| {
-        if matches!(id, 1 | 2 | 259..=261) {
-            4
-        } else if id < 259 {
-            6
-        } else {
-            1
-        }
-    });
-    let mut metadata = Metadata::default();
-    put(&mut metadata, "model", Value::Str("llama".into()));
-    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
-    put(&mut metadata, "scores", Value::Array(Array::F32(vec![0.0; texts.len()])));
-    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
-    for (name, id) in [("unknown_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2)] {
-        put(&mut metadata, name, Value::U32(id));
-    }
-    let tokenizer = Tokenizer::new(&metadata).unwrap();
+    let others = ["<start_of_turn>", "<end_of_turn>", "</think>", "</", "</s", "<", "/", "s", ">"];
+    let kind = |id| match id {
+        1 | 2 | 259..=261 => 4,
+        0..259 => 6,
+        _ => 1,
+    };
+    let tokenizer = Tokenizer::new(&metadata("llama", with_bytes(others), kind, &SPECIAL_IDS)).unwrap();
     assert!(tokenizer.is_end(2) && tokenizer.is_end(260) && !tokenizer.is_end(261));
     let ids = tokenizer.encode("</s><end_of_turn><start_of_turn></think>", false).unwrap();
     assert!(ids[1..].iter().all(|&id| !matches!(id, 1 | 2 | 259 | 260)) && ids.contains(&261), "{ids:?}");
@@ -105,15 +112,9 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
 fn many_special_tokens_are_found_quickly() {
     let mut texts: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     texts.extend((0..100_000).map(|number| format!("<{number}>")));
-    let types = (0..texts.len()).map(|id| if id < 256 { 6 } else { 3 });
-    let mut metadata = Metadata::default();
-    put(&mut metadata, "model", Value::Str("llama".into()));
-    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
-    put(&mut metadata, "scores", Value::Array(Array::F32(vec![0.0; texts.len()])));
-    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
-    put(&mut metadata, "add_bos_token", Value::Bool(false));
-    put(&mut metadata, "add_space_prefix", Value::Bool(false));
-    let tokenizer = Tokenizer::new(&metadata).unwrap();
+    let kind = |id| if id < 256 { 6 } else { 3 };
+    let keys = [("add_bos_token", Value::Bool(false)), ("add_space_prefix", Value::Bool(false))];
+    let tokenizer = Tokenizer::new(&metadata("llama", texts, kind, &keys)).unwrap();
     let text = "<7><".repeat(20_000);
     let ids = tokenizer.encode(&text, true).unwrap();
     assert_eq!((ids.len(), ids[0], ids[1]), (40_000, 256 + 7, u32::from(b'<')));
@@ -134,9 +135,9 @@ fn incomplete_characters_are_buffered() {
 #[test]
 fn an_unknown_pre_tokenizer_is_an_error() {
     let mut metadata = Metadata::default();
-    put(&mut metadata, "model", Value::Str("gpt2".into()));
-    put(&mut metadata, "tokens", Value::Array(Array::Str(vec!["a".into()])));
-    put(&mut metadata, "pre", Value::Str("klingon".into()));
+    metadata.insert("tokenizer.ggml.model".into(), Value::Str("gpt2".into()));
+    metadata.insert("tokenizer.ggml.tokens".into(), Value::Array(Array::Str(vec!["a".into()])));
+    metadata.insert("tokenizer.ggml.pre".into(), Value::Str("klingon".into()));
     let error = Tokenizer::new(&metadata).unwrap_err().to_string();
     let start = "pre-tokenizer `klingon` is not known; use a model with one of gpt-2, ";
     assert!(error.starts_with(start) && error.contains(" qwen2, "), "{error}");
@@ -146,16 +147,14 @@ fn an_unknown_pre_tokenizer_is_an_error() {
 fn byte_level(pre: &str) -> Tokenizer {
     let mut texts: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
-    let types = (0..texts.len()).map(|id| if id == 259 { 3 } else { 1 });
     let merges = ["1 2", "12 3", "123 4"].map(String::from).to_vec();
-    let mut metadata = Metadata::default();
-    put(&mut metadata, "model", Value::Str("gpt2".into()));
-    put(&mut metadata, "pre", Value::Str(pre.into()));
-    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
-    put(&mut metadata, "merges", Value::Array(Array::Str(merges)));
-    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
-    put(&mut metadata, "add_bos_token", Value::Bool(false));
-    Tokenizer::new(&metadata).unwrap()
+    let keys = [
+        ("pre", Value::Str(pre.into())),
+        ("merges", Value::Array(Array::Str(merges))),
+        ("add_bos_token", Value::Bool(false)),
+    ];
+    let kind = |id| if id == 259 { 3 } else { 1 };
+    Tokenizer::new(&metadata("gpt2", texts, kind, &keys)).unwrap()
 }
 
 #[test]

@@ -21,7 +21,7 @@ use memmap2::Mmap;
 use crate::error::ExecError;
 use crate::fetched::is_partial;
 use crate::hyperparameters::Hyperparameters;
-use crate::weights::tensors::{Biases, LayerTensors, Table, Tensor};
+use crate::weights::tensors::{LayerTensors, Table, Tensor};
 use hearth_kernels::matmul::Matrix;
 
 /// A contiguous range of bytes in a file of a model.
@@ -47,30 +47,33 @@ pub struct Weights {
     embedding: Tensor,
     output: OutputTensors,
     /// The available layers if only a part of the model was fetched.
-    held: Option<BTreeSet<u32>>,
+    fetched_layers: Option<BTreeSet<u32>>,
 }
 
-/// The tensors of a layer in the mapped files. The order of matrices and biases is query, key, value, attention
-/// output, gate, up and down.
+/// The matrices and vectors of a layer. The order of matrices and biases is query, key, value, attention output, gate,
+/// up and down.
 #[derive(Debug, Clone, Copy)]
-pub struct LayerWeights<'a> {
+pub struct Layer<M, V> {
     /// The weight matrices.
-    pub matrices: [Matrix<'a>; 7],
-    /// The biases that are added to their outputs, `[rows]` each.
-    pub biases: [Option<&'a [f32]>; 7],
+    pub matrices: [M; 7],
+    /// The biases that are added to the outputs of the matrices, `[rows]` each.
+    pub biases: [Option<V>; 7],
     /// The norm before attention, `[embedding]`.
-    pub attention_norm: &'a [f32],
+    pub attention_norm: V,
     /// The norm before the feed-forward block, `[embedding]`.
-    pub feed_forward_norm: &'a [f32],
+    pub feed_forward_norm: V,
     /// The norm of each query head, `[key_length]`.
-    pub query_norm: Option<&'a [f32]>,
+    pub query_norm: Option<V>,
     /// The norm of each key head, `[key_length]`.
-    pub key_norm: Option<&'a [f32]>,
+    pub key_norm: Option<V>,
     /// The norm of the attention output, before the residual connection, `[embedding]`.
-    pub post_attention_norm: Option<&'a [f32]>,
+    pub post_attention_norm: Option<V>,
     /// The norm of the feed-forward output, before the residual connection, `[embedding]`.
-    pub post_feed_forward_norm: Option<&'a [f32]>,
+    pub post_feed_forward_norm: Option<V>,
 }
+
+/// The weights of a layer in the mapped files.
+pub type LayerWeights<'a> = Layer<Matrix<'a>, &'a [f32]>;
 
 /// The tensors of the output layer, which converts hidden rows to logits.
 #[derive(Debug)]
@@ -78,13 +81,6 @@ struct OutputTensors {
     norm: Tensor,
     matrix: Tensor,
     bias: Option<Tensor>,
-}
-
-impl OutputTensors {
-    /// Returns the norm and, if there is one, the bias.
-    fn vectors(&self) -> impl Iterator<Item = Tensor> {
-        [Some(self.norm), self.bias].into_iter().flatten()
-    }
 }
 
 impl Weights {
@@ -104,33 +100,35 @@ impl Weights {
 
     /// Whether all of these layers are available.
     pub fn has_layers(&self, mut layers: Range<u32>) -> bool {
-        self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
+        self.fetched_layers
+            .as_ref()
+            .is_none_or(|fetched_layers| layers.all(|layer| fetched_layers.contains(&layer)))
     }
 
     /// Whether the model is complete, that is, not partially fetched.
     pub fn is_complete(&self) -> bool {
-        self.held.is_none()
+        self.fetched_layers.is_none()
     }
 
-    fn of(model: GgufModel, held: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
+    fn of(model: GgufModel, fetched_layers: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
         let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
         let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
         let table = Table::new(&model, &maps, shape.architecture);
-        let (wide, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
+        let (width, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
         let layers = (0..shape.layers.0).map(|layer| table.layer(layer, &shape)).collect::<Result<_, _>>()?;
-        let embedding = table.matrix("token_embd.weight", wide, vocabulary)?;
+        let embedding = table.matrix("token_embd.weight", width, vocabulary)?;
         let output = match table.find("output.weight") {
-            Some(_) => table.matrix("output.weight", wide, vocabulary)?,
+            Some(_) => table.matrix("output.weight", width, vocabulary)?,
             None => embedding,
         };
-        let output_norm = table.vector("output_norm.weight", wide)?;
+        let output_norm = table.vector("output_norm.weight", width)?;
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
         let factors = table.rope_factors(crate::rope::rotated_dimensions(&model.metadata, &shape)?)?;
         table.check_all_used()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
-        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, held })
+        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, fetched_layers })
     }
 
     /// Returns the header of the model.
@@ -155,12 +153,12 @@ impl Weights {
 
     /// Returns the extents of a layer, with adjacent tensors merged; none if the model has no such layer.
     pub fn layer_extents(&self, layer: u32) -> Vec<Extent> {
-        self.layers.get(layer as usize).map(|layer| merged(layer.all())).unwrap_or_default()
+        self.layers_extents(layer..layer + 1)
     }
 
     /// Returns the extents of several layers, with adjacent tensors merged.
     pub fn layers_extents(&self, layers: Range<u32>) -> Vec<Extent> {
-        merged(layers.filter_map(|layer| self.layers.get(layer as usize)).flat_map(LayerTensors::all))
+        self.part_extents(&ModelPart::Layers(layers))
     }
 
     /// Returns the extent of the input embedding, of which a token reads one row.
@@ -191,37 +189,40 @@ impl Weights {
     /// Returns the extents of the output layer, with adjacent tensors merged. With tied embeddings they include the
     /// input embedding.
     pub fn output_extents(&self) -> Vec<Extent> {
-        merged(self.output.vectors().chain([self.output.matrix]))
+        self.part_extents(&ModelPart::Output)
+    }
+
+    /// Returns the matrices of a part, in the order of use, and its norms and biases. Layers that the model does not
+    /// have are left out.
+    fn part_tensors(&self, part: &ModelPart) -> [Vec<Tensor>; 2] {
+        match part {
+            ModelPart::Layers(layers) => {
+                let own = || layers.clone().filter_map(|layer| self.layers.get(layer as usize));
+                let vectors = own().flat_map(LayerTensors::vectors).collect();
+                [own().flat_map(|layer| layer.matrices).collect(), vectors]
+            }
+            ModelPart::Output => {
+                let OutputTensors { norm, matrix, bias } = self.output;
+                [vec![matrix], [Some(norm), bias].into_iter().flatten().collect()]
+            }
+        }
     }
 
     /// Returns the extents of a part of the model, with adjacent tensors merged.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
-        match part {
-            ModelPart::Layers(layers) => self.layers_extents(layers.clone()),
-            ModelPart::Output => self.output_extents(),
-        }
+        merged(self.part_tensors(part).concat())
     }
 
     /// Returns the extents of the matrices of a part, in the order of use.
     pub fn matrix_extents(&self, part: &ModelPart) -> Vec<Extent> {
-        let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
-        match part {
-            ModelPart::Layers(layers) => {
-                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
-            }
-            ModelPart::Output => vec![self.output.matrix.extent],
-        }
+        let [matrices, _] = self.part_tensors(part);
+        matrices.iter().map(|tensor| tensor.extent).collect()
     }
 
     /// Returns the extents of the norms and biases of a part.
     pub fn vector_extents(&self, part: &ModelPart) -> Vec<Extent> {
-        let extents = |layer: &LayerTensors| layer.vectors().map(|tensor| tensor.extent);
-        match part {
-            ModelPart::Layers(layers) => {
-                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
-            }
-            ModelPart::Output => self.output.vectors().map(|tensor| tensor.extent).collect(),
-        }
+        let [_, vectors] = self.part_tensors(part);
+        vectors.iter().map(|tensor| tensor.extent).collect()
     }
 
     /// Returns the number of bytes of a part.
@@ -252,17 +253,16 @@ impl Weights {
         self.maps.iter().map(|map| &map[..])
     }
 
-    /// Returns the tensors of a layer, for a backend that copies them to its own memory.
+    /// Returns the tensors of a layer.
     ///
     /// # Panics
     /// If the model has no such layer.
     pub fn layer_weights(&self, layer: u32) -> LayerWeights<'_> {
-        let tensors = self.layer(layer);
+        let tensors = &self.layers[layer as usize];
         let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
-        let Biases { query, key, value, attention_output, gate, up, down } = tensors.biases;
         LayerWeights {
-            matrices: tensors.matrices().map(|tensor| self.matrix(tensor)),
-            biases: [query, key, value, attention_output, gate, up, down].map(vector),
+            matrices: tensors.matrices.map(|tensor| self.matrix(tensor)),
+            biases: tensors.biases.map(vector),
             attention_norm: self.vector(tensors.attention_norm),
             feed_forward_norm: self.vector(tensors.feed_forward_norm),
             query_norm: vector(tensors.query_norm),
@@ -274,35 +274,20 @@ impl Weights {
 
     /// Returns the tensors of the output layer: its norm, its matrix and its bias.
     pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
-        (self.output_norm(), self.output_matrix(), self.output_bias())
-    }
-
-    pub(crate) fn layer(&self, layer: u32) -> &LayerTensors {
-        &self.layers[layer as usize]
+        let OutputTensors { norm, matrix, bias } = self.output;
+        (self.vector(norm), self.matrix(matrix), bias.map(|bias| self.vector(bias)))
     }
 
     pub(crate) fn embedding_matrix(&self) -> Matrix<'_> {
         self.matrix(self.embedding)
     }
 
-    pub(crate) fn output_matrix(&self) -> Matrix<'_> {
-        self.matrix(self.output.matrix)
-    }
-
-    pub(crate) fn output_norm(&self) -> &[f32] {
-        self.vector(self.output.norm)
-    }
-
-    pub(crate) fn output_bias(&self) -> Option<&[f32]> {
-        self.output.bias.map(|bias| self.vector(bias))
-    }
-
-    pub(crate) fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
+    fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
         let bytes = self.bytes(tensor.extent).expect("the tensor table was checked");
         Matrix { format: tensor.format, length: tensor.length, rows: tensor.rows, bytes }
     }
 
-    pub(crate) fn vector(&self, tensor: Tensor) -> &[f32] {
+    fn vector(&self, tensor: Tensor) -> &[f32] {
         bytemuck::cast_slice(self.bytes(tensor.extent).expect("the tensor table was checked"))
     }
 }

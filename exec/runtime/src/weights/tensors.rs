@@ -1,27 +1,26 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
 //! In all architectures a layer has two norms and seven matrices; some architectures also have biases, norms of the
-//! heads of q and k, or norms after a block. Every required tensor must be present, inside its file, in a format with
-//! kernels, and have the dimensions that follow from the metadata. A tensor that the pass would not use is an error
-//! too, because the result would be wrong.
+//! heads of q and k, or norms after a block. Every required tensor must be inside its file and have the dimensions
+//! that follow from the metadata. A tensor that the pass would not use is an error too.
 //!
-//! Tensor names are those of `profiles::model::layout`, which defines the sizes of models without files.
+//! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::{Architecture, ModelShape};
 use memmap2::Mmap;
 
-use crate::error::ExecError;
-use crate::weights::Extent;
-use hearth_kernels::KernelFormat;
+use super::Layer;
+use crate::{ExecError, Extent};
 
 /// A checked tensor in the mapped files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor {
-    pub(crate) format: KernelFormat,
+    pub(crate) format: Format,
     /// Number of elements in a row.
     pub(crate) length: usize,
     pub(crate) rows: usize,
@@ -29,58 +28,14 @@ pub(crate) struct Tensor {
 }
 
 /// The tensors of a layer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LayerTensors {
-    pub(crate) attention_norm: Tensor,
-    pub(crate) query: Tensor,
-    pub(crate) key: Tensor,
-    pub(crate) value: Tensor,
-    pub(crate) attention_output: Tensor,
-    pub(crate) feed_forward_norm: Tensor,
-    pub(crate) gate: Tensor,
-    pub(crate) up: Tensor,
-    pub(crate) down: Tensor,
-    pub(crate) biases: Biases,
-    /// The norm of each query head, [key_length].
-    pub(crate) query_norm: Option<Tensor>,
-    /// The norm of each key head, [key_length].
-    pub(crate) key_norm: Option<Tensor>,
-    /// The norm of the attention output, before the residual connection, [embedding].
-    pub(crate) post_attention_norm: Option<Tensor>,
-    /// The norm of the feed-forward output, before the residual connection, [embedding].
-    pub(crate) post_feed_forward_norm: Option<Tensor>,
-}
-
-/// The biases that are added to the matmul outputs of a layer, each [rows of its matrix].
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Biases {
-    pub(crate) query: Option<Tensor>,
-    pub(crate) key: Option<Tensor>,
-    pub(crate) value: Option<Tensor>,
-    pub(crate) attention_output: Option<Tensor>,
-    pub(crate) gate: Option<Tensor>,
-    pub(crate) up: Option<Tensor>,
-    pub(crate) down: Option<Tensor>,
-}
+pub(crate) type LayerTensors = Layer<Tensor, Tensor>;
 
 impl LayerTensors {
-    /// Returns the matrices in the order of use.
-    pub(crate) fn matrices(&self) -> [Tensor; 7] {
-        [self.query, self.key, self.value, self.attention_output, self.gate, self.up, self.down]
-    }
-
     /// Returns the norms and biases.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
-        let Biases { query, key, value, attention_output, gate, up, down } = self.biases;
-        let some = [query, key, value, attention_output, gate, up, down];
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
-        let own = [self.attention_norm, self.feed_forward_norm];
-        own.into_iter().chain(some.into_iter().flatten()).chain(norms.into_iter().flatten())
-    }
-
-    /// Returns all tensors.
-    pub(crate) fn all(&self) -> impl Iterator<Item = Tensor> + use<> {
-        self.matrices().into_iter().chain(self.vectors())
+        let required = [Some(self.attention_norm), Some(self.feed_forward_norm)];
+        required.into_iter().chain(self.biases).chain(norms).flatten()
     }
 }
 
@@ -108,47 +63,49 @@ impl<'a> Table<'a> {
         let matrix = |at: &str, length, rows| self.matrix(&name(at), length, rows);
         let norm = |at: &str, length| self.vector(&name(at), length);
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
-        let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
-        let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
-        let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-        let of_heads = shape.architecture == Architecture::Qwen3;
-        let after = shape.architecture == Architecture::Gemma2;
-        let head = u64::from(shape.key_length);
+        let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+        let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
+        let has_head_norms = shape.architecture == Architecture::Qwen3;
+        let has_post_norms = shape.architecture == Architecture::Gemma2;
+        let key_length = u64::from(shape.key_length);
+        // In this order, so that the first defect of a file is reported.
+        let attention_norm = norm("attn_norm", embedding)?;
+        let query = matrix("attn_q", embedding, shape.query_width())?;
+        let key = matrix("attn_k", embedding, shape.key_width())?;
+        let value = matrix("attn_v", embedding, shape.value_width())?;
+        let attention_output = matrix("attn_output", heads_width, embedding)?;
+        let feed_forward_norm = norm("ffn_norm", embedding)?;
+        let gate = matrix("ffn_gate", embedding, feed_forward)?;
+        let up = matrix("ffn_up", embedding, feed_forward)?;
+        let down = matrix("ffn_down", feed_forward, embedding)?;
+        let matrices = [query, key, value, attention_output, gate, up, down];
         Ok(LayerTensors {
-            attention_norm: norm("attn_norm", wide)?,
-            query: matrix("attn_q", wide, query)?,
-            key: matrix("attn_k", wide, key)?,
-            value: matrix("attn_v", wide, value)?,
-            attention_output: matrix("attn_output", mixed, wide)?,
-            feed_forward_norm: norm("ffn_norm", wide)?,
-            gate: matrix("ffn_gate", wide, inner)?,
-            up: matrix("ffn_up", wide, inner)?,
-            down: matrix("ffn_down", inner, wide)?,
-            biases: self.biases(layer, shape)?,
-            query_norm: norm_if(of_heads, "attn_q_norm", head)?,
-            key_norm: norm_if(of_heads, "attn_k_norm", head)?,
-            post_attention_norm: norm_if(after, "post_attention_norm", wide)?,
-            post_feed_forward_norm: norm_if(after, "post_ffw_norm", wide)?,
+            matrices,
+            biases: self.biases(layer, &matrices)?,
+            attention_norm,
+            feed_forward_norm,
+            query_norm: norm_if(has_head_norms, "attn_q_norm", key_length)?,
+            key_norm: norm_if(has_head_norms, "attn_k_norm", key_length)?,
+            post_attention_norm: norm_if(has_post_norms, "post_attention_norm", embedding)?,
+            post_feed_forward_norm: norm_if(has_post_norms, "post_ffw_norm", embedding)?,
         })
     }
 
-    fn biases(&self, layer: u32, shape: &ModelShape) -> Result<Biases, ExecError> {
-        let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
-        let bias = |name: &str, length| self.optional_vector(&format!("blk.{layer}.{name}.bias"), length);
-        // Every published model of the architecture has these three; a file without them is incomplete.
-        let own = |name: &str, length| match shape.architecture {
-            Architecture::Qwen2 => self.vector(&format!("blk.{layer}.{name}.bias"), length).map(Some),
-            _ => bias(name, length),
-        };
-        Ok(Biases {
-            query: own("attn_q", shape.query_width())?,
-            key: own("attn_k", shape.key_width())?,
-            value: own("attn_v", shape.value_width())?,
-            attention_output: bias("attn_output", wide)?,
-            gate: bias("ffn_gate", inner)?,
-            up: bias("ffn_up", inner)?,
-            down: bias("ffn_down", wide)?,
-        })
+    /// Returns the biases of the matrices of a layer, each [rows of its matrix].
+    fn biases(&self, layer: u32, matrices: &[Tensor; 7]) -> Result<[Option<Tensor>; 7], ExecError> {
+        let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        let mut biases = [None; 7];
+        for (index, name) in names.into_iter().enumerate() {
+            let (name, length) = (format!("blk.{layer}.{name}.bias"), matrices[index].rows as u64);
+            // Every published Qwen 2 model has the first three; a file without them is incomplete.
+            let required = self.architecture == Architecture::Qwen2 && index < 3;
+            biases[index] = if required {
+                Some(self.vector(&name, length)?)
+            } else {
+                self.optional_vector(&name, length)?
+            };
+        }
+        Ok(biases)
     }
 
     /// Returns a matrix of `rows` rows after checking it.
@@ -163,8 +120,8 @@ impl<'a> Table<'a> {
     /// Returns a vector after checking it; it must be F32.
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
         let tensor = self.checked(name, &[length])?;
-        if tensor.format != KernelFormat::F32 {
-            return Err(ExecError::NotF32 { tensor: name.into(), format: tensor.format.format() });
+        if tensor.format != Format::F32 {
+            return Err(ExecError::NotF32 { tensor: name.into(), format: tensor.format });
         }
         let offset = tensor.extent.offset;
         if !offset.is_multiple_of(4) {
@@ -177,11 +134,9 @@ impl<'a> Table<'a> {
     fn checked(&self, name: &str, dims: &[u64]) -> Result<Tensor, ExecError> {
         let missing = || ExecError::MissingTensor { tensor: name.into() };
         let info = self.find(name).ok_or_else(missing)?;
-        let unknown = || ExecError::Format { tensor: name.into(), format: info.format };
-        let format = KernelFormat::of(info.format).ok_or_else(unknown)?;
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
-        let bytes = format.format().row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
+        let bytes = info.format.row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
         if info.dims != dims || bytes != Some(info.bytes.0) {
             let (found, expected) = (info.dims.clone(), dims.to_vec());
             return Err(ExecError::Dimensions { tensor: name.into(), found, expected });
@@ -194,7 +149,7 @@ impl<'a> Table<'a> {
             return Err(ExecError::TensorOffset { tensor: name.into(), offset: extent.offset, problem });
         }
         self.used.borrow_mut().insert(&info.name);
-        Ok(Tensor { format, length: *length as usize, rows: rows as usize, extent })
+        Ok(Tensor { format: info.format, length: *length as usize, rows: rows as usize, extent })
     }
 
     /// Returns the factors of the rotary frequencies (Llama 3.1), one for each pair of the `rotated` dimensions, or

@@ -8,7 +8,6 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
@@ -16,7 +15,7 @@ use hearth_runtime::{CacheFormat, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::models::Model;
+use crate::models::{self, Model};
 
 #[derive(Deserialize)]
 struct Fixture {
@@ -45,7 +44,7 @@ fn fixture() -> Fixture {
     serde_json::from_str(&std::fs::read_to_string(folder().join("cases.json")).unwrap()).unwrap()
 }
 
-/// Whether activations are rounded for weights with this quantisation.
+/// Whether kernels round the activations that they multiply with weights of this quantisation.
 fn is_rounded(quant: &str) -> bool {
     !matches!(quant, "f16" | "f32")
 }
@@ -59,17 +58,11 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     options.rope_frequencies = architecture == Architecture::Llama;
     let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
     options.shape = ModelShape {
-        architecture,
-        layers: Layers(4),
-        embedding: 256,
-        feed_forward: 512,
-        heads: 4,
-        kv_heads: 2,
         key_length: head_length,
         value_length: head_length,
         vocab_size: fixture.vocabulary,
-        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
         context_length: fixture.context,
+        ..models::shape(architecture)
     };
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }
@@ -99,10 +92,8 @@ fn logits_are_close_to_those_of_llama_cpp() {
         let name = format!("{} {}", case.architecture, case.quant);
         model(&fixture, case.architecture, &case.quant, &path);
         let digest = format!("{:x}", Sha256::digest(std::fs::read(&path).unwrap()));
-        assert_eq!(
-            digest, case.sha256,
-            "{name}: the synthesised model has changed; create the fixtures again"
-        );
+        let changed = "the synthesised model has changed; create the fixtures again";
+        assert_eq!(digest, case.sha256, "{name}: {changed}");
         let own = logits(&path, &fixture.tokens);
         let reference = std::fs::read(folder().join(&case.logits)).unwrap();
         let reference: Vec<f32> =

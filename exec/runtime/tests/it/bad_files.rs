@@ -7,6 +7,7 @@ use std::io::Write;
 use hearth_profiles::gguf::GgufModel;
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{CacheFormat, ExecError, Weights};
+use tempfile::NamedTempFile;
 
 use crate::models::{self, Model};
 
@@ -14,19 +15,20 @@ fn good() -> Vec<u8> {
     std::fs::read(models::folder().join("psalm-7m-f16.gguf")).unwrap()
 }
 
-fn find(file: &[u8], text: &str) -> usize {
-    file.windows(text.len()).position(|window| window == text.as_bytes()).expect("the text is in the header")
+fn written(file: &[u8]) -> NamedTempFile {
+    let mut named = NamedTempFile::new().unwrap();
+    named.write_all(file).unwrap();
+    named
 }
 
 fn open(file: &[u8]) -> ExecError {
-    let mut named = tempfile::NamedTempFile::new().unwrap();
-    named.write_all(file).unwrap();
-    Weights::open(named.path()).expect_err("the file is bad")
+    Weights::open(written(file).path()).expect_err("the file is bad")
 }
 
 /// Replaces the bytes `old` by `new` in a file, `skip` bytes after the beginning of a text in its header.
 fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -> Vec<u8> {
-    let at = find(&file, text) + skip;
+    let start = file.windows(text.len()).position(|window| window == text.as_bytes());
+    let at = start.expect("the text is in the header") + skip;
     assert_eq!(file[at..][..old.len()], *old);
     file[at..][..new.len()].copy_from_slice(new);
     file
@@ -48,7 +50,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 }
 
 /// Returns a model with factors of the rotary frequencies.
-fn with_rope_factors() -> (SynthOptions, tempfile::NamedTempFile) {
+fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.shape.vocab_size = 400;
     options.rope_frequencies = true;
@@ -128,9 +130,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
     let mut file = std::fs::read(path).unwrap();
     damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
-    let mut named = tempfile::NamedTempFile::new().unwrap();
-    named.write_all(&file).unwrap();
-    let mut model = Model::open(named.path(), CacheFormat::F16);
+    let mut model = Model::open(written(&file).path(), CacheFormat::F16);
     let hidden = model.pass(&[5, 6]);
     model.input_output.logits_of_last(&hidden)
 }
@@ -160,9 +160,8 @@ fn nan_weights_give_an_error_instead_of_tokens() {
 
 #[test]
 fn truncated_files_are_refused() {
-    let mut file = good();
-    file.truncate(file.len() - 1000);
-    open(&file);
+    let file = good();
+    open(&file[..file.len() - 1000]);
 }
 
 #[test]

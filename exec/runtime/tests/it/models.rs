@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_profiles::Layers;
+use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
 use tempfile::NamedTempFile;
@@ -10,6 +12,23 @@ use tempfile::NamedTempFile;
 /// Returns the folder of the trained models.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
+}
+
+/// Returns the shape of a small model of an architecture.
+pub fn shape(architecture: Architecture) -> ModelShape {
+    ModelShape {
+        architecture,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 512,
+        heads: 4,
+        kv_heads: 2,
+        key_length: 64,
+        value_length: 64,
+        vocab_size: 512,
+        context_length: 20,
+        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+    }
 }
 
 /// Synthesises a model with random weights in a temporary file.

@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
@@ -107,26 +106,13 @@ fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<
     run(&InputOutputLayers::new(Arc::clone(weights), cpu(1)), &mut [stage.unwrap()], tokens, &[1])
 }
 
-/// Returns a small model with random weights.
 fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.rope_frequencies = architecture == Architecture::Llama;
-    let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
     // Architectures with a sliding window have one of 10 positions, half of the context.
-    options.shape = ModelShape {
-        architecture,
-        layers: Layers(4),
-        embedding: 256,
-        feed_forward: 512,
-        heads: 6,
-        kv_heads: 3,
-        key_length: 64,
-        value_length: 128,
-        vocab_size: 512,
-        context_length: 20,
-        tied_embeddings: gemma,
-    };
+    let shape = models::shape(architecture);
+    options.shape = ModelShape { heads: 6, kv_heads: 3, value_length: 128, ..shape };
     // The rows of matrices must be whole blocks: 6 heads with values of 128 are 768.
     Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
 }

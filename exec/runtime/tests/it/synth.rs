@@ -73,31 +73,31 @@ fn bytes_depend_on_options_and_not_on_threads() {
 fn every_format_and_architecture_opens() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
+    // The profile of the file agrees with that of a document of the same shape.
+    let check = |options: &SynthOptions| {
+        make(options, &path);
+        let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
+        let planned = ModelProfile::from_shape("planned", options.shape.clone(), options.quant).unwrap();
+        let name = format!("{} {}", options.shape.architecture, options.quant);
+        assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output), "{name}");
+        assert_eq!(profile.shape, options.shape, "{name}");
+        (profile, planned)
+    };
     let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
     for quant in pure.chain(Quant::MIXES.iter().copied()) {
-        let options = SynthOptions { quant, ..tiny() };
-        make(&options, &path);
-        let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
-        let planned = ModelProfile::from_shape("planned", options.shape.clone(), quant).unwrap();
-        assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output), "{quant}");
-        assert_eq!(profile.shape, options.shape);
+        check(&SynthOptions { quant, ..tiny() });
     }
     for &architecture in Architecture::ALL {
         let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.tied_embeddings = true;
         options.rope_frequencies = architecture == Architecture::Llama;
-        make(&options, &path);
-        let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
-        assert_eq!(profile.shape, options.shape);
+        let (profile, planned) = check(&options);
+        assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
         let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
         assert_eq!(profile.shared_tensors.bytes(), factors, "32 rope factors of 4 bytes");
-        // A document of the same shape has the same digest and the same bytes as the file.
-        let document = ModelProfile::from_shape("same", options.shape.clone(), options.quant).unwrap();
-        assert_eq!(profile.match_digest(&document.digest), DigestMatch::SameShape);
-        assert_eq!((&document.layers, &document.output), (&profile.layers, &profile.output));
         let weights = Weights::open(&path).unwrap();
-        for (layer, group) in document.layers.iter().enumerate() {
+        for (layer, group) in planned.layers.iter().enumerate() {
             let part = ModelPart::Layers(layer as u32..layer as u32 + 1);
             let small: u64 = weights.vector_extents(&part).iter().map(|extent| extent.length).sum();
             let large: u64 = weights.matrix_extents(&part).iter().map(|extent| extent.length).sum();

@@ -21,12 +21,11 @@ struct Fixture {
     spm: BTreeMap<String, ExpectedTokens>,
 }
 
-/// The expected tokens of each text.
 #[derive(Deserialize)]
 struct ExpectedTokens {
-    /// Control tokens are not recognised.
+    /// The tokens of each text if control tokens in it are treated as text.
     plain: Vec<Vec<u32>>,
-    /// Control tokens are recognised by their text.
+    /// The tokens of each text if control tokens are recognised by their text.
     special: Vec<Vec<u32>>,
 }
 
@@ -56,50 +55,48 @@ fn with(file: &Metadata, key: &str, value: Value) -> Metadata {
     metadata
 }
 
-/// Encodes all texts and returns a description of all differences from the expected tokens.
-fn check(name: &str, metadata: &Metadata, texts: &[String], expected: &ExpectedTokens) -> String {
-    let tokenizer = Tokenizer::new(metadata).unwrap();
+/// Encodes all texts and compares the tokens. A key of `expected` names the value of the metadata key `key`.
+fn check(
+    file: &str,
+    (key, value): (&str, fn(&str) -> Value),
+    texts: &[String],
+    expected: &BTreeMap<String, ExpectedTokens>,
+) {
+    let file = GgufModel::open(folder().join(file)).unwrap().metadata;
     let mut wrong = String::new();
-    assert_eq!((texts.len(), texts.len()), (expected.plain.len(), expected.special.len()));
-    for (special, wanted) in [(false, &expected.plain), (true, &expected.special)] {
-        for (text, wanted) in texts.iter().zip(wanted) {
-            let found = tokenizer.encode(text, special).unwrap();
-            let merged = name == "false" && !special && NEVER_MERGED.iter().any(|token| text.contains(token));
-            let differs = merged || DIFFERENCES.iter().any(|&(pre, part)| pre == name && text.contains(part));
-            if (&found != wanted) != differs {
-                let _ = writeln!(wrong, "{name}, special {special}: {text:?}\n  {wanted:?}\n  {found:?}");
+    for (name, expected) in expected {
+        let tokenizer = Tokenizer::new(&with(&file, key, value(name))).unwrap();
+        assert_eq!((texts.len(), texts.len()), (expected.plain.len(), expected.special.len()));
+        for (special, wanted) in [(false, &expected.plain), (true, &expected.special)] {
+            for (text, wanted) in texts.iter().zip(wanted) {
+                let found = tokenizer.encode(text, special).unwrap();
+                let merged =
+                    name == "false" && !special && NEVER_MERGED.iter().any(|token| text.contains(token));
+                let differs =
+                    merged || DIFFERENCES.iter().any(|&(pre, part)| pre == name && text.contains(part));
+                if (&found != wanted) != differs {
+                    let _ = writeln!(wrong, "{name}, special {special}: {text:?}\n  {wanted:?}\n  {found:?}");
+                }
             }
         }
     }
-    wrong
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 #[test]
 fn every_pre_tokenizer_splits_like_llama_cpp() {
-    let fixture = fixture();
-    let file = GgufModel::open(folder().join("bpe.gguf")).unwrap().metadata;
-    let mut wrong = String::new();
-    for (pre, expected) in &fixture.bpe {
-        let metadata = with(&file, "tokenizer.ggml.pre", Value::Str(pre.clone()));
-        wrong += &check(pre, &metadata, &fixture.texts, expected);
-    }
-    assert!(wrong.is_empty(), "{wrong}");
-    assert!(fixture.bpe.len() >= 8 && fixture.texts.len() >= 60, "the fixture is too small");
+    let Fixture { texts, bpe, .. } = fixture();
+    check("bpe.gguf", ("tokenizer.ggml.pre", |name| Value::Str(name.into())), &texts, &bpe);
+    assert!(bpe.len() >= 8 && texts.len() >= 60, "the fixture is too small");
     // With this vocabulary the pre-tokenizers give different tokens.
-    let plain = |pre: &str| &fixture.bpe[pre].plain;
+    let plain = |pre: &str| &bpe[pre].plain;
     assert!(plain("gpt-2") != plain("llama-bpe") && plain("llama-bpe") != plain("qwen2"));
     assert!(plain("deepseek-llm") != plain("deepseek-v3") && plain("default") != plain("gpt-2"));
 }
 
 #[test]
 fn sentence_piece_gives_the_tokens_of_llama_cpp() {
-    let fixture = fixture();
-    let file = GgufModel::open(folder().join("spm.gguf")).unwrap().metadata;
-    let mut wrong = String::new();
-    for (prefix, expected) in &fixture.spm {
-        let metadata = with(&file, "tokenizer.ggml.add_space_prefix", Value::Bool(prefix == "true"));
-        wrong += &check(prefix, &metadata, &fixture.texts, expected);
-    }
-    assert!(wrong.is_empty(), "{wrong}");
-    assert_eq!(fixture.spm.len(), 2);
+    let Fixture { texts, spm, .. } = fixture();
+    check("spm.gguf", ("tokenizer.ggml.add_space_prefix", |name| Value::Bool(name == "true")), &texts, &spm);
+    assert_eq!(spm.len(), 2);
 }

@@ -1,34 +1,30 @@
 //! Systems with even slices on all devices: dllama, TPI-LLM and AirInfer.
 //!
 //! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8) uses only CPUs, and 4-bit weights (32 weights in 18
-//! bytes). The number of devices is a power of two and at most the number of key-value heads. All slices are equal.
-//! The head loads the whole model before it slices it. Each layer has two all-gathers in blocks of 8 bit. Its model
-//! files have the embedding in 32 bit (source: distributed-llama's converter). It processes a prompt token by token:
-//! in Table 4 the time to the first token is four times the time per token, 1845 and 459 ms. The head is assumed to
-//! keep the whole model in memory during the run: in the paper's Table 5 the 8B model takes 55.8 % of its memory, far
-//! more than a slice.
+//! bytes). The number of devices is a power of two and at most the number of key-value heads. Each layer has two
+//! all-gathers in blocks of 8 bit. Model files have the embedding in 32 bit (source: distributed-llama's converter). A
+//! prompt is processed token by token: in Table 4 the time to the first token is four times the time per token, 1845
+//! and 459 ms. The head loads the whole model before it slices it, and is assumed to keep it in memory during the run:
+//! in the paper's Table 5 the 8B model takes 55.8 % of its memory, far more than a slice.
 //!
-//! TPI-LLM (section 2) streams 32-bit weights through a sliding window of as many blocks as memory holds, and loads
+//! TPI-LLM (section 2) streams 32-bit weights through a sliding window of as many blocks as fit in memory, and loads
 //! them before they are used. Each layer has two star all-reduces. Assumed: even slices, all-reduces in 32 bit.
 //!
 //! AirInfer (section 2) keeps 32-bit weights in memory. It computes all-reduces by superposition on one channel. The
 //! time of an all-reduce is an option and does not depend on the number of devices. Assumed: even slices.
-//!
-//! Not here: whether the slices fit in memory. A device may run out of memory, as in the paper.
 
 use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
-use hearth_schema::plan::{DroppedDevice, Plan, ScenarioRecord};
+use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
+use super::slices::{SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
 use crate::baselines::proportional_shares::cumulative_rounding;
 
-/// Returns the plan of dllama: even slices over 2^n devices.
 pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let block = row_block(Some(Format::Q4_0));
@@ -49,10 +45,8 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     };
     let (used, left_out) = members.split_at(count as usize);
     let reason = format!("slices are even over 2^n devices, and at most {count} devices divide the model");
-    let dropped = left_out
-        .iter()
-        .map(|member| DroppedDevice { name: member.name.clone(), reason: reason.clone() })
-        .collect();
+    let dropped_device =
+        |member: &&Member| DroppedDevice { name: member.name.clone(), reason: reason.clone() };
     let explanation = vec![
         format!(
             "each of {count} devices has {} key-value heads and {} feed-forward rows",
@@ -61,20 +55,18 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
         format!("{} all-gathers per token; the head loads the whole model first", 2 * shape.layers.0),
     ];
     let tensor = TensorPlan {
-        all_reduce: AllReduce::AllGather,
-        air_time: None,
         partial_format: Format::Q8_0,
         head_loads: HeadLoads::Model,
         max_batch: Some(1),
         embedding_as: Some(Format::F32),
-        slices: Vec::new(),
+        ..base_tensor_plan(AllReduce::AllGather)
     };
     let shares: Vec<(&Member, SliceShare)> = used.iter().map(|member| (*member, share)).collect();
-    let header = PlanHeader { strategy: "dllama", options: Vec::new(), dropped, explanation };
-    plan(cluster, scenario, header, &tensor, &shares)
+    let planner = PlannerRecord { strategy: "dllama".into(), options: Vec::new() };
+    let dropped = left_out.iter().map(dropped_device).collect();
+    Plan { dropped, explanation, ..plan(cluster, scenario, planner, &tensor, &shares) }
 }
 
-/// Returns the plan of TPI-LLM: even slices whose weights are streamed from disk.
 pub(super) fn tpi_llm(
     cluster: &Cluster,
     scenario: &ScenarioRecord,
@@ -87,30 +79,19 @@ pub(super) fn tpi_llm(
         ..ResidencyOptions::with_policy(Residency::Sliding)
     };
     let tensor = base_tensor_plan(AllReduce::Star);
-    let header = || PlanHeader {
-        strategy: "tpi-llm",
-        options: vec![format!("weights_as={format}")],
-        dropped: Vec::new(),
-        explanation: Vec::new(),
-    };
+    let planner = PlannerRecord { strategy: "tpi-llm".into(), options: vec![format!("weights_as={format}")] };
     let mut shares = even_shares(cluster, window(2), format);
-    let draft = plan(cluster, scenario, header(), &tensor, &shares);
+    let draft = plan(cluster, scenario, planner.clone(), &tensor, &shares);
     let mut explanation = Vec::new();
-    let mut place = 0;
-    for (member, share) in &mut shares {
-        if share.kv_heads == 0 && share.feed_forward == 0 {
-            continue;
-        }
-        let blocks = max_blocks(cluster, &draft, place, member)?;
-        share.residency = window(blocks.0);
-        explanation
-            .push(format!("`{}` holds {} of {} blocks at the same time", member.name, blocks.0, blocks.1));
-        place += 1;
+    let used = shares.iter_mut().filter(|(_, share)| !share.is_empty());
+    for (index, (member, share)) in used.enumerate() {
+        let (blocks, all) = max_blocks(cluster, &draft, index, member)?;
+        share.residency = window(blocks);
+        explanation.push(format!("`{}` holds {blocks} of {all} blocks at the same time", member.name));
     }
-    Ok(plan(cluster, scenario, PlanHeader { explanation, ..header() }, &tensor, &shares))
+    Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
 
-/// Returns the plan of AirInfer: even slices in memory, and all-reduces over the air.
 pub(super) fn airinfer(
     cluster: &Cluster,
     scenario: &ScenarioRecord,
@@ -120,17 +101,13 @@ pub(super) fn airinfer(
     let air_time = options.air_time.ok_or(SystemError::NoAirTime)?;
     let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
-    let header = PlanHeader {
-        strategy: "airinfer",
-        options: vec![format!("weights_as={format}"), format!("air_time={air_time}")],
-        dropped: Vec::new(),
-        explanation: vec![format!("an all-reduce takes {air_time} for any number of devices")],
-    };
-    Ok(plan(cluster, scenario, header, &tensor, &shares))
+    let options = vec![format!("weights_as={format}"), format!("air_time={air_time}")];
+    let planner = PlannerRecord { strategy: "airinfer".into(), options };
+    let explanation = vec![format!("an all-reduce takes {air_time} for any number of devices")];
+    Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
 
-/// Returns slices that are even up to whole key-value heads and blocks of rows. If there are more devices than
-/// key-value heads, the last ones get empty slices.
+/// Returns even slices of whole key-value heads and blocks of rows; devices in excess of the heads have empty slices.
 fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, SliceShare)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
@@ -142,32 +119,29 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     if let Some(last) = rows.last_mut() {
         *last += shape.feed_forward % block;
     }
-    let part = |place: usize| {
-        let of = |shares: &[u32]| shares.get(place).copied().unwrap_or(0);
+    let part = |index: usize| {
+        let of = |shares: &[u32]| shares.get(index).copied().unwrap_or(0);
         SliceShare { kv_heads: of(&heads), feed_forward: of(&rows), residency, on_gpu: false }
     };
-    members.into_iter().enumerate().map(|(place, member)| (member, part(place))).collect()
+    members.into_iter().enumerate().map(|(index, member)| (member, part(index))).collect()
 }
 
-/// Returns the maximum number of blocks that the memory of a device holds, and the number of all blocks.
-///
-/// # Errors
-/// If the device cannot hold two blocks.
+/// Returns the maximum number of blocks that fit in the memory of a device, at least two, and the number of all blocks.
 fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,
-    place: usize,
+    index: usize,
     member: &Member,
 ) -> Result<(u32, u32), SystemError> {
     let all = match draft.kind.tensor() {
-        Some(tensor) => streamed_blocks(&SlicedModel::new(draft, tensor, place, &cluster.model), place == 0),
+        Some(tensor) => streamed_blocks(&SlicedModel::new(draft, tensor, index, &cluster.model), index == 0),
         None => Vec::new(),
     };
     let count = all.len() as u32;
     let holds = |blocks: u32| {
         let mut plan = draft.clone();
-        plan.devices[place].residency.blocks = Some(blocks);
-        let held = PinnedMemory::new(&plan, place, &cluster.model, &member.device, false);
+        plan.devices[index].residency.blocks = Some(blocks);
+        let held = PinnedMemory::new(&plan, index, &cluster.model, &member.device, false);
         held.is_some_and(|held| held.excess() == Bytes::ZERO)
     };
     // More blocks never take less memory, so a binary search finds the maximum.
@@ -178,7 +152,7 @@ fn max_blocks(
     }
     if fits < 2 {
         let largest = all.iter().copied().max().unwrap_or_default();
-        let fixed = PinnedMemory::new(draft, place, &cluster.model, &member.device, false)
+        let fixed = PinnedMemory::new(draft, index, &cluster.model, &member.device, false)
             .map_or(Bytes::ZERO, |held| held.kv_cache + held.buffers);
         let device = member.name.clone();
         return Err(SystemError::NoSlidingWindow { device, needed: largest.0, fixed: fixed.0 });

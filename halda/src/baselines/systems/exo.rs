@@ -5,12 +5,9 @@
 //! device computes on its GPU if it has one. exo does not run on Android without root.
 //!
 //! The backends use different weight formats. On macOS, MLX computes with the 4-bit weights of the model. On Linux,
-//! Tinygrad loads 16-bit weights into main memory and converts them to 32 bit on the GPU. The operating system cannot
-//! reclaim this memory.
+//! Tinygrad loads 16-bit weights into main memory and converts them to 32 bit on the GPU.
 //!
 //! Deviation: exo has the output head on the last device. Here it is on the CPU of the head.
-//!
-//! Not here: whether the weights fit in memory ([`hearth_core::memory`]).
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
@@ -21,8 +18,7 @@ use hearth_schema::residency::ResidencyOptions;
 use super::SystemError;
 use super::slices::members;
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
-use crate::plan_document::empty_plan;
-use crate::problem::total_memory;
+use crate::{empty_plan, total_memory};
 
 pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan, SystemError> {
     let members = members(cluster);
@@ -35,11 +31,8 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
         let head = members[0].name.clone();
         return Err(SystemError::UnsupportedHead { system: "exo", head, why: why.into() });
     }
-    let sizes: Vec<u64> = members
-        .iter()
-        .zip(total_memory(cluster))
-        .map(|(member, total)| if supported(member) { total } else { 0 })
-        .collect();
+    let size = |(member, total): (&&Member, u64)| if supported(member) { total } else { 0 };
+    let sizes: Vec<u64> = members.iter().zip(total_memory(cluster)).map(size).collect();
     let layers = cluster.model.shape.layers.0;
     let no_memory = SystemError::NoUsableDevice { system: "exo", why: "none has memory" };
     let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;

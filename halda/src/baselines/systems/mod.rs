@@ -11,11 +11,9 @@
 //! | `galaxy` | slices of every layer | by speed, then by memory | 32 bit | ring |
 //! | `airinfer` | slices of every layer | even | 32 bit | over the air |
 //!
-//! The layer-to-device assignment problem and its latency model cannot express slices. So the input of these planners
-//! is the cluster, and the simulator evaluates their plans.
+//! The layer-to-device assignment problem cannot express slices. So the input of these planners is the cluster.
 //!
-//! Not here: the same rules for the assignment problem (`mem-total` for exo, `perf` for Galaxy), whose plans can be
-//! executed.
+//! Not here: the same rules as strategies whose plans can be executed (`mem-total` for exo, `perf` for Galaxy).
 
 mod even;
 mod exo;
@@ -117,8 +115,8 @@ pub fn plan(
         "exo" => exo::plan(cluster, scenario),
         "dllama" => Ok(even::dllama(cluster, scenario)),
         "tpi-llm" => even::tpi_llm(cluster, scenario, options),
-        "hepti" => speed::hepti(cluster, scenario, options),
-        "galaxy" => speed::galaxy(cluster, scenario, options),
+        "hepti" => speed::by_speed(&speed::HEPTI, cluster, scenario, options),
+        "galaxy" => speed::by_speed(&speed::GALAXY, cluster, scenario, options),
         _ => even::airinfer(cluster, scenario, options),
     }?;
     plan.validate()?;

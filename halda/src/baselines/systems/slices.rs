@@ -1,8 +1,6 @@
 //! Construction of tensor-parallel plans from the slices of the devices.
 //!
-//! In a tensor-parallel plan every device computes a slice of every layer, in one round. Feed-forward rows are
-//! distributed in blocks of the weight format, because the down projection is divided along its rows. The last device
-//! gets the remainder.
+//! Feed-forward rows are distributed in blocks of the weight format. The last device gets the remainder.
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
@@ -19,14 +17,19 @@ use crate::problem::assignment::ring_order;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SliceShare {
     pub kv_heads: u32,
-    /// The number of feed-forward rows.
+    /// Number of rows of the feed-forward matrices.
     pub feed_forward: u32,
     pub residency: ResidencyOptions,
     pub on_gpu: bool,
 }
 
-/// Returns a tensor plan without slices and with the settings of most systems: all-reduces in f32, and the head loads
-/// only its own slice.
+impl SliceShare {
+    pub(super) fn is_empty(&self) -> bool {
+        self.kv_heads == 0 && self.feed_forward == 0
+    }
+}
+
+/// Returns a plan without slices: all-reduces in f32, and the head loads only its own slice.
 pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     TensorPlan {
         all_reduce,
@@ -39,7 +42,6 @@ pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     }
 }
 
-/// Returns the members in ring order, the head first.
 pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
     ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
 }
@@ -49,27 +51,19 @@ pub(super) fn row_block(format: Option<Format>) -> u32 {
     format.unwrap_or(Format::Q4K).block_len() as u32
 }
 
-/// The parts of a plan besides its devices.
-pub(super) struct PlanHeader {
-    pub strategy: &'static str,
-    pub options: Vec<String>,
-    pub dropped: Vec<DroppedDevice>,
-    pub explanation: Vec<String>,
-}
-
 /// Builds a plan from the slices of the devices, the head first. Devices with an empty slice are dropped.
 pub(super) fn plan(
     cluster: &Cluster,
     scenario: &ScenarioRecord,
-    header: PlanHeader,
+    planner: PlannerRecord,
     tensor: &TensorPlan,
     shares: &[(&Member, SliceShare)],
 ) -> Plan {
     let layers = cluster.model.shape.layers.0;
-    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), header.dropped);
+    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), Vec::new());
     for &(member, share) in shares {
         let name = member.name.clone();
-        if share.kv_heads == 0 && share.feed_forward == 0 {
+        if share.is_empty() {
             dropped.push(DroppedDevice { name, reason: "its share rounds to zero".into() });
             continue;
         }
@@ -85,7 +79,6 @@ pub(super) fn plan(
             predicted: None,
         });
     }
-    let planner = PlannerRecord { strategy: header.strategy.to_owned(), options: header.options };
     let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
-    Plan { kind, devices, dropped, explanation: header.explanation, ..empty_plan(cluster, scenario, planner) }
+    Plan { kind, devices, dropped, ..empty_plan(cluster, scenario, planner) }
 }

@@ -2,10 +2,8 @@
 //!
 //! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. They are
 //! interpreted as one rule: each key-value head, then each block of feed-forward rows, is assigned to the device with
-//! free memory that would finish it first. If all devices have ample memory, the slices are in proportion to speed;
-//! if all have little memory, in proportion to memory. The slices of a block are computed in parallel, and the
-//! slowest determines the time. So this rule gives the fastest block for these units. It uses CPUs and star
-//! all-reduces.
+//! free memory that would finish it first. The slices of a block are computed in parallel, so this rule gives the
+//! fastest block for these units. It uses CPUs and star all-reduces.
 //!
 //! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": slices are in proportion
 //! to speed, and what exceeds the memory of a device is assigned to the others, again in proportion to speed. It uses
@@ -24,115 +22,96 @@ use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::tensor::AllReduce;
-use hearth_schema::plan::{Plan, ScenarioRecord};
+use hearth_schema::plan::{Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::slices::{PlanHeader, SliceShare, base_tensor_plan, members, plan, row_block};
+use super::slices::{SliceShare, base_tensor_plan, members, plan, row_block};
 use super::{SystemError, SystemOptions};
-use crate::baselines::proportional_shares::{cumulative_rounding, distribute_within_capacity, speed_weights};
+use crate::baselines::proportional_shares::{
+    distribute_remaining, proportional_within_capacity, speed_weights,
+};
 
-/// A rule that distributes units: (seconds per unit of each device, capacity of each device in units, number of
-/// units) -> units of each device.
+/// Maps (seconds per unit of each device, capacity of each device in units, number of units) to units of each device.
 type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
 
-/// Returns the plan of Hepti: slices by speed within memory budgets.
-pub(super) fn hepti(
-    cluster: &Cluster,
-    scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
-    by_speed("hepti", cluster, scenario, options, AllReduce::Star, earliest_finish, |_| false)
-}
-
-/// Returns the plan of Galaxy: slices by speed, then by memory.
-pub(super) fn galaxy(
-    cluster: &Cluster,
-    scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
-    let on_gpu = |device: &Device| {
-        device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory && !gpu.matvec.is_empty())
-    };
-    by_speed("galaxy", cluster, scenario, options, AllReduce::Ring, in_proportion, on_gpu)
-}
-
-/// Returns a plan whose slices are distributed by `rule`, first key-value heads, then blocks of feed-forward rows.
-fn by_speed(
-    system: &'static str,
-    cluster: &Cluster,
-    scenario: &ScenarioRecord,
-    options: SystemOptions,
+/// A system that distributes slices by `rule`, first key-value heads, then blocks of feed-forward rows.
+pub(super) struct SpeedSystem {
+    name: &'static str,
     all_reduce: AllReduce,
     rule: Rule,
     on_gpu: fn(&Device) -> bool,
+}
+
+pub(super) const HEPTI: SpeedSystem =
+    SpeedSystem { name: "hepti", all_reduce: AllReduce::Star, rule: earliest_finish, on_gpu: |_| false };
+
+pub(super) const GALAXY: SpeedSystem = SpeedSystem {
+    name: "galaxy",
+    all_reduce: AllReduce::Ring,
+    rule: in_proportion,
+    on_gpu: |device| device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory && !gpu.matvec.is_empty()),
+};
+
+pub(super) fn by_speed(
+    system: &SpeedSystem,
+    cluster: &Cluster,
+    scenario: &ScenarioRecord,
+    options: SystemOptions,
 ) -> Result<Plan, SystemError> {
+    let SpeedSystem { name: system, all_reduce, rule, on_gpu } = *system;
     let format = options.weights_as.unwrap_or(Format::F32);
     let (members, shape) = (members(cluster), &cluster.model.shape);
-    let costs: Vec<Costs> = members
-        .iter()
-        .enumerate()
-        .map(|(place, member)| Costs::new(cluster, member, place == 0, on_gpu(&member.device), format))
-        .collect();
+    let cost = |(index, member): (usize, &&Member)| {
+        Costs::new(cluster, member, index == 0, on_gpu(&member.device), format)
+    };
+    let costs: Vec<Costs> = members.iter().enumerate().map(cost).collect();
     let block = row_block(Some(format)).min(shape.feed_forward);
     let blocks = shape.feed_forward / block;
-    let check_complete = |held: &[u32], whole: u32, unit| {
-        let held: u64 = held.iter().map(|units| u64::from(*units)).sum();
+    let distribute = |times: &[f64], capacity: &[u32], whole: u32, unit| {
+        let units = rule(times, capacity, whole);
+        let held: u64 = units.iter().map(|units| u64::from(*units)).sum();
         let (format, whole) = (format.to_string(), u64::from(whole));
         if held < whole {
-            Err(SystemError::OutOfMemory { system, format, held, whole, unit })
-        } else {
-            Ok(())
+            return Err(SystemError::OutOfMemory { system, format, held, whole, unit });
         }
+        Ok(units)
     };
     let times: Vec<f64> = costs.iter().map(|cost| cost.head_time).collect();
     let capacity: Vec<u32> = costs.iter().map(|cost| units(cost.capacity, cost.head_bytes)).collect();
-    let heads = rule(&times, &capacity, shape.kv_heads);
-    check_complete(&heads, shape.kv_heads, "key-value heads")?;
+    let heads = distribute(&times, &capacity, shape.kv_heads, "key-value heads")?;
     let times: Vec<f64> = costs.iter().map(|cost| cost.row_time).collect();
-    let capacity: Vec<u32> = costs
-        .iter()
-        .zip(&heads)
-        .map(|(cost, heads)| {
-            let left = cost.capacity.saturating_sub(cost.head_bytes * u64::from(*heads));
-            // One block less, because the last device also gets the remaining rows of an incomplete block.
-            units(left, cost.row_bytes * u64::from(block)).saturating_sub(1)
-        })
-        .collect();
-    let rows = rule(&times, &capacity, blocks);
-    check_complete(&rows, blocks, "blocks of feed-forward rows")?;
+    let free_blocks = |(cost, heads): (&Costs, &u32)| {
+        let left = cost.capacity.saturating_sub(cost.head_bytes * u64::from(*heads));
+        // One block less, because the last device also gets the remaining rows of an incomplete block.
+        units(left, cost.row_bytes * u64::from(block)).saturating_sub(1)
+    };
+    let capacity: Vec<u32> = costs.iter().zip(&heads).map(free_blocks).collect();
+    let rows = distribute(&times, &capacity, blocks, "blocks of feed-forward rows")?;
     let last = rows.iter().rposition(|count| *count > 0);
     let residency = ResidencyOptions::pinned(Some(format));
-    let shares: Vec<(&Member, SliceShare)> = members
-        .iter()
-        .enumerate()
-        .map(|(place, member)| {
-            let rest = if Some(place) == last { shape.feed_forward % block } else { 0 };
-            let (kv_heads, feed_forward) = (heads[place], rows[place] * block + rest);
-            (*member, SliceShare { kv_heads, feed_forward, residency, on_gpu: on_gpu(&member.device) })
-        })
-        .collect();
-    if shares[0].1.kv_heads == 0 && shares[0].1.feed_forward == 0 {
+    let share = |index: usize| {
+        let rest = if Some(index) == last { shape.feed_forward % block } else { 0 };
+        let (kv_heads, feed_forward) = (heads[index], rows[index] * block + rest);
+        let on_gpu = on_gpu(&members[index].device);
+        (members[index], SliceShare { kv_heads, feed_forward, residency, on_gpu })
+    };
+    let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
+    if shares[0].1.is_empty() {
         let why = "its share rounds to zero".to_owned();
         return Err(SystemError::UnsupportedHead { system, head: members[0].name.clone(), why });
     }
-    let tensor = base_tensor_plan(all_reduce);
-    let options = vec![format!("weights_as={format}")];
+    let planner =
+        PlannerRecord { strategy: system.to_owned(), options: vec![format!("weights_as={format}")] };
     let explanation = vec!["slices are in proportion to device speed, within device memory".into()];
-    let header = PlanHeader { strategy: system, options, dropped: Vec::new(), explanation };
-    Ok(plan(cluster, scenario, header, &tensor, &shares))
+    Ok(Plan { explanation, ..plan(cluster, scenario, planner, &base_tensor_plan(all_reduce), &shares) })
 }
 
-/// The cost of slices on one device, summed over all layers.
+/// The seconds and bytes of a key-value head (with its cache) and a feed-forward row, summed over all layers.
 struct Costs {
-    /// The seconds per key-value head.
     head_time: f64,
-    /// The seconds per feed-forward row.
     row_time: f64,
-    /// The bytes per key-value head, including its cache.
     head_bytes: Bytes,
-    /// The bytes per feed-forward row.
     row_bytes: Bytes,
-    /// The memory available for slices.
     capacity: Bytes,
 }
 
@@ -162,7 +141,7 @@ impl Costs {
     }
 }
 
-/// Returns the memory available for slices: without buffers, norms, and the embedding and output head on the head.
+/// Returns the memory left for slices after buffers and norms, and on the head after the embedding and the output.
 fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
     let norms =
@@ -182,7 +161,6 @@ fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole:
     }
 }
 
-/// Returns the number of units of `each` bytes that fit in the capacity.
 fn units(capacity: Bytes, each: Bytes) -> u32 {
     (capacity.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
@@ -204,14 +182,9 @@ fn earliest_finish(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
 /// Distributes units in proportion to speed. Units above the capacity of a device are assigned to the others.
 fn in_proportion(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let speeds = speed_weights(times);
-    let proportional = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);
-    let mut units: Vec<u32> =
-        proportional.iter().zip(capacity).map(|(units, capacity)| *units.min(capacity)).collect();
-    let left = count - units.iter().sum::<u32>();
-    let more: Vec<u32> = capacity.iter().zip(&units).map(|(capacity, units)| capacity - units).collect();
-    for (units, more) in units.iter_mut().zip(distribute_within_capacity(&speeds, &more, left)) {
-        *units += more;
-    }
+    let mut units = proportional_within_capacity(&speeds, capacity, count);
+    let free: Vec<u32> = capacity.iter().zip(&units).map(|(capacity, units)| capacity - units).collect();
+    distribute_remaining(&mut units, &speeds, &free, count);
     units
 }
 
@@ -223,7 +196,7 @@ mod tests {
     fn units_go_to_the_device_that_finishes_first() {
         // Speeds are 1:2:4. After 7 units all devices finish at 4 s.
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
-        // The fastest device holds two; its other two go to the devices that finish them first.
+        // The fastest device has memory for two; its other two go to the devices that finish them first.
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 2], 7), [2, 3, 2]);
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2], "three are not assigned");
     }

@@ -12,23 +12,19 @@
 //!
 //! HiGHS solves it, as in the paper. With c = w - n in place of n, each row bounds a sum over one device or over all
 //! devices. Such nested rows make the matrix totally unimodular, so the vertices of the linear relaxation are
-//! integers and HiGHS does not need to branch. The possible windows of a device are an interval, so a program is
-//! feasible exactly if W is between the sums of the minimum and of the maximum windows. This is checked first, so
-//! that an error can name the limit.
+//! integers and HiGHS does not need to branch. A program is feasible exactly if W is between the sums of the minimum
+//! and of the maximum windows. This is checked first, so that an error can name the limit.
 //!
-//! HiGHS uses floating point with tolerances. Its solution is rounded and checked against the constraints on
-//! integers. If HiGHS does not find an optimum, the result is a reason instead of a plan.
-//!
-//! Not here: costs and bounds ([`super::linear_costs`]), and the choice of memory cases ([`super::iteration`]).
+//! HiGHS has tolerances, so its solution is rounded and checked against the constraints on integers.
 
 use crate::solvers::linear_program::LinearProgram;
+use crate::strategy::InfeasibleReason;
 
-/// The costs and bounds of one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeviceColumns {
     /// a: the cost of a layer in the window.
     pub window_cost: f64,
-    /// b: the additional cost of a GPU layer.
+    /// b: the cost that a layer of the window adds if it is on the GPU; usually negative.
     pub gpu_cost: f64,
     /// Minimum and maximum of w, inclusive.
     pub window_bounds: (i64, i64),
@@ -38,9 +34,7 @@ pub(crate) struct DeviceColumns {
     pub max_gpu_layers: i64,
 }
 
-#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IntegerProgram {
-    /// W: the layers of a round.
     pub ring_layers: i64,
     pub devices: Vec<DeviceColumns>,
 }
@@ -49,19 +43,6 @@ pub(crate) struct IntegerProgram {
 pub(crate) struct Optimum {
     pub windows: Vec<u32>,
     pub gpu_layers: Vec<u32>,
-}
-
-/// Why a program has no optimal solution.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NoOptimum {
-    /// The device at this index has no possible window.
-    NoWindow(usize),
-    /// The sum of the minimum windows, which exceeds W.
-    MinimumExceedsRound(i64),
-    /// The sum of the maximum windows, which is less than W.
-    MaximumBelowRound(i64),
-    /// The solver found no valid solution, for this reason.
-    Solver(String),
 }
 
 impl DeviceColumns {
@@ -75,7 +56,6 @@ impl DeviceColumns {
         (least, self.window_bounds.1.min(most_cpu + self.max_gpu_layers))
     }
 
-    /// Returns whether w and n are within all bounds.
     fn allows(&self, window: i64, gpu_layers: i64) -> bool {
         let within = |value: i64, (least, most): (i64, i64)| least <= value && value <= most;
         within(window, self.window_bounds)
@@ -85,44 +65,46 @@ impl DeviceColumns {
 }
 
 impl IntegerProgram {
-    /// Checks whether the program has a solution, without solving it.
-    pub(crate) fn check(&self) -> Result<(), NoOptimum> {
+    /// Checks whether the program has a solution. `no_window` is the reason if a device has no possible window.
+    pub(crate) fn check(
+        &self,
+        no_window: impl Fn(usize) -> InfeasibleReason,
+    ) -> Result<(), InfeasibleReason> {
+        let ring_layers = self.ring_layers as u32;
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
             let (from, to) = columns.window_range();
             if from > to {
-                return Err(NoOptimum::NoWindow(device));
+                return Err(no_window(device));
             }
             least += from;
             most += to;
         }
         if least > self.ring_layers {
-            return Err(NoOptimum::MinimumExceedsRound(least));
+            return Err(InfeasibleReason::CasesRequireMoreLayers { ring_layers, least });
         }
         if most < self.ring_layers {
-            return Err(NoOptimum::MaximumBelowRound(most));
+            return Err(InfeasibleReason::CasesAllowTooFewLayers { ring_layers, held: most });
         }
         Ok(())
     }
 
-    pub(crate) fn optimum(&self) -> Result<Optimum, NoOptimum> {
-        self.check()?;
-        let costs = self.scaled_costs()?;
-        let found = self.solve(&costs)?;
-        self.rounded(&found)
+    /// Solves a program that passes [`Self::check`].
+    pub(crate) fn optimum(&self) -> Result<Optimum, InfeasibleReason> {
+        self.rounded(&self.solve(&self.scaled_costs()?)?)
     }
 
     /// Returns the costs a and b scaled for HiGHS. HiGHS treats a cost of 1e20 as infinite, compares with absolute
     /// tolerances, and reports a problem with a NaN cost as optimal. So costs must be finite; the minimum a is
     /// subtracted from every a, which changes the objective by a constant because sum w is fixed; and the largest
     /// cost becomes 1.
-    fn scaled_costs(&self) -> Result<Vec<(f64, f64)>, NoOptimum> {
+    fn scaled_costs(&self) -> Result<Vec<(f64, f64)>, InfeasibleReason> {
         let least = self.devices.iter().map(|device| device.window_cost).fold(f64::INFINITY, f64::min);
         let shifted = self.devices.iter().map(|device| (device.window_cost - least, device.gpu_cost));
         let costs: Vec<(f64, f64)> = shifted.collect();
         let all = || costs.iter().flat_map(|(window, gpu)| [*window, *gpu]);
         if !all().all(f64::is_finite) {
-            return Err(NoOptimum::Solver("a cost is not a finite number".to_owned()));
+            return Err(unsolved("a cost is not a finite number"));
         }
         let largest = all().map(f64::abs).fold(0.0, f64::max);
         if largest == 0.0 {
@@ -131,8 +113,7 @@ impl IntegerProgram {
         Ok(costs.into_iter().map(|(window, gpu)| (window / largest, gpu / largest)).collect())
     }
 
-    /// Returns w and n of each device before they are rounded.
-    fn solve(&self, costs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>, NoOptimum> {
+    fn solve(&self, costs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>, InfeasibleReason> {
         let mut problem = LinearProgram::default();
         let mut columns: Vec<(usize, Option<usize>)> = Vec::with_capacity(self.devices.len());
         for (device, (window_cost, gpu_cost)) in self.devices.iter().zip(costs) {
@@ -149,57 +130,63 @@ impl IntegerProgram {
         }
         let ring_layers = self.ring_layers as f64;
         problem.add_row(ring_layers..=ring_layers, columns.iter().map(|(window, _)| (*window, 1.0)));
-        let values = problem.minimise().map_err(NoOptimum::Solver)?;
-        Ok(columns
-            .iter()
-            .map(|(window, gpu)| (values[*window], gpu.map_or(0.0, |gpu| values[gpu])))
-            .collect())
+        let values = problem.minimise().map_err(|reason| InfeasibleReason::Solver { reason })?;
+        let found =
+            |(window, gpu): &(usize, Option<usize>)| (values[*window], gpu.map_or(0.0, |gpu| values[gpu]));
+        Ok(columns.iter().map(found).collect())
     }
 
-    /// Rounds to the nearest integers and checks every constraint.
-    fn rounded(&self, found: &[(f64, f64)]) -> Result<Optimum, NoOptimum> {
+    fn rounded(&self, found: &[(f64, f64)]) -> Result<Optimum, InfeasibleReason> {
         let mut optimum = Optimum { windows: Vec::new(), gpu_layers: Vec::new() };
-        let mut sum = 0;
         for (device, (window, gpu)) in self.devices.iter().zip(found) {
             // The cast converts NaN to 0, which is then checked against the constraints.
             let (window, gpu) = (window.round() as i64, gpu.round() as i64);
             if !device.allows(window, gpu) {
-                return Err(NoOptimum::Solver("its solution violates a bound".to_owned()));
+                return Err(unsolved("its solution violates a bound"));
             }
-            sum += window;
             optimum.windows.push(window as u32);
             optimum.gpu_layers.push(gpu as u32);
         }
-        if sum != self.ring_layers {
-            return Err(NoOptimum::Solver("its windows do not sum to the layers of a round".to_owned()));
+        if optimum.windows.iter().map(|window| i64::from(*window)).sum::<i64>() != self.ring_layers {
+            return Err(unsolved("its windows do not sum to the layers of a round"));
         }
         Ok(optimum)
     }
 }
 
+fn unsolved(reason: &str) -> InfeasibleReason {
+    InfeasibleReason::Solver { reason: reason.to_owned() }
+}
+
 #[cfg(all(test, feature = "highs"))]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
 
-    /// Returns the objective sum (a w + b n).
+    use super::*;
+    use crate::latency::coefficients::MemoryCase;
+    use crate::solvers::lower_bound::no_layers;
+
+    fn no_window(device: usize) -> InfeasibleReason {
+        InfeasibleReason::NoWindowInCase { device: device.to_string(), case: MemoryCase::NoReload }
+    }
+
+    fn solved(program: &IntegerProgram) -> Result<Optimum, InfeasibleReason> {
+        program.check(no_window)?;
+        program.optimum()
+    }
+
     fn value(program: &IntegerProgram, optimum: &Optimum) -> f64 {
+        let cost = |(device, (window, gpu)): (&DeviceColumns, (&u32, &u32))| {
+            device.window_cost * f64::from(*window) + device.gpu_cost * f64::from(*gpu)
+        };
         let layers = optimum.windows.iter().zip(&optimum.gpu_layers);
-        program
-            .devices
-            .iter()
-            .zip(layers)
-            .map(|(device, (window, gpu))| {
-                device.window_cost * f64::from(*window) + device.gpu_cost * f64::from(*gpu)
-            })
-            .sum()
+        program.devices.iter().zip(layers).map(cost).sum()
     }
 
     /// Returns the minimum of the objective by a dynamic program over the devices that tries every (w, n).
     fn least_value(program: &IntegerProgram) -> Option<f64> {
         let ring_layers = program.ring_layers as usize;
-        let mut least = vec![f64::INFINITY; ring_layers + 1];
-        least[0] = 0.0;
+        let mut least = no_layers(ring_layers as u32);
         for device in &program.devices {
             let mut next = vec![f64::INFINITY; ring_layers + 1];
             for (placed, before) in least.iter().enumerate() {
@@ -245,12 +232,12 @@ mod tests {
             devices in prop::collection::vec(columns(), 1..6),
         ) {
             let program = IntegerProgram { ring_layers, devices };
-            match (program.optimum(), least_value(&program)) {
+            match (solved(&program), least_value(&program)) {
                 (Ok(optimum), Some(least)) => {
                     let found = value(&program, &optimum);
                     prop_assert!((found - least).abs() <= 1e-9 * ring_layers as f64, "{} is not {}", found, least);
                 }
-                (Err(NoOptimum::Solver(reason)), _) => return Err(TestCaseError::fail(reason)),
+                (Err(InfeasibleReason::Solver { reason }), _) => return Err(TestCaseError::fail(reason)),
                 (Err(_), None) => {}
                 (found, least) => return Err(TestCaseError::fail(format!("{found:?} but {least:?}"))),
             }
@@ -273,14 +260,14 @@ mod tests {
         // A layer on the CPU costs 1 or 0.7, on the GPU 0.5 or 0.2. So both GPUs get 2 layers, which needs a window
         // of 2 on the first device: its second layer adds 0.5, less than the 0.7 of one more CPU layer on the second
         // device.
-        let optimum = two(0.7).optimum().unwrap();
+        let optimum = solved(&two(0.7)).unwrap();
         assert_eq!(optimum, Optimum { windows: vec![2, 6], gpu_layers: vec![2, 2] });
     }
 
     #[test]
     fn non_finite_cost_is_an_error() {
         for cost in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            assert!(matches!(two(cost).optimum(), Err(NoOptimum::Solver(_))), "{cost}");
+            assert!(matches!(solved(&two(cost)), Err(InfeasibleReason::Solver { .. })), "{cost}");
         }
     }
 
@@ -290,13 +277,15 @@ mod tests {
             let mut program = two(1.0);
             program.devices[1].window_bounds = windows;
             program.devices[1].cpu_layer_bounds = cpu_layers;
-            program.optimum()
+            solved(&program)
         };
-        assert_eq!(with((1, 8), (0, -1)), Err(NoOptimum::NoWindow(1)));
-        assert_eq!(with((8, 8), (0, 8)), Err(NoOptimum::MinimumExceedsRound(9)));
+        assert_eq!(with((1, 8), (0, -1)), Err(no_window(1)));
+        let too_many = InfeasibleReason::CasesRequireMoreLayers { ring_layers: 8, least: 9 };
+        assert_eq!(with((8, 8), (0, 8)), Err(too_many));
         assert!(with((1, 8), (0, 0)).is_ok());
         let mut program = two(1.0);
         program.ring_layers = 17;
-        assert_eq!(program.optimum(), Err(NoOptimum::MaximumBelowRound(16)));
+        let too_few = InfeasibleReason::CasesAllowTooFewLayers { ring_layers: 17, held: 16 };
+        assert_eq!(solved(&program), Err(too_few));
     }
 }

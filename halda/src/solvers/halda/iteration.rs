@@ -1,7 +1,5 @@
-//! The outer iteration of HALDA, which alternates between memory cases and integer programs.
-//!
-//! prima.cpp paper, Algorithm 1. The programs need the memory cases, and the cases follow from the windows, so both
-//! are computed in turn:
+//! The outer iteration of HALDA (prima.cpp paper, Algorithm 1), which alternates between memory cases and integer
+//! programs:
 //!
 //! ```text
 //! w in proportion to memory, n = 0, W = L
@@ -23,35 +21,28 @@
 //! for one round and the same cases: bounds of floor(X/k) become bounds of X when both sides are multiplied by k (w
 //! <= floor(X/k) gives k w <= X; w >= floor(X/k) + 1 > X/k gives k w > X), and the sum of the windows is L. Its
 //! objective is smaller by (k - 1) sum xi, which is not negative. So if one round takes `T_1`, then k rounds take at
-//! least `T_1` + (k - 1) sum xi. A program whose bound is not below the best plan cannot improve it. Such a program
-//! is skipped and recorded with its bound. The resulting plan is the same (tested by `pruning_changes_no_plan`).
+//! least `T_1` + (k - 1) sum xi. A program whose bound is not below the best plan is skipped and recorded with its
+//! bound (tested by `pruning_changes_no_plan`).
 //!
 //! **Flips.** Optionally, after the iteration: try the other case of each device, keep the best improvement, and
-//! repeat until there is none, at most 2 M times. Each step decreases the objective, so no combination of cases
-//! occurs twice.
-//!
-//! Not here: the solution of a program ([`super::integer_program`]).
+//! repeat until there is none, at most 2 M times.
 
-use super::integer_program::NoOptimum;
+use super::Halda;
+use super::integer_program::Optimum;
 use super::linear_costs::LinearCosts;
-use super::start::proportional_windows;
-use crate::problem::assignment::Assignment;
-use crate::strategy::{InfeasibleReason, SearchStep};
+use crate::{Assignment, InfeasibleReason, SearchStep};
 
-/// The maximum number of programs solved for one plan; then the best plan so far is returned. source: assumed, far
-/// more than needed (each of 600 random rings of up to 24 devices took at most 24 programs, with flips 273), and few
-/// enough that hundreds of devices, each forced and removed separately, take minutes
+/// The maximum number of programs solved for one plan; then the best plan so far is returned. source: assumed; 600
+/// random rings of up to 24 devices took at most 24 programs each, or 273 with flips of memory cases. The limit keeps
+/// rings of hundreds of devices to minutes.
 const MAX_PROGRAMS: usize = 5000;
 
 /// A plan for the devices of [`LinearCosts`], in the same order.
-#[derive(Debug, Clone)]
 pub(crate) struct CandidatePlan {
-    /// The value of the objective in seconds.
     pub value: f64,
     pub rounds: u32,
     pub windows: Vec<u32>,
     pub gpu_layers: Vec<u32>,
-    /// Whether each device exceeds its memory.
     over: Vec<bool>,
 }
 
@@ -62,23 +53,20 @@ pub(crate) struct SearchRecord {
     programs: usize,
 }
 
-/// A search for the best plan of a set of devices.
 pub(crate) struct Search<'a, 'i> {
     pub objective: &'a LinearCosts<'a, 'i>,
     /// The values of k to try.
     pub rounds: &'a [u32],
-    /// Whether to skip programs whose bound cannot improve the plan.
-    pub prune_by_bound: bool,
-    /// Whether to flip the memory cases of single devices at the end.
-    pub flip_memory_cases: bool,
+    pub halda: &'a Halda,
 }
 
 impl Search<'_, '_> {
     /// Returns the best plan found, and records the outcome of each program.
     pub(crate) fn run(&self, record: &mut SearchRecord) -> Option<CandidatePlan> {
         let objective = self.objective;
-        let layers = objective.model().model_layers();
-        let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
+        let layers = objective.model.model_layers();
+        let budget = |position: usize| objective.costs(position).capacity.max(0) as u64;
+        let budgets: Vec<u64> = (0..objective.devices.len()).map(budget).collect();
         let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
             return self.best_for_cases(&vec![false; budgets.len()], record);
@@ -104,13 +92,12 @@ impl Search<'_, '_> {
             }
         }
         match last {
-            Some(over) if self.flip_memory_cases => self.with_flips(best, &over, record),
+            Some(over) if self.halda.flip_memory_cases => self.with_flips(best, &over, record),
             _ => best,
         }
     }
 
-    /// Improves the plan by flips of single memory cases, the best one first. Starts with the cases of the best plan,
-    /// or with `over` if there is no plan.
+    /// Improves the plan by flips of one memory case at a time, from those of `best`, or from `over` without `best`.
     fn with_flips(
         &self,
         mut best: Option<CandidatePlan>,
@@ -141,19 +128,18 @@ impl Search<'_, '_> {
     fn best_for_cases(&self, over: &[bool], record: &mut SearchRecord) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
         for &rounds in self.rounds {
+            let LinearCosts { model, head, .. } = *self.objective;
             let outcome = self.solve_program(over, rounds, best.as_ref(), record).map(|found| {
-                let seconds = self.objective.model().seconds(&to_assignment(self.objective, &found));
+                let seconds = model.seconds(&to_assignment(self.objective, &found));
                 keep_better(&mut best, found);
                 seconds
             });
-            let (model, head) = (self.objective.model(), self.objective.head());
             let ring_layers = model.model_layers() / rounds;
             record.steps.push(SearchStep { head, rounds, ring_layers, outcome });
         }
         best
     }
 
-    /// Solves the program of one k for fixed memory cases, unless it can be skipped.
     fn solve_program(
         &self,
         over: &[bool],
@@ -168,9 +154,11 @@ impl Search<'_, '_> {
         if devices > ring_layers as usize {
             return Err(InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices });
         }
-        let to_infeasible = |reason| to_infeasible(objective, over, ring_layers, reason);
-        program.check().map_err(to_infeasible)?;
-        if let Some(best) = best.filter(|best| self.prune_by_bound && best.rounds == 1) {
+        program.check(|position| InfeasibleReason::NoWindowInCase {
+            device: objective.model.device_name(objective.devices[position]),
+            case: objective.case(position, over[position]),
+        })?;
+        if let Some(best) = best.filter(|best| self.halda.prune_by_bound && best.rounds == 1) {
             let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
             if bound >= best.value {
                 return Err(InfeasibleReason::Pruned { bound });
@@ -180,14 +168,31 @@ impl Search<'_, '_> {
             return Err(InfeasibleReason::LimitReached { limit: MAX_PROGRAMS });
         }
         record.programs += 1;
-        let optimum = program.optimum().map_err(to_infeasible)?;
-        let value = objective.value(over, rounds, &optimum.windows, &optimum.gpu_layers);
+        let Optimum { windows, gpu_layers } = program.optimum()?;
+        let value = objective.value(over, rounds, &windows, &gpu_layers);
         if !value.is_finite() {
             return Err(InfeasibleReason::Solver { reason: "the objective is not finite".to_owned() });
         }
-        let (windows, gpu_layers, over) = (optimum.windows, optimum.gpu_layers, over.to_vec());
-        Ok(CandidatePlan { value, rounds, windows, gpu_layers, over })
+        Ok(CandidatePlan { value, rounds, windows, gpu_layers, over: over.to_vec() })
     }
+}
+
+/// Returns the initial windows of Algorithm 1: one round of all layers in proportion to the memory budgets, each window
+/// of at least one layer. Returns `None` if there are more devices than layers. The paper does not define the rounding;
+/// here it is the largest remainder method, and ties go to the lower index.
+fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
+    let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
+    let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
+    // If no device has memory, all get equal shares.
+    let (total, least) = if total == 0 { (budgets.len() as u128, 1) } else { (total, 0) };
+    let parts = budgets.iter().map(|budget| shared * u128::from(*budget).max(least));
+    let (mut windows, rests): (Vec<u32>, Vec<u128>) =
+        parts.map(|part| (1 + (part / total) as u32, part % total)).unzip();
+    let missing = layers - windows.iter().sum::<u32>();
+    let mut order: Vec<usize> = (0..rests.len()).collect();
+    order.sort_by_key(|device| (std::cmp::Reverse(rests[*device]), *device));
+    order.iter().take(missing as usize).for_each(|device| windows[*device] += 1);
+    Some(windows)
 }
 
 /// The minimum relative improvement that counts. Without xi, k rounds and one round take the same time, and rounding
@@ -204,21 +209,20 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     better
 }
 
-/// Returns for each device whether it exceeds its memory with k, w and n. Forced devices and those with a slow disk
-/// never do.
+/// Returns whether each device exceeds its memory with k, w and n. Devices that must be in case M4 count as fitting:
+/// those forced, and those with a slow disk.
 fn memory_cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u32>)) -> Vec<bool> {
     let (rounds, windows, gpu_layers) = plan;
     let layers = |window: u32| i64::from(*rounds) * i64::from(window);
-    (0..windows.len())
-        .map(|device| {
-            let must_fit = objective.costs(device).slow_disk || forced[device];
-            !must_fit && objective.exceeds(device, layers(windows[device]), layers(gpu_layers[device]))
-        })
-        .collect()
+    let exceeds = |device: usize| {
+        let must_fit = objective.costs(device).slow_disk || forced[device];
+        !must_fit && objective.exceeds(device, layers(windows[device]), layers(gpu_layers[device]))
+    };
+    (0..windows.len()).map(exceeds).collect()
 }
 
-/// Returns whether some GPU has free memory while another device exceeds its memory, or has CPU layers beside a full
-/// GPU.
+/// Returns whether a device has free GPU memory while another one exceeds its memory, or has CPU layers beside a full
+/// GPU. Algorithm 1 then forces a device into M4.
 fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let free_gpu_layers = |device: usize| {
         let most = objective.max_gpu_layers(device, found.rounds)?;
@@ -234,7 +238,7 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
         .any(|device| (0..devices).any(|other| other != device && overloaded(other)))
 }
 
-/// Returns the position of the device of M1 to M3 with the slowest disk; ties go to the lower position.
+/// Returns the position of the slowest disk among devices that exceed their memory; ties go to the lower position.
 fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
     let disk = |device: &usize| objective.costs(*device).disk_read_rate;
     let overloaded = (0..over.len()).filter(|device| over[*device]);
@@ -243,8 +247,8 @@ fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
 
 /// Converts a plan for some of the devices to an assignment of all devices.
 pub(crate) fn to_assignment(objective: &LinearCosts, found: &CandidatePlan) -> Assignment {
-    let devices = objective.model().device_count();
-    let mut assignment = Assignment::new(objective.head(), found.rounds, vec![0; devices], vec![0; devices]);
+    let devices = objective.model.device_count();
+    let mut assignment = Assignment::new(objective.head, found.rounds, vec![0; devices], vec![0; devices]);
     for (position, device) in objective.devices.iter().enumerate() {
         assignment.window_layers[*device] = found.windows[position];
         assignment.gpu_layers[*device] = found.gpu_layers[position];
@@ -252,24 +256,24 @@ pub(crate) fn to_assignment(objective: &LinearCosts, found: &CandidatePlan) -> A
     assignment
 }
 
-/// Converts the reason of a program to that of its ring size.
-fn to_infeasible(
-    objective: &LinearCosts,
-    over: &[bool],
-    ring_layers: u32,
-    reason: NoOptimum,
-) -> InfeasibleReason {
-    match reason {
-        NoOptimum::NoWindow(position) => {
-            let device = objective.devices[position];
-            let device = objective.model().instance().devices[device].name.clone();
-            InfeasibleReason::NoWindowInCase { device, case: objective.case(position, over[position]) }
-        }
-        NoOptimum::MinimumExceedsRound(least) => {
-            InfeasibleReason::CasesRequireMoreLayers { ring_layers, least }
-        }
-        NoOptimum::MaximumBelowRound(held) => InfeasibleReason::CasesAllowTooFewLayers { ring_layers, held },
-        NoOptimum::Solver(reason) => InfeasibleReason::Solver { reason },
+#[cfg(test)]
+mod start_tests {
+    use super::proportional_windows;
+
+    #[test]
+    fn largest_remainders_get_the_rest() {
+        // 13 - 3 = 10 layers in the ratio 5:3:3 are 4.55, 2.73, 2.73: the last two go to the second and the third.
+        assert_eq!(proportional_windows(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
+        // All remainders are 1/3, so the lower index gets the layer.
+        assert_eq!(proportional_windows(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
+    }
+
+    #[test]
+    fn every_device_gets_a_layer() {
+        assert_eq!(proportional_windows(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
+        assert_eq!(proportional_windows(&[0, 0], 5), Some(vec![3, 2]));
+        assert_eq!(proportional_windows(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));
+        assert_eq!(proportional_windows(&[1, 1], 1), None);
     }
 }
 
@@ -278,76 +282,62 @@ mod tests {
     use super::super::linear_costs::CostTerms;
     use super::*;
     use crate::latency::LatencyModel;
+    use crate::problem::assignment::valid_rounds;
     use crate::problem::instance::Instance;
 
-    /// Returns the instances with certified optima.
-    fn certified_instances() -> Vec<Instance> {
+    /// Calls `check` for each instance with a certified optimum, with all devices in the objective and all valid k.
+    fn for_each_certified_instance(mut check: impl FnMut(&str, &LinearCosts, &[u32])) {
         let files = [
             include_str!("../../../tests/data/lda/small.jsonl"),
             include_str!("../../../tests/data/lda/medium.jsonl"),
             include_str!("../../../tests/data/lda/hard.jsonl"),
         ];
-        let lines = files.into_iter().flat_map(str::lines);
-        let row = |line| serde_json::from_str::<serde_json::Value>(line).unwrap();
-        lines.map(|line| serde_json::from_value(row(line)["instance"].take()).unwrap()).collect()
+        for line in files.into_iter().flat_map(str::lines) {
+            let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+            let instance: Instance = serde_json::from_value(row["instance"].take()).unwrap();
+            let model = LatencyModel::new(&instance).unwrap();
+            let devices = (0..model.device_count()).collect();
+            let objective = LinearCosts::new(&model, devices, 0, CostTerms::PAPER);
+            check(&instance.name, &objective, &valid_rounds(model.model_layers()));
+        }
     }
 
     #[test]
     fn objective_equals_the_latency_model() {
         let mut compared = 0;
-        for instance in certified_instances() {
-            let model = LatencyModel::new(&instance).unwrap();
-            let devices = (0..model.device_count()).collect();
-            let objective = LinearCosts::new(&model, devices, 0, CostTerms::PAPER);
-            let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
-            for k in rounds {
-                let search = Search {
-                    objective: &objective,
-                    rounds: &[k],
-                    prune_by_bound: false,
-                    flip_memory_cases: true,
-                };
+        for_each_certified_instance(|name, objective, rounds| {
+            for &k in rounds {
+                let halda = &Halda { prune_by_bound: false, flip_memory_cases: true, ..Halda::PAPER };
+                let search = Search { objective, rounds: &[k], halda };
                 let Some(found) = search.run(&mut SearchRecord::default()) else { continue };
-                let seconds = model.seconds(&to_assignment(&objective, &found));
+                let (value, model) = (found.value, objective.model);
+                let seconds = model.seconds(&to_assignment(objective, &found));
                 // The objective counts the excess of the head even if it is less than the row that is read anyway.
                 let row = model.model.head_row(true) / model.devices[0].disk_read_rate;
-                let off = (found.value - seconds).abs();
-                assert!(
-                    off <= 1e-9 * seconds + row,
-                    "{} k = {k}: {} is not {seconds}",
-                    instance.name,
-                    found.value
-                );
+                let is_equal = (value - seconds).abs() <= 1e-9 * seconds + row;
+                assert!(is_equal, "{name} k = {k}: {value} is not {seconds}");
                 compared += 1;
             }
-        }
+        });
         assert!(compared > 100, "{compared}");
     }
 
     #[test]
     fn optimal_plan_reproduces_its_memory_cases() {
-        for instance in certified_instances() {
-            let model = LatencyModel::new(&instance).unwrap();
-            let devices: Vec<usize> = (0..model.device_count()).collect();
-            let objective = LinearCosts::new(&model, devices.clone(), 0, CostTerms::PAPER);
-            let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
-            let search = Search {
-                objective: &objective,
-                rounds: &rounds,
-                prune_by_bound: false,
-                flip_memory_cases: false,
-            };
-            for cases_tried in 0..1_u32 << devices.len() {
-                let over =
-                    devices.iter().map(|m| cases_tried >> m & 1 == 1 && !objective.costs(*m).slow_disk);
+        for_each_certified_instance(|name, objective, rounds| {
+            let halda = &Halda { prune_by_bound: false, ..Halda::PAPER };
+            let search = Search { objective, rounds, halda };
+            let devices = 0..objective.devices.len();
+            for cases in 0..1_u32 << devices.len() {
+                let over = devices.clone().map(|m| cases >> m & 1 == 1 && !objective.costs(m).slow_disk);
                 let over: Vec<bool> = over.collect();
                 let Some(found) = search.best_for_cases(&over, &mut SearchRecord::default()) else {
                     continue;
                 };
                 let plan = (found.rounds, found.windows, found.gpu_layers);
-                let reproduced = memory_cases(&objective, &vec![false; over.len()], &plan);
-                assert_eq!(reproduced, over, "{}", instance.name);
+                let reproduced = memory_cases(objective, &vec![false; over.len()], &plan);
+                assert_eq!(reproduced, over, "{name}");
             }
-        }
+        });
     }
 }

@@ -25,17 +25,10 @@
 //! 1.01 for its master. [`CostTerms`] selects these. Deviation: its source was not available when this was written.
 //! The priority is interpreted as "the head computes 1.01 times as fast". Writing the cache (`t_kv`) is still
 //! counted, because it is not a bandwidth term.
-//!
-//! Not here: which device is in which memory case ([`super::iteration`]).
 
 use super::integer_program::{DeviceColumns, IntegerProgram};
-use crate::latency::LatencyModel;
-use crate::latency::coefficients::{DeviceCosts, MemoryCase};
-use crate::problem::instance::{Gpu, OperatingSystem};
-
-/// The factor by which the public implementation overestimates the speed of the head. source: prima.cpp as described
-/// above
-const HEAD_PRIORITY: f64 = 1.01;
+use crate::latency::coefficients::DeviceCosts;
+use crate::{Gpu, LatencyModel, MemoryCase, OperatingSystem};
 
 /// The terms of the objective of Algorithm 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,31 +44,29 @@ pub struct CostTerms {
 impl CostTerms {
     pub const PAPER: CostTerms = CostTerms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
 
-    /// The terms of the public implementation of prima.cpp.
+    /// The terms of the public implementation of prima.cpp. source: its description
     pub const PRIMA_CPP: CostTerms =
-        CostTerms { window_costs: false, memory_bandwidth: false, head_priority: HEAD_PRIORITY };
+        CostTerms { window_costs: false, memory_bandwidth: false, head_priority: 1.01 };
 }
 
-/// The linear objective for a subset of the devices. Positions are those in `devices`.
-#[derive(Debug, Clone)]
+/// The linear objective for a subset of the devices. The methods take positions in `devices`.
 pub(crate) struct LinearCosts<'a, 'i> {
-    model: &'a LatencyModel<'i>,
+    pub model: &'a LatencyModel<'i>,
     /// The indices of the participating devices, ascending.
     pub devices: Vec<usize>,
-    head: usize,
+    pub head: usize,
     coefficients: Vec<DeviceCoefficients>,
 }
 
-/// The coefficients of a device in seconds.
 #[derive(Debug, Clone, Copy)]
 struct DeviceCoefficients {
-    /// alpha: the time of a layer on the CPU.
+    /// alpha: the seconds of a layer on the CPU.
     layer: f64,
-    /// beta: the additional time of a layer on the GPU.
+    /// beta: the seconds of a layer on the GPU minus those on the CPU.
     gpu: f64,
-    /// xi: the time per window of the network hop and of the copies between RAM and VRAM.
+    /// xi: the seconds of the hop and of the copies between RAM and VRAM.
     window: f64,
-    /// The contribution of the device to kappa if it is in M4.
+    /// The contribution of the device to kappa (seconds that do not depend on w and n) in memory case M4.
     fixed: f64,
 }
 
@@ -91,14 +82,6 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         Self { model, devices, head, coefficients }
     }
 
-    pub(crate) fn model(&self) -> &'a LatencyModel<'i> {
-        self.model
-    }
-
-    pub(crate) fn head(&self) -> usize {
-        self.head
-    }
-
     pub(crate) fn costs(&self, position: usize) -> &'a DeviceCosts {
         &self.model.devices[self.devices[position]]
     }
@@ -112,36 +95,25 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         if over { self.costs(position).case_if_exceeded } else { MemoryCase::NoReload }
     }
 
-    /// Returns whether a share exceeds the memory of the device at a position.
     pub(crate) fn exceeds(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
         let costs = self.costs(position);
-        let held = if costs.metal { layers } else { layers - gpu_layers };
-        held > costs.layers_that_fit(self.is_head(position), &self.model.model)
+        let in_ram = if costs.metal { layers } else { layers - gpu_layers };
+        in_ram > costs.layers_that_fit(self.is_head(position), &self.model.model)
     }
 
-    /// Returns the maximum n that GPU memory allows in k rounds for any window; `None` without a GPU.
+    /// Returns the maximum GPU layers per window that GPU memory allows in `rounds` rounds; `None` without a GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
-        let described = &self.model.instance().devices[self.devices[position]];
-        let head = self.is_head(position);
-        let fit = self.costs(position).gpu_layers_that_fit(head, &self.model.model, rounds);
-        (described.gpu != Gpu::None).then_some(fit / i64::from(rounds))
+        let has_gpu = self.model.instance().devices[self.devices[position]].gpu != Gpu::None;
+        let fit = self.costs(position).gpu_layers_that_fit(self.is_head(position), &self.model.model, rounds);
+        has_gpu.then_some(fit / i64::from(rounds))
     }
 
-    /// Returns the memory budget in bytes for the initial windows.
-    pub(crate) fn budget(&self, position: usize) -> u64 {
-        self.costs(position).capacity.max(0) as u64
-    }
-
-    /// Builds the integer program of k for fixed memory cases.
     pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
         let ring_layers = i64::from(self.model.model_layers() / rounds);
-        let devices = (0..self.devices.len())
-            .map(|position| self.columns(position, over[position], rounds, ring_layers))
-            .collect();
-        IntegerProgram { ring_layers, devices }
+        let columns = |(position, over): (usize, &bool)| self.columns(position, *over, rounds, ring_layers);
+        IntegerProgram { ring_layers, devices: over.iter().enumerate().map(columns).collect() }
     }
 
-    /// Returns the costs and bounds of the device at a position.
     fn columns(&self, position: usize, over: bool, rounds: u32, ring_layers: i64) -> DeviceColumns {
         let (window_cost, gpu_cost) = self.slopes(position, over);
         let costs = self.costs(position);
@@ -162,7 +134,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns a and b of the device at a position, in seconds.
+    /// Returns the cost of a layer (a) and the additional cost on the GPU (b) at a position, in seconds.
     fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
         let disk = self.costs(position).disk_read_rate;
@@ -182,17 +154,14 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
 
     /// Returns the objective in seconds of a plan with fixed memory cases.
     pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> f64 {
-        let rounds = f64::from(rounds);
-        (0..self.devices.len())
-            .map(|position| {
-                let (a, b) = self.slopes(position, over[position]);
-                let layers = a * f64::from(windows[position]) + b * f64::from(gpu_layers[position]);
-                rounds * (layers + self.coefficients[position].window) + self.fixed(position, over[position])
-            })
-            .sum()
+        let seconds = |(position, &over): (usize, &bool)| {
+            let (a, b) = self.slopes(position, over);
+            let layers = a * f64::from(windows[position]) + b * f64::from(gpu_layers[position]);
+            f64::from(rounds) * (layers + self.coefficients[position].window) + self.fixed(position, over)
+        };
+        over.iter().enumerate().map(seconds).sum()
     }
 
-    /// Returns the contribution of the device at a position to kappa, in seconds.
     fn fixed(&self, position: usize, over: bool) -> f64 {
         let costs = self.costs(position);
         let reloads = match self.case(position, over) {
@@ -205,18 +174,17 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 }
 
-/// Computes the coefficients of a device with the selected terms.
 fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerms) -> DeviceCoefficients {
     let costs = &model.devices[device];
     let described = &model.instance().devices[device];
     let speed_up = if head { terms.head_priority } else { 1.0 };
     let (cpu_memory, gpu_memory) = match (terms.memory_bandwidth, described.gpu) {
-        (true, _) => (costs.cpu_memory, costs.gpu_memory),
+        (true, _) => (costs.cpu_memory_seconds, costs.gpu_memory_seconds),
         (false, Gpu::None) => (described.cpu_cache_write, described.cpu_cache_write),
         (false, _) => (described.cpu_cache_write, described.gpu_cache_write),
     };
     let layer = costs.cpu_compute / speed_up + cpu_memory;
-    let head_memory = if terms.memory_bandwidth { costs.head_memory } else { 0.0 };
+    let head_memory = if terms.memory_bandwidth { costs.head_memory_seconds } else { 0.0 };
     let row = model.model.head_row(true) / costs.disk_read_rate;
     DeviceCoefficients {
         layer,

@@ -1,34 +1,27 @@
 //! The strategy `halda`: Algorithm 1 of the prima.cpp paper.
 //!
-//! Section 3.3 of the paper. The search starts with windows in proportion to memory (`start`). It alternates between
-//! memory cases and integer programs (`iteration`): one program for each k with fixed cases (`integer_program`),
-//! which has the paper's linear costs and bounds (`linear_costs`). Then devices are selected as in the last paragraph
-//! of the section: all devices with one layer except the head are removed, and the problem is solved again, until no
-//! such device remains. As in the paper, the smaller ring is used even if it is slower; the larger one is used only
-//! if the smaller has no plan.
+//! Section 3.3 of the paper. The search alternates between memory cases and integer programs (`iteration`): one program
+//! for each k with fixed cases (`integer_program`), which has the paper's linear costs and bounds (`linear_costs`).
+//! Then all devices with one layer except the head are removed, and the problem is solved again, until no such device
+//! remains. As in the paper, the smaller ring is used even if it is slower, unless it has no plan.
 //!
 //! `halda-shipped` uses the objective of the public implementation of prima.cpp as described
 //! ([`CostTerms::PRIMA_CPP`]). Its reported T is that of the latency model, as for every strategy.
 //!
 //! The paper leaves some steps open; decision 14 lists how they are interpreted here.
-//!
-//! Not here: the optimum ([`crate::solvers::exact`]), which Algorithm 1 may miss.
 
 mod integer_program;
 mod iteration;
 mod linear_costs;
-mod start;
 
 pub use linear_costs::CostTerms;
 
 use iteration::{CandidatePlan, Search, SearchRecord, to_assignment};
 use linear_costs::LinearCosts;
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
 use crate::solvers::linear_program;
 use crate::solvers::search_space::ring_sizes;
-use crate::strategy::{Proposal, Strategy, StrategyError};
+use crate::{HeadChoice, LatencyModel, Proposal, Rules, Strategy, StrategyError};
 
 /// Algorithm 1 of the prima.cpp paper with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +31,6 @@ pub struct Halda {
     pub head: usize,
     /// The number of rounds to search; all if `None`.
     pub rounds: Option<u32>,
-    /// The terms of the objective.
     pub terms: CostTerms,
     /// Whether to flip the memory cases of single devices at the end while that improves the plan. Not in the paper.
     pub flip_memory_cases: bool,
@@ -47,7 +39,7 @@ pub struct Halda {
 }
 
 impl Halda {
-    /// The algorithm of the paper: device 0 is the head, every device has a layer, and k is free.
+    /// The algorithm of the prima.cpp paper: device 0 is the head, every device has a layer, and k is free.
     pub const PAPER: Halda = Halda {
         may_drop: false,
         head: 0,
@@ -69,13 +61,7 @@ impl Halda {
         record: &mut SearchRecord,
     ) -> Option<(LinearCosts<'a, 'i>, CandidatePlan)> {
         let objective = LinearCosts::new(model, devices, self.head, self.terms);
-        let search = Search {
-            objective: &objective,
-            rounds,
-            prune_by_bound: self.prune_by_bound,
-            flip_memory_cases: self.flip_memory_cases,
-        };
-        let found = search.run(record)?;
+        let found = Search { objective: &objective, rounds, halda: self }.run(record)?;
         Some((objective, found))
     }
 
@@ -116,9 +102,7 @@ impl Strategy for Halda {
             return Err(StrategyError::NoSolver { strategy: self.name() });
         }
         let count = model.device_count();
-        if self.head >= count {
-            return Err(StrategyError::NoSuchDevice { device: self.head, devices: count });
-        }
+        HeadChoice::Fixed(self.head).candidates(count)?;
         let layers = model.model_layers();
         let rings = ring_sizes(layers, false, self.rounds)?;
         let rounds: Vec<u32> = rings.iter().map(|ring_layers| layers / ring_layers).collect();
@@ -131,6 +115,6 @@ impl Strategy for Halda {
             plan = smaller;
         }
         let (objective, found) = &plan;
-        Ok(Proposal::with_steps(to_assignment(objective, found), record.steps))
+        Ok(Proposal { search_steps: record.steps, ..Proposal::new(to_assignment(objective, found)) })
     }
 }

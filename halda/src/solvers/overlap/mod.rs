@@ -1,10 +1,8 @@
 //! The default strategy `overlap`: the plan with the fastest steady state.
 //!
 //! It minimises the time of the steady state ([`crate::latency::steady_state`]). The paper's objective has no term
-//! for reading ahead and therefore never prefers several rounds. This strategy chooses several rounds if they hide
-//! more time than their additional hops take, because smaller windows do not evict each other, or because reading is
-//! spread over more idle intervals. It also chooses residencies that the scenario does not fix, including the size of
-//! the stream buffer.
+//! for reading ahead and therefore never prefers several rounds. This strategy chooses them if they hide more reading
+//! than their additional hops take. It also chooses residencies and stream buffers that the scenario does not fix.
 //!
 //! For a given order of the ring the search is exact in windows, GPU layers, rounds and residencies (`search.rs`). If
 //! the order is free, only a few orders are tried.
@@ -12,14 +10,12 @@
 mod residency_choices;
 mod search;
 
-use crate::latency::LatencyModel;
-use crate::latency::constraints::Rules;
 use crate::solvers::dynamic_program::RingSizeProblem;
-use crate::solvers::exact::Exact;
 use crate::solvers::ring_order::candidate_cycle;
-use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{
-    InfeasibleReason, Objective, Proposal, SearchLimit, SearchStep, Strategy, StrategyError,
+use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
+use crate::{
+    Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, Proposal, Rules, SearchLimit,
+    SearchStep, Strategy, StrategyError,
 };
 
 pub use residency_choices::best_residencies;
@@ -36,8 +32,7 @@ pub struct Overlap {
 }
 
 impl Default for Overlap {
-    /// Returns the default options: device 0 is the head, devices may be dropped, all rounds are whole, and k is
-    /// free.
+    /// Device 0 is the head, devices may be dropped, all rounds are whole, and k is free.
     fn default() -> Self {
         let rules = Rules { may_drop: true, may_leave_remainder: false };
         Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
@@ -72,16 +67,14 @@ impl Strategy for Overlap {
             return Err(StrategyError::TooManyWindows { windows, limit: MAX_WINDOW_EVALUATIONS });
         }
         let mut cycles = vec![(0..model.device_count()).collect()];
-        // The order matters even if all hops are equal: it determines which layers a device has, and layers may
-        // differ.
+        // The order matters even if all hops are equal, because layers may differ.
         let reorders = self.order == OrderChoice::Best
             && (model.hops.depends_on_receiver || !model.model.uniform_layers);
         if reorders {
             cycles.extend(self.other_cycles(model));
         }
         let bound = reorders.then_some(f64::INFINITY);
-        let mut search =
-            Search { model, may_drop: self.rules.may_drop, cycles, steps: Vec::new(), best: None, bound };
+        let mut search = Search { model, rules: self.rules, cycles, steps: Vec::new(), best: None, bound };
         for head in self.head.candidates(model.device_count())? {
             for &ring_layers in &rings {
                 search.try_ring(head, ring_layers);
@@ -97,24 +90,21 @@ impl Strategy for Overlap {
     }
 }
 
-/// The state of a search over heads, ring sizes and orders.
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    may_drop: bool,
+    rules: Rules,
     /// The orders to try, as cycles of all devices.
     cycles: Vec<Vec<usize>>,
     steps: Vec<SearchStep>,
     best: Option<(f64, Proposal)>,
-    /// A lower bound of T over all orders; `None` if the order is given.
+    /// A lower bound of the time per token (T) over all orders, in seconds; `None` if the order is given.
     bound: Option<f64>,
 }
 
 impl Search<'_, '_> {
-    /// Searches one ring size with one head, in the order of each cycle.
     fn try_ring(&mut self, head: usize, ring_layers: u32) {
         let model = self.model;
-        let mut min_windows = vec![u32::from(!self.may_drop); model.device_count()];
-        min_windows[head] = 1;
+        let min_windows = min_windows(model, self.rules, head);
         let mut tables = ChoiceTables::new(model, head, ring_layers);
         let mut step: Option<Result<f64, InfeasibleReason>> = None;
         for cycle in &self.cycles {
@@ -142,31 +132,24 @@ impl Search<'_, '_> {
     }
 }
 
-/// The maximum number of windows to evaluate, each with all residencies and splits. source: assumed, at most a second
-/// of work
+/// The maximum number of windows to evaluate, with all residencies and splits. source: assumed, at most a second
 const MAX_WINDOW_EVALUATIONS: f64 = 3e6;
 
-/// Estimates the number of evaluated windows over all devices, ring sizes and offsets in the round. A step of the
-/// dynamic program counts as a fraction of an evaluated window, in proportion to its time.
+/// Estimates how many windows a search evaluates; a step of the dynamic program counts as a fraction, by its time.
 fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
     let for_ring = |ring: &u32| {
         let windows = f64::from(*ring);
-        let offsets = if model.model.uniform_layers {
-            f64::from(model.model_layers() % ring + 1)
-        } else {
-            windows / 2.0
-        };
+        let partial = f64::from(model.model_layers() % ring + 1);
+        let offsets = if model.model.uniform_layers { partial } else { windows / 2.0 };
         windows * (offsets + windows / 10.0)
     };
     rings.iter().map(for_ring).sum::<f64>() * model.device_count() as f64
 }
 
-/// The note about the orders that the search tries.
 const ORDERS_TRIED: &str = "Not every order of the ring was tried, only the scenario's order, its reverse, the order \
                             of the best plan by the paper's latency model, and a short cycle.";
 
 impl Overlap {
-    /// Returns the orders to try in addition to the given one.
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();
@@ -175,11 +158,4 @@ impl Overlap {
         let reversed = all.iter().rev().copied().collect();
         of_exact.into_iter().chain([candidate_cycle(model, &all), reversed]).collect()
     }
-}
-
-/// Rotates a cycle so that the head is first.
-fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
-    let mut order = cycle.to_vec();
-    order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));
-    order
 }

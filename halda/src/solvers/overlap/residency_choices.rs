@@ -3,50 +3,41 @@
 //! They are those of the device's [`crate::runtime_model::RuntimeModel`]. `managed` without a stream buffer is
 //! expanded to stream buffers of several sizes. A larger buffer hides more reading in the idle time before a window,
 //! but leaves less memory for kept weights, so the best size depends on the plan.
-//!
-//! Not here: the time with each residency ([`crate::latency::steady_state`]).
 
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::latency::LatencyModel;
 use crate::latency::constraints::shape_violations;
-use crate::problem::assignment::Assignment;
+use crate::{Assignment, LatencyModel};
 
-/// The sizes of stream buffers to try, as exponents of two: from the default to more than a round needs on any home
-/// device. source: assumed
+/// The stream buffers to try, 2^n bytes. source: assumed, from the default size to more than a round needs
 const BUFFER_EXPONENTS: std::ops::RangeInclusive<u32> = 23..=33;
 
 /// Returns all residencies that a planner may choose for a device, given those of its runtime model.
 pub fn residency_options(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
-    let mut all = Vec::new();
-    for &residency in residencies {
-        if residency.policy == Residency::Managed && residency.stream_buffer.is_none() {
-            let sized =
-                |exponent: u32| ResidencyOptions { stream_buffer: Some(Bytes(1 << exponent)), ..residency };
-            all.extend(BUFFER_EXPONENTS.map(sized));
-        } else {
-            all.push(residency);
+    let expanded = |&residency: &ResidencyOptions| {
+        if residency.policy != Residency::Managed || residency.stream_buffer.is_some() {
+            return vec![residency];
         }
-    }
-    all
+        let sized =
+            |exponent: u32| ResidencyOptions { stream_buffer: Some(Bytes(1 << exponent)), ..residency };
+        BUFFER_EXPONENTS.map(sized).collect()
+    };
+    residencies.iter().flat_map(expanded).collect()
 }
 
-/// Returns the residencies of the devices with which an assignment is fastest in the steady state. Returns `None` if
-/// the assignment violates a constraint of shape or memory.
+/// Returns the residencies with the fastest steady state; `None` if a constraint of shape or memory is violated.
 pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option<Vec<ResidencyOptions>> {
     if !shape_violations(model, assignment).is_empty() {
         return None;
     }
     let works = model.work_by_device(assignment);
-    let shares: Vec<_> = works.iter().map(|device_work| device_work.share).collect();
-    let hops: f64 = model.communication(assignment, &shares).iter().sum();
-    let mut bounds = vec![0.0];
-    let mut timings = Vec::new();
-    for (device, device_work) in works.iter().enumerate() {
-        let all = residency_options(&model.instance().devices[device].runtime.residencies);
+    let hops: f64 = model.communication(assignment, &assignment.shares(model.model_layers())).iter().sum();
+    let (mut bounds, mut timings) = (vec![0.0], Vec::new());
+    for work in &works {
+        let all = residency_options(&model.instance().devices[work.device].runtime.residencies);
         let timing = |residency| {
-            let timing = model.timing(device, device == assignment.head, device_work, &residency)?;
+            let timing = model.timing(work, &residency)?;
             Some((residency, timing.own_seconds(), timing.busy_seconds))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();
@@ -55,17 +46,15 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     }
     bounds.sort_unstable_by(f64::total_cmp);
     bounds.dedup();
-    let mut best: Option<(f64, Vec<ResidencyOptions>)> = None;
-    for bound in bounds {
-        let within = timings.iter().map(|allowed| {
+    let within = |bound: f64| {
+        let chosen = timings.iter().map(|allowed| {
             let in_time = allowed.iter().filter(|(_, _, busy)| *busy <= bound);
             in_time.min_by(|one, other| one.1.total_cmp(&other.1))
         });
-        let Some(chosen) = within.collect::<Option<Vec<_>>>() else { continue };
-        let seconds = (hops + chosen.iter().map(|(_, own, _)| own).sum::<f64>()).max(bound);
-        if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-            best = Some((seconds, chosen.into_iter().map(|(residency, _, _)| *residency).collect()));
-        }
-    }
-    best.map(|(_, residencies)| residencies)
+        let chosen = chosen.collect::<Option<Vec<_>>>()?;
+        Some(((hops + chosen.iter().map(|(_, own, _)| own).sum::<f64>()).max(bound), chosen))
+    };
+    let plans = bounds.into_iter().filter_map(within);
+    let (_, fastest) = plans.min_by(|one, other| one.0.total_cmp(&other.0))?;
+    Some(fastest.into_iter().map(|(residency, _, _)| *residency).collect())
 }

@@ -7,23 +7,18 @@
 //! over the values of `busy` finds it. The time of a window depends on the layers before it in two ways: a partial
 //! last round may end before the window, and layers differ in size.
 //!
-//! For each window all splits between CPU and GPU and all residencies are tried, with one exception. If no layer is
-//! slower on the GPU than on the CPU, each further GPU layer decreases `own` and `busy`, apart from the copies that
-//! the first one needs. Then only the maximum number of GPU layers and zero are tried. The Pareto-optimal choices are
-//! stored.
-//!
-//! Not here: which ring sizes, heads and orders are searched.
+//! For each window all splits between CPU and GPU and all residencies are tried, and the Pareto-optimal choices are
+//! stored. If no layer is slower on the GPU than on the CPU, each further GPU layer decreases `own` and `busy`, apart
+//! from the copies that the first one needs. Then only the maximum number of GPU layers and zero are tried.
 
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::latency::LatencyModel;
-use crate::latency::steady_state::RoundOffset;
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
-use crate::solvers::lower_bound::min_plus_convolution;
+use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
 use crate::solvers::overlap::residency_choices::residency_options;
-use crate::strategy::{InfeasibleReason, Proposal};
+use crate::{InfeasibleReason, LatencyModel, Proposal, RoundWindow};
 
-/// A way to run a window, with its time without hops.
+/// A GPU split and a residency for a window, with the times without hops.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
     pub gpu_layers: u32,
@@ -34,24 +29,21 @@ pub(crate) struct Choice {
     pub busy_seconds: f64,
 }
 
-/// The Pareto-optimal choices of a device for each offset and window, in ascending order of `busy`.
+/// The Pareto-optimal choices of a device for each offset (layers before the window) and window, by ascending `busy`.
 #[derive(Default)]
 struct ChoiceTable {
     choices: Vec<Choice>,
-    /// `busy` and `own` of each choice, stored contiguously because the search reads them repeatedly.
+    /// The seconds `busy` and `own` of each choice, stored contiguously because the search reads them repeatedly.
     timings: Vec<[f64; 2]>,
-    /// The end of the choices for an offset and a window, at index `offset * (W + 1) + window`.
+    /// The end of the range in `choices` for an offset and a window, at index `offset * (W + 1) + window`.
     ends: Vec<usize>,
 }
 
 /// The choices of all devices for one head, one ring size and any order, under a bound on `busy`.
 pub(crate) struct ChoiceTables {
     devices: Vec<ChoiceTable>,
-    /// W + 1: the number of windows from 0 to W.
     columns: usize,
-    /// The number of offsets with different times; see [`WindowTimes::offset_count`].
     offsets: usize,
-    /// All values of `busy`, ascending.
     bounds: Vec<f64>,
     bound: f64,
 }
@@ -66,18 +58,11 @@ impl ChoiceTables {
             let mut table = ChoiceTable::default();
             let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
             for layers_before in 0..offsets as u32 {
-                for window in 0..=ring_layers {
-                    if window > 0 && layers_before + window <= ring_layers {
-                        let offset = RoundOffset { ring_layers, layers_before };
-                        add_choices(
-                            model,
-                            device,
-                            device == head,
-                            offset,
-                            window,
-                            &residencies,
-                            &mut table.choices,
-                        );
+                for layers in 0..=ring_layers {
+                    if layers > 0 && layers_before + layers <= ring_layers {
+                        let window =
+                            RoundWindow { device, head: device == head, ring_layers, layers_before, layers };
+                        add_choices(model, window, &residencies, &mut table.choices);
                     }
                     table.ends.push(table.choices.len());
                 }
@@ -94,8 +79,7 @@ impl ChoiceTables {
         Self { devices, columns, offsets, bounds, bound: 0.0 }
     }
 
-    /// Returns the index of the choice with the minimum `own` among those whose `busy` is within the bound; `None` if
-    /// there is none.
+    /// Returns the index of the choice with the minimum `own` whose `busy` is within the bound.
     fn index(&self, device: usize, window: u32, layers_before: usize) -> Option<usize> {
         let table = &self.devices[device];
         let index = layers_before.min(self.offsets - 1) * self.columns + window as usize;
@@ -105,7 +89,6 @@ impl ChoiceTables {
         (start + within).checked_sub(1).filter(|_| within > 0)
     }
 
-    /// Returns the choice at [`Self::index`].
     fn choice(&self, device: usize, window: u32, layers_before: usize) -> Option<&Choice> {
         self.index(device, window, layers_before).map(|index| &self.devices[device].choices[index])
     }
@@ -122,7 +105,7 @@ impl WindowTimes for ChoiceTables {
     }
 }
 
-/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its T in seconds, or 0.
+/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its seconds, or 0.
 pub(crate) fn fastest_plan(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
@@ -151,35 +134,32 @@ pub(crate) fn fastest_plan(
             low = middle + 1;
         }
     }
-    let mut best: Option<(f64, f64)> = None;
-    for index in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|index| *index < count) {
+    let bounds = [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|index| *index < count);
+    let times = bounds.map(|index| {
         let bound = tables.bounds[index];
-        let seconds = sum(tables, bound).max(bound);
-        if best.is_none_or(|(least, _)| seconds < least) {
-            best = Some((seconds, bound));
-        }
-    }
+        (sum(tables, bound).max(bound), bound)
+    });
+    let best = times.min_by(|one, other| one.0.total_cmp(&other.0));
     tables.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
     let Some(ring) = problem.fastest_ring(tables) else {
         tables.bound = f64::INFINITY;
         return Err(problem.infeasible_reason(tables));
     };
-    let chosen = |device, window, layers_before| tables.choice(device, window, layers_before);
     let assignment = problem.assignment(&ring, |device, window, layers_before| {
-        chosen(device, window, layers_before).map_or(0, |choice| choice.gpu_layers)
+        tables.choice(device, window, layers_before).map_or(0, |choice| choice.gpu_layers)
     });
-    let instance = problem.model.instance();
-    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.runtime.residencies[0]).collect();
+    let devices = &problem.model.instance().devices;
+    let mut residencies: Vec<_> = devices.iter().map(|device| device.runtime.residencies[0]).collect();
     for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
-        if let Some(choice) = chosen(device, window, layers_before) {
+        if let Some(choice) = tables.choice(device, window, layers_before) {
             residencies[device] = choice.residency;
         }
     }
     Ok(Proposal { residencies, ..Proposal::new(assignment) })
 }
 
-/// Returns a lower bound of T in seconds for W layers per round in any order. It uses the shortest hop of each sender
-/// and the best offset of each window, and ignores `busy`. Infinite if there is no plan.
+/// Returns a lower bound of the time per token in seconds for W layers per round in any order. It uses the shortest
+/// hop of each sender and the best offset of each window, and ignores `busy`. Infinite if there is no plan.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;
     let whole_rounds = f64::from(problem.model.model_layers() / problem.ring_layers);
@@ -187,8 +167,7 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
         let offsets = (0..tables.offsets).map(|layers_before| tables.seconds(device, window, layers_before));
         offsets.fold(f64::INFINITY, f64::min)
     };
-    let mut least = vec![f64::INFINITY; tables.columns];
-    least[0] = 0.0;
+    let mut least = no_layers(problem.ring_layers);
     for &device in problem.order {
         let hops = whole_rounds * problem.model.hops.shortest_hop(device);
         let own = (0..=problem.ring_layers).map(|window| match window {
@@ -202,42 +181,31 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
     least[tables.columns - 1].min(best(problem.head(), problem.ring_layers))
 }
 
-/// Returns the best choice for a window of one device; `None` if there is none.
-pub(crate) fn best_choice(
-    model: &LatencyModel,
-    device: usize,
-    head: bool,
-    offset: RoundOffset,
-    window: u32,
-) -> Option<Choice> {
-    let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
+pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<Choice> {
+    let residencies = residency_options(&model.instance().devices[window.device].runtime.residencies);
     let mut found = Vec::new();
-    add_choices(model, device, head, offset, window, &residencies, &mut found);
-    found
-        .into_iter()
-        .min_by(|a, b| a.own_seconds.max(a.busy_seconds).total_cmp(&b.own_seconds.max(b.busy_seconds)))
+    add_choices(model, window, &residencies, &mut found);
+    let seconds = |choice: &Choice| choice.own_seconds.max(choice.busy_seconds);
+    found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
 }
 
 /// Appends the Pareto-optimal choices of one window in ascending order of `busy`.
 fn add_choices(
     model: &LatencyModel,
-    device: usize,
-    head: bool,
-    offset: RoundOffset,
-    window: u32,
+    window: RoundWindow,
     residencies: &[ResidencyOptions],
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
-    let costs = &model.devices[device];
-    let fits = |gpu: u32| model.fits_gpu(device, head, &model.device_work(device, offset, window, gpu));
-    let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
-    let most = if has_gpu { largest_that_fits(window, fits) } else { 0 };
+    let costs = &model.devices[window.device];
+    let fits = |gpu_layers: u32| model.fits_gpu(&model.device_work(window, gpu_layers));
+    let has_gpu = costs.gpu_bytes[usize::from(window.head)] > 0;
+    let most = if has_gpu { largest_that_fits(window.layers, fits) } else { 0 };
     // If GPU layers are never slower, only the maximum and zero are tried; zero saves the copies to the GPU.
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
-        let device_work = model.device_work(device, offset, window, gpu_layers);
-        let Some(resident_timing) = model.resident_timing(device, head, &device_work) else { continue };
+        let work = model.device_work(window, gpu_layers);
+        let Some(resident_timing) = model.resident_timing(&work) else { continue };
         // If a stream buffer hides all reading, a larger one only increases the reading.
         let mut sufficient: Option<&ResidencyOptions> = None;
         for residency in residencies {
@@ -249,7 +217,7 @@ fn add_choices(
             if sufficient.is_some_and(is_larger) {
                 continue;
             }
-            let Some(timing) = model.add_rereading(device, &resident_timing, residency) else { continue };
+            let Some(timing) = model.add_rereading(&resident_timing, residency) else { continue };
             if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
                 sufficient = Some(residency);
             }

@@ -1,19 +1,21 @@
 //! Validates the ranges and the consistency of the values of a SoC.
 
-use super::{MatmulProfile, PartitionPolicy, Soc, SocNpu, SocOptions, Strategy, Synchronisation};
+use super::{
+    MatmulProfile, MeasuredMatmul, PartitionPolicy, Soc, SocNpu, SocOptions, Strategy, Synchronisation,
+};
 use crate::document::DocumentError;
 
 /// Maximum number of tokens in a graph or a chunk, and maximum side of a tile and a matmul. source: assumed, the
 /// longest context of a model
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
-/// Maximum number of graph sizes. The search for a split of the prompt tries every set of four.
+/// Maximum number of graph sizes. The search for a split of the prompt tries every set of four sizes.
 const MAX_GRAPH_SIZES: usize = 16;
 /// Maximum number of measured matmuls, which are all searched for every partition. source: assumed, more than a day
 /// of measuring
 const MAX_SHAPES: usize = 20_000;
 /// Maximum number of bits per weight, above every weight format.
 const MAX_BITS: f64 = 64.0;
-/// Maximum order penalty of a plausible NPU. source: assumed
+/// Maximum `order_penalty` of an NPU, to detect wrong values. source: assumed
 const MAX_PENALTY: f64 = 1e6;
 /// Maximum time in seconds; a longer one means that a processor hangs. source: assumed
 const MAX_SECONDS: f64 = 3600.0;
@@ -22,7 +24,6 @@ const MAX_SECONDS: f64 = 3600.0;
 type Invalid = Option<(String, String)>;
 
 impl Soc {
-    /// Checks ranges and consistency of the values.
     pub(in crate::device) fn validate(&self, device: &str) -> Result<(), DocumentError> {
         let found = self
             .rates()
@@ -60,10 +61,8 @@ impl Soc {
             ("bus.one", self.bus.single_processor.value.0),
             ("bus.together", self.bus.both_processors.value.0),
         ];
-        let zero = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0);
-        zero.map(|(key, _)| {
-            (key.to_owned(), "is zero, so that a run would never end; measure it again".into())
-        })
+        let (key, _) = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0)?;
+        Some((key.to_owned(), "is zero, so that a run would never end; measure it again".into()))
     }
 
     fn times(&self) -> Invalid {
@@ -76,37 +75,35 @@ impl Soc {
             ("graphs.preparation", self.graphs.preparation_time.value),
             ("graphs.each_token", self.graphs.time_per_token.value),
         ];
-        let long = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS);
-        long.map(|(key, time)| (key.to_owned(), format!("is {time}: it must be at most an hour")))
+        let (key, time) = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS)?;
+        Some((key.to_owned(), format!("is {time}: it must be at most an hour")))
     }
 
     fn bandwidths(&self) -> Invalid {
-        let (one, together, peak) =
-            (self.bus.single_processor.value, self.bus.both_processors.value, self.bus.peak.value);
-        let more = |key: &str, what: &str| Some((format!("bus.{key}"), what.to_owned()));
-        if together > peak {
-            return more("together", "is more than `soc.bus.peak`, the maximum of the memory");
-        }
-        if one > together {
+        let bus = &self.bus;
+        let (key, what) = if bus.both_processors.value > bus.peak.value {
+            ("bus.together", "is more than `soc.bus.peak`, the maximum of the memory")
+        } else if bus.single_processor.value > bus.both_processors.value {
             let what = "is more than `soc.bus.together`: one processor cannot be faster than two together";
-            return more("one", what);
-        }
-        None
+            ("bus.one", what)
+        } else {
+            return None;
+        };
+        Some((key.to_owned(), what.to_owned()))
     }
 
     fn sizes(&self) -> Invalid {
         let sizes = &self.graphs.sizes.value;
-        let say = |what: String| Some(("graphs.sizes".to_owned(), what));
-        if sizes.is_empty() || sizes.len() > MAX_GRAPH_SIZES {
-            return say(format!("has {} sizes: give 1 to {MAX_GRAPH_SIZES}", sizes.len()));
-        }
-        if !sizes.iter().all(|size| (1..=MAX_GRAPH_TOKENS).contains(size)) {
-            return say(format!("has a size outside 1 to {MAX_GRAPH_TOKENS} tokens"));
-        }
-        if !sizes.windows(2).all(|pair| pair[0] < pair[1]) {
-            return say("is not in ascending order".to_owned());
-        }
-        None
+        let what = if sizes.is_empty() || sizes.len() > MAX_GRAPH_SIZES {
+            format!("has {} sizes: give 1 to {MAX_GRAPH_SIZES}", sizes.len())
+        } else if !sizes.iter().all(|size| (1..=MAX_GRAPH_TOKENS).contains(size)) {
+            format!("has a size outside 1 to {MAX_GRAPH_TOKENS} tokens")
+        } else if !sizes.is_sorted_by(|one, next| one < next) {
+            "is not in ascending order".to_owned()
+        } else {
+            return None;
+        };
+        Some(("graphs.sizes".to_owned(), what))
     }
 }
 
@@ -114,10 +111,8 @@ impl Soc {
 fn unused_option(options: &SocOptions) -> Option<String> {
     let strategy = options.strategy;
     if options.chunk.is_some() && strategy != Strategy::Chunked {
-        return Some(format!(
-            "has `chunk`, which `{}` does not use: remove it, or choose `chunked`",
-            strategy.name()
-        ));
+        let name = strategy.name();
+        return Some(format!("has `chunk`, which `{name}` does not use: remove it, or choose `chunked`"));
     }
     // A single processor needs no synchronisation.
     let waits = options.synchronisation != Synchronisation::default()
@@ -148,19 +143,19 @@ fn invalid_bits(key: &str, bits: f64) -> Invalid {
 }
 
 fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
-    let say = |what: String| Some(("npu.profiled.shapes".to_owned(), what));
     let shapes = &profiled.shapes;
-    if shapes.is_empty() || shapes.len() > MAX_SHAPES {
-        return say(format!("has {} matmuls: give 1 to {MAX_SHAPES}", shapes.len()));
-    }
     let in_range = |side: u32| (1..=MAX_GRAPH_TOKENS).contains(&side);
-    let wrong = shapes.iter().position(|shape| {
+    let is_wrong = |shape: &MeasuredMatmul| {
         let dimensions = [shape.outputs, shape.inputs, shape.tokens];
         !dimensions.into_iter().all(in_range) || shape.time.0 <= 0.0 || shape.time.0 > MAX_SECONDS
-    });
-    wrong.and_then(|at| {
-        say(format!(
-            "[{at}]: dimensions must be 1 to {MAX_GRAPH_TOKENS}, and a time must be above zero and at most an hour"
-        ))
-    })
+    };
+    let what = if shapes.is_empty() || shapes.len() > MAX_SHAPES {
+        format!("has {} matmuls: give 1 to {MAX_SHAPES}", shapes.len())
+    } else {
+        let index = shapes.iter().position(is_wrong)?;
+        format!(
+            "[{index}]: dimensions must be 1 to {MAX_GRAPH_TOKENS}, and a time must be above zero and at most an hour"
+        )
+    };
+    Some(("npu.profiled.shapes".to_owned(), what))
 }

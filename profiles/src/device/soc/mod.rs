@@ -4,26 +4,25 @@
 //! sections 3 and 4), each with its source. The speed of the NPU depends on the shape and the operand order of a
 //! matmul, the speed of the GPU does not, and synchronising both takes time. The options of a scenario are in
 //! [`options`].
+//!
+//! The profiler of the HeteroLLM paper (section 4.3) looks up the time of a matmul in a table of measured shapes, or
+//! predicts it by a regression tree that was fitted to them ([`ProfileMode`]; `hearth_core::soc::profiled`).
 
 mod check;
 pub mod options;
-pub mod profiled;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use options::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
-pub use profiled::{MatmulProfile, MeasuredMatmul, ProfileMode};
 
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
 use crate::values::Sourced;
 
 /// A system on a chip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "the keys of a SoC: `gpu`, `npu`, `bus`, `synchronisation` and others"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "the keys of a SoC: `gpu`, `npu`, `bus`, `synchronisation` and others")]
 pub struct Soc {
     /// The GPU, whose speed does not depend on shapes.
     pub gpu: SocGpu,
@@ -46,10 +45,8 @@ pub struct Soc {
 
 /// The GPU of a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "the keys of a SoC's GPU: `name`, `matmul`, `weight_bits`, `submission`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "the keys of a SoC's GPU: `name`, `matmul`, `weight_bits`, `submission`")]
 pub struct SocGpu {
     /// Name given by the vendor.
     pub name: String,
@@ -66,10 +63,8 @@ pub struct SocGpu {
 
 /// The NPU of a SoC: a systolic array that stores a tile of one matrix while the rows of the other stream through it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "the keys of a SoC's NPU: `name`, `matmul`, `order_penalty`, `tile`, `weight_bits`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "the keys of a SoC's NPU: `name`, `matmul`, `order_penalty`, `tile`, `weight_bits`")]
 pub struct SocNpu {
     /// Name given by the vendor.
     pub name: String,
@@ -90,6 +85,46 @@ pub struct SocNpu {
     pub profiled: Option<MatmulProfile>,
 }
 
+/// A table of measured matmuls.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "measured matmuls, such as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
+)]
+pub struct MatmulProfile {
+    /// How times are derived from the table.
+    pub mode: ProfileMode,
+    /// Source of the times.
+    pub source: String,
+    /// The matmuls, in any order.
+    pub shapes: Vec<MeasuredMatmul>,
+}
+
+/// How times are derived from a table of measured matmuls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProfileMode {
+    /// A matmul has the rate of the measured matmul with the most similar dimensions.
+    Table,
+    /// A regression tree, fitted to all measured matmuls, predicts the time.
+    Tree,
+}
+
+/// A matmul `[tokens, inputs] x [inputs, outputs]` and its measured time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "a matmul, such as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`")]
+pub struct MeasuredMatmul {
+    /// Number of columns of the weight matrix.
+    pub outputs: u32,
+    /// Number of rows of the weight matrix.
+    pub inputs: u32,
+    /// Number of rows of the activations.
+    pub tokens: u32,
+    /// Time with the faster of the two operand orders.
+    pub time: Seconds,
+}
+
 /// Bandwidths of the memory bus that all processors share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
@@ -106,10 +141,8 @@ pub struct Bus {
 
 /// Costs of synchronising the processors of a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`"
-)]
+#[serde(deny_unknown_fields)]
+#[serde(expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`")]
 pub struct SyncCosts {
     /// Time of an event in shared memory that a thread polls after a predicted sleep: `t_fast`.
     #[serde(rename = "fast")]

@@ -18,11 +18,12 @@ use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 
+use super::super::layout::Layout;
 use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
-use super::{Availability, SYSTEM_CALL, read_record};
+use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
-/// Consecutive reads for one part, without a pause between them.
-#[derive(Debug, Clone)]
+/// Consecutive reads for one part of the model, which have one trace record.
+#[derive(Debug)]
 struct ReadBatch {
     record: Record,
     outstanding: u32,
@@ -30,18 +31,15 @@ struct ReadBatch {
     complete: bool,
 }
 
-/// The state of the helper thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Helper {
     Idle,
     /// An event that continues the helper is pending.
     Awake,
-    /// The helper waits for the arrival of this chunk.
     Awaits(Chunk),
 }
 
-/// The managed share of one device, and its helper thread.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ManagedStream {
     device: u16,
     residency: ManagedResidency,
@@ -50,8 +48,8 @@ pub struct ManagedStream {
 }
 
 impl ManagedStream {
-    /// Creates the stream of a device. `visits` are the chunks of its share, grouped by uses without a pause;
-    /// `memory` is the memory budget that the plan expects for them; `chunks` is the number of chunks of the file.
+    /// Creates the stream of a device. `visits` are the chunks of its share, one list for each uninterrupted use;
+    /// `memory` is the planned budget for these chunks; `chunks` is the number of chunks of the file.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
@@ -66,124 +64,6 @@ impl ManagedStream {
         Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
     }
 
-    /// Returns the chunks of the kept set.
-    pub fn kept_chunks(&self) -> impl Iterator<Item = Chunk> {
-        self.residency.kept_pieces()
-    }
-
-    /// Requests a part that will be needed. Returns whether the helper must be woken.
-    pub fn request(&mut self, request: PartRequest) -> bool {
-        let woken = self.residency.react(Event::Requested(request));
-        woken && self.wake()
-    }
-
-    /// Begins the computation of a part. Returns whether the helper must be woken.
-    pub fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
-        self.residency.react(Event::PassBegun(request.origin.pass));
-        if self.residency.is_measure_due() {
-            let page_cache = u64::from(storage.cache().capacity()) * storage.chunk_size().0;
-            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
-        }
-        let woken = self.residency.react(Event::PartBegun(request));
-        woken && self.wake()
-    }
-
-    /// Ends the computation of a part.
-    pub fn end_part(&mut self) {
-        self.residency.react(Event::PartEnded);
-    }
-
-    /// Returns how many of these chunks the computation can use now. Counts up to the first streamed piece, so that
-    /// it can be evicted as soon as it has been used.
-    pub fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
-        let cache = storage.cache();
-        let Some(ready_until) = self.residency.first_unready_piece() else {
-            // An embedding row: it may be in memory, or else it is read on its own.
-            let held = cache.holds(chunks.start);
-            return if held { Availability::Ready(1) } else { Availability::Missing };
-        };
-        if ready_until <= chunks.start {
-            return Availability::Pending;
-        }
-        let mut ready = 0;
-        for chunk in chunks.start..chunks.end.min(ready_until) {
-            if !cache.holds(chunk) {
-                break;
-            }
-            ready += 1;
-            if !self.residency.is_kept(chunk) {
-                break;
-            }
-        }
-        if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
-    }
-
-    /// Handles a page fault at an embedding row, or at a chunk that was evicted after it was confirmed. The mapping
-    /// is advised `MADV_RANDOM`, so no neighbouring page is read.
-    pub fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
-        if self.residency.first_unready_piece().is_none() {
-            return storage.read_uncached(now, unit);
-        }
-        self.residency.react(Event::Faulted(chunk));
-        storage.touch_without_readahead(now, chunk, Flow::Fault)
-    }
-
-    /// Marks chunks as used. Returns whether the helper must be woken.
-    pub fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
-        let woken = self.residency.react(Event::Used(chunks.end));
-        woken && self.wake()
-    }
-
-    /// Runs the helper until it has spent time. Returns the time at which it continues; `None` if it waits for a
-    /// chunk or has no steps.
-    pub fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
-        let (helper, pause) = loop {
-            match self.residency.next_step() {
-                Step::Read(chunk, origin) => {
-                    let outcome = match storage.prefetch(now, chunk) {
-                        Fetch::Present => ReadOutcome::InMemory,
-                        Fetch::Started => ReadOutcome::Started(storage.chunk_size().0),
-                        // Dropped by the kernel, which still takes time.
-                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk_size().0),
-                        Fetch::Again => ReadOutcome::Retry,
-                    };
-                    self.residency.react(Event::Read(chunk, outcome));
-                    if let ReadOutcome::Started(_) = outcome {
-                        self.record_read(now, origin, storage.chunk_size());
-                    }
-                    if outcome != ReadOutcome::InMemory {
-                        break (Helper::Awake, SYSTEM_CALL);
-                    }
-                }
-                Step::Confirm(chunk, origin) => {
-                    match storage.touch_without_readahead(now, chunk, Flow::Prefetch) {
-                        Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
-                        // The kernel did not read it, or evicted it since.
-                        Touch::Pending => {
-                            self.residency.react(Event::Confirmed(chunk, false));
-                            self.record_read(now, origin, storage.chunk_size());
-                            break (Helper::Awake, SYSTEM_CALL);
-                        }
-                        Touch::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
-                    }
-                }
-                Step::Evict(chunk) => {
-                    storage.discard(chunk);
-                    break (Helper::Awake, SYSTEM_CALL);
-                }
-                Step::Await(chunk) => break (Helper::Awaits(chunk), 0),
-                // Memory is measured when a pass begins.
-                Step::Measure | Step::Idle => break (Helper::Idle, 0),
-            }
-        };
-        self.helper = helper;
-        if helper == Helper::Idle {
-            self.batches.iter_mut().for_each(|batch| batch.complete = true);
-        }
-        (helper == Helper::Awake).then(|| now + storage.take_kernel_time().to_nanos().max(pause))
-    }
-
-    /// Records that the read of a piece has started.
     fn record_read(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
         if let Some(last) = self.batches.back_mut() {
             let Record { pass, round, layers, .. } = last.record;
@@ -198,20 +78,7 @@ impl ManagedStream {
         self.batches.push_back(ReadBatch { record, outstanding: 1, complete: false });
     }
 
-    /// Handles the arrival of a chunk. Returns whether the helper must be woken.
-    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
-        if self.residency.is_in_flight(chunk) {
-            self.residency.react(Event::Arrived(chunk));
-            self.count_batch_arrival(now);
-        }
-        let woken = self.helper == Helper::Awaits(chunk);
-        if woken {
-            self.helper = Helper::Awake;
-        }
-        woken
-    }
-
-    /// Counts an arrival for the first open batch, because the disk serves the reads of a flow in order.
+    /// Counts an arrived chunk for the first unfinished batch, because the disk serves the reads of a flow in order.
     fn count_batch_arrival(&mut self, now: Nanos) {
         let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
         let Some(batch) = open.next() else { return };
@@ -224,28 +91,152 @@ impl ManagedStream {
         }
     }
 
-    /// Moves the records of finished batches to the trace.
-    pub fn report(&mut self, records: &mut Vec<Record>) {
-        while let Some(batch) = self.batches.pop_front_if(|batch| batch.complete && batch.outstanding == 0) {
-            records.push(batch.record);
-        }
-    }
-
-    /// Moves the records of all batches to the trace; an unfinished batch ends at its progress so far.
-    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.batches.drain(..).map(|batch| {
-            let end = if batch.outstanding > 0 { now } else { batch.record.end };
-            Record { end, ..batch.record }
-        }));
-    }
-
-    /// Wakes the helper; returns whether it was idle.
     fn wake(&mut self) -> bool {
         let idle = self.helper == Helper::Idle;
         if idle {
             self.helper = Helper::Awake;
         }
         idle
+    }
+}
+
+impl WeightResidency for ManagedStream {
+    fn is_left_to_system(&self) -> bool {
+        false
+    }
+
+    fn warm_chunks(&self, _layout: &Layout) -> Vec<Chunk> {
+        self.residency.kept_pieces().collect()
+    }
+
+    fn request(&mut self, request: PartRequest) -> bool {
+        let woken = self.residency.react(Event::Requested(request));
+        woken && self.wake()
+    }
+
+    fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
+        self.residency.react(Event::PassBegun(request.origin.pass));
+        if self.residency.is_measure_due() {
+            let page_cache = u64::from(storage.cache.capacity()) * storage.chunk_size.0;
+            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
+        }
+        let woken = self.residency.react(Event::PartBegun(request));
+        woken && self.wake()
+    }
+
+    fn end_part(&mut self) {
+        self.residency.react(Event::PartEnded);
+    }
+
+    /// Counts the available chunks up to and including the first streamed one, which is evicted right after its use.
+    fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+        let cache = &storage.cache;
+        let Some(ready_until) = self.residency.first_unready_piece() else {
+            // An embedding row: it may be in memory, or else it is read on its own.
+            let held = cache.contains(chunks.start);
+            return if held { Availability::Ready(1) } else { Availability::Missing };
+        };
+        if ready_until <= chunks.start {
+            return Availability::Pending;
+        }
+        let mut ready = 0;
+        for chunk in chunks.start..chunks.end.min(ready_until) {
+            if !cache.contains(chunk) {
+                break;
+            }
+            ready += 1;
+            if !self.residency.is_kept(chunk) {
+                break;
+            }
+        }
+        if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
+    }
+
+    /// Handles a fault at an embedding row, or at a chunk that was evicted after it was confirmed. No neighbouring
+    /// page is read, because the mapping is advised `MADV_RANDOM`.
+    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+        if self.residency.first_unready_piece().is_none() {
+            return storage.read_uncached(now, unit);
+        }
+        self.residency.react(Event::Faulted(chunk));
+        storage.touch_without_readahead(now, chunk, Flow::Fault)
+    }
+
+    fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
+        let woken = self.residency.react(Event::Used(chunks.end));
+        woken && self.wake()
+    }
+
+    fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+        let (helper, pause) = loop {
+            match self.residency.next_step() {
+                Step::Read(chunk, origin) => {
+                    let outcome = match storage.prefetch(now, chunk) {
+                        Fetch::Present => ReadOutcome::InMemory,
+                        Fetch::Started => ReadOutcome::Started(storage.chunk_size.0),
+                        // Dropped by the kernel, which still takes time.
+                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk_size.0),
+                        Fetch::Again => ReadOutcome::Retry,
+                    };
+                    self.residency.react(Event::Read(chunk, outcome));
+                    if let ReadOutcome::Started(_) = outcome {
+                        self.record_read(now, origin, storage.chunk_size);
+                    }
+                    if outcome != ReadOutcome::InMemory {
+                        break (Helper::Awake, SYSTEM_CALL);
+                    }
+                }
+                Step::Confirm(chunk, origin) => {
+                    match storage.touch_without_readahead(now, chunk, Flow::Prefetch) {
+                        Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
+                        // The kernel did not read it, or evicted it since.
+                        Touch::Pending => {
+                            self.residency.react(Event::Confirmed(chunk, false));
+                            self.record_read(now, origin, storage.chunk_size);
+                            break (Helper::Awake, SYSTEM_CALL);
+                        }
+                        Touch::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
+                    }
+                }
+                Step::Evict(chunk) => {
+                    storage.cache.discard(chunk);
+                    break (Helper::Awake, SYSTEM_CALL);
+                }
+                Step::Await(chunk) => break (Helper::Awaits(chunk), 0),
+                // Memory is measured when a pass begins.
+                Step::Measure | Step::Idle => break (Helper::Idle, 0),
+            }
+        };
+        self.helper = helper;
+        if helper == Helper::Idle {
+            self.batches.iter_mut().for_each(|batch| batch.complete = true);
+        }
+        (helper == Helper::Awake).then(|| now + storage.take_kernel_time().to_nanos().max(pause))
+    }
+
+    fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
+        if self.residency.is_in_flight(chunk) {
+            self.residency.react(Event::Arrived(chunk));
+            self.count_batch_arrival(now);
+        }
+        let woken = self.helper == Helper::Awaits(chunk);
+        if woken {
+            self.helper = Helper::Awake;
+        }
+        woken
+    }
+
+    fn report(&mut self, records: &mut Vec<Record>) {
+        while let Some(batch) = self.batches.pop_front_if(|batch| batch.complete && batch.outstanding == 0) {
+            records.push(batch.record);
+        }
+    }
+
+    fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+        records.extend(self.batches.drain(..).map(|batch| {
+            let end = if batch.outstanding > 0 { now } else { batch.record.end };
+            Record { end, ..batch.record }
+        }));
     }
 }
 

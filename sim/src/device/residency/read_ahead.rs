@@ -19,8 +19,12 @@ use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 
+use super::super::layout::Layout;
 use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
-use super::{SYSTEM_CALL, read_record};
+use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
+
+/// Maximum number of chunks computed as one batch while the helper thread may evict them.
+const MAX_BATCH: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
@@ -28,8 +32,7 @@ enum Task {
     Evict,
 }
 
-/// The read of a part, or of its missing chunks.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct PartRead {
     record: Record,
     chunks: Range<Chunk>,
@@ -38,16 +41,13 @@ struct PartRead {
     requested: bool,
 }
 
-/// The helper thread of one device.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ReadAhead {
     device: u16,
-    residency: Residency,
-    /// Maximum number of chunks that a job reads.
+    policy: Residency,
+    /// Maximum number of chunks of one part of the model that the helper thread reads ahead.
     budget: u32,
-    /// Unfinished jobs.
     jobs: VecDeque<(Task, PartRequest)>,
-    /// The chunk that the helper waits for.
     awaited: Option<Chunk>,
     /// Whether an event that continues the jobs is pending.
     awake: bool,
@@ -63,7 +63,7 @@ impl ReadAhead {
         let budget = if residency.one_call { budget.min(read_ahead) } else { budget };
         Self {
             device: device as u16,
-            residency: residency.policy,
+            policy: residency.policy,
             budget,
             jobs: VecDeque::new(),
             awaited: None,
@@ -72,111 +72,11 @@ impl ReadAhead {
         }
     }
 
-    /// Queues the read of a part. Returns whether the helper must be woken.
-    pub fn queue_read(&mut self, mut job: PartRequest) -> bool {
-        // The budget covers the first chunks of the part, whether they are in memory or not.
-        job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
-        self.push_job(Task::Read, job)
-    }
-
-    /// Queues the eviction of a part. Returns whether the helper must be woken.
-    pub fn queue_eviction(&mut self, job: PartRequest) -> bool {
-        self.push_job(Task::Evict, job)
-    }
-
     fn push_job(&mut self, task: Task, job: PartRequest) -> bool {
         self.jobs.push_back((task, job));
         self.awaited.is_none() && !std::mem::replace(&mut self.awake, true)
     }
 
-    /// Whether the helper has neither jobs nor outstanding reads.
-    pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.reads.is_empty()
-    }
-
-    /// Runs jobs until they have spent time. Returns the time at which the helper continues; `None` if it waits for a
-    /// chunk or has no jobs.
-    pub fn run(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
-        self.awake = false;
-        while let Some((task, job)) = self.jobs.front_mut() {
-            let chunk = job.pieces.start;
-            if chunk >= job.pieces.end {
-                self.end_job();
-                continue;
-            }
-            let mut pause = SYSTEM_CALL;
-            let again = match (*task, self.residency) {
-                (Task::Evict, _) => {
-                    job.pieces.start += 1;
-                    if !storage.cache().holds(chunk) {
-                        continue;
-                    }
-                    storage.discard(chunk);
-                    true
-                }
-                (Task::Read, Residency::Os) => match storage.prefetch(now, chunk) {
-                    Fetch::Present => {
-                        job.pieces.start += 1;
-                        continue;
-                    }
-                    Fetch::Started => {
-                        self.record_read(now, storage.chunk_size());
-                        true
-                    }
-                    // Dropped by the kernel, which still takes time.
-                    Fetch::NoMemory => {
-                        job.pieces.start += 1;
-                        true
-                    }
-                    Fetch::Again => true,
-                },
-                (Task::Read, _) => match storage.touch(now, chunk, Flow::Prefetch) {
-                    Touch::Ready => {
-                        job.pieces.start += 1;
-                        continue;
-                    }
-                    Touch::Pending => {
-                        self.record_read(now, storage.chunk_size());
-                        self.awaited = Some(chunk);
-                        false
-                    }
-                    Touch::NoMemory => {
-                        pause = NO_MEMORY_PAUSE;
-                        true
-                    }
-                },
-            };
-            if !again {
-                return None;
-            }
-            self.awake = true;
-            return Some(now + storage.take_kernel_time().to_nanos().max(pause));
-        }
-        None
-    }
-
-    /// Handles the arrival of a chunk. Returns whether the helper waited for it and must be woken.
-    pub fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
-        let found = self.reads.iter().position(|read| read.outstanding > 0 && read.chunks.contains(&chunk));
-        if let Some(at) = found {
-            let read = &mut self.reads[at];
-            read.outstanding -= 1;
-            read.record.end = now;
-        }
-        let woken = self.awaited == Some(chunk);
-        if woken {
-            self.awaited = None;
-            self.awake = true;
-        }
-        woken
-    }
-
-    /// Moves the records of all reads to the trace; an unfinished read ends at its progress so far.
-    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.reads.drain(..).map(|read| Record { end: now, ..read.record }));
-    }
-
-    /// Records that the read of the first job's first chunk has started.
     fn record_read(&mut self, now: Nanos, chunk: Bytes) {
         let Some((_, job)) = self.jobs.front_mut() else { return };
         let first = job.pieces.start;
@@ -198,10 +98,109 @@ impl ReadAhead {
             read.requested = true;
         }
     }
+}
 
-    /// Moves the records of finished jobs to the trace.
-    pub fn report(&mut self, records: &mut Vec<Record>) {
+impl WeightResidency for ReadAhead {
+    fn is_left_to_system(&self) -> bool {
+        true
+    }
+
+    fn warm_chunks(&self, layout: &Layout) -> Vec<Chunk> {
+        layout.own_chunks().chain(layout.own_chunks()).collect()
+    }
+
+    fn request(&mut self, mut job: PartRequest) -> bool {
+        // The budget covers the first chunks of the part, whether they are in memory or not.
+        job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
+        self.push_job(Task::Read, job)
+    }
+
+    fn release(&mut self, job: PartRequest) -> bool {
+        self.push_job(Task::Evict, job)
+    }
+
+    fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+        let is_idle = self.jobs.is_empty() && self.reads.is_empty();
+        let max = if is_idle { u32::MAX } else { MAX_BATCH };
+        let end = chunks.end.min(chunks.start.saturating_add(max));
+        match (chunks.start..end).take_while(|&chunk| storage.cache.contains(chunk)).count() as u32 {
+            0 => Availability::Missing,
+            ready => Availability::Ready(ready),
+        }
+    }
+
+    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+        // An embedding row: all other computations need whole chunks.
+        if unit < storage.chunk_size {
+            storage.read_uncached(now, unit)
+        } else {
+            storage.touch(now, chunk, Flow::Fault)
+        }
+    }
+
+    fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+        self.awake = false;
+        while let Some((task, job)) = self.jobs.front_mut() {
+            let chunk = job.pieces.start;
+            if chunk >= job.pieces.end {
+                self.end_job();
+                continue;
+            }
+            let mut pause = SYSTEM_CALL;
+            match (*task, self.policy) {
+                (Task::Evict, _) => {
+                    job.pieces.start += 1;
+                    if !storage.cache.contains(chunk) {
+                        continue;
+                    }
+                    storage.cache.discard(chunk);
+                }
+                (Task::Read, Residency::Os) => match storage.prefetch(now, chunk) {
+                    Fetch::Present => {
+                        job.pieces.start += 1;
+                        continue;
+                    }
+                    Fetch::Started => self.record_read(now, storage.chunk_size),
+                    // Dropped by the kernel, which still takes time.
+                    Fetch::NoMemory => job.pieces.start += 1,
+                    Fetch::Again => {}
+                },
+                (Task::Read, _) => match storage.touch(now, chunk, Flow::Prefetch) {
+                    Touch::Ready => {
+                        job.pieces.start += 1;
+                        continue;
+                    }
+                    Touch::Pending => {
+                        self.record_read(now, storage.chunk_size);
+                        self.awaited = Some(chunk);
+                        return None;
+                    }
+                    Touch::NoMemory => pause = NO_MEMORY_PAUSE,
+                },
+            }
+            self.awake = true;
+            return Some(now + storage.take_kernel_time().to_nanos().max(pause));
+        }
+        None
+    }
+
+    fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
+        let mut open = self.reads.iter_mut().filter(|read| read.outstanding > 0);
+        if let Some(read) = open.find(|read| read.chunks.contains(&chunk)) {
+            read.outstanding -= 1;
+            read.record.end = now;
+        }
+        let woken = self.awaited.take_if(|awaited| *awaited == chunk).is_some();
+        self.awake |= woken;
+        woken
+    }
+
+    fn report(&mut self, records: &mut Vec<Record>) {
         let done = |read: &mut PartRead| read.requested && read.outstanding == 0;
         records.extend(self.reads.extract_if(.., done).map(|read| read.record));
+    }
+
+    fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+        records.extend(self.reads.drain(..).map(|read| Record { end: now, ..read.record }));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of a walk: the pages that a thread needs after it was woken.
+//! Tests of computing with mapped weights: the pages that a thread needs after it was woken.
 
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
@@ -16,7 +16,7 @@ const THREADS: f64 = 1e3;
 struct WalkFixture {
     now: Nanos,
     storage: Storage,
-    residency: WeightResidency,
+    residency: ReadAhead,
     walk: Walk,
 }
 
@@ -28,8 +28,8 @@ impl WalkFixture {
         let mut fixture = WalkFixture {
             now: 0,
             storage: test_storage(10, 10, PIECE),
-            residency: WeightResidency::System(ReadAhead::new(0, options, PIECE, 1)),
-            walk: Walk::new(record, [segment], THREADS, 1),
+            residency: ReadAhead::new(0, options, PIECE, 1),
+            walk: Walk::new(record, vec![segment], THREADS, 1),
         };
         let first = fixture.walk.advance(0, &mut fixture.storage, &mut fixture.residency);
         assert_eq!(first, WalkAction::Wait);
@@ -44,8 +44,7 @@ impl WalkFixture {
     fn arrive(&mut self, chunk: Chunk) -> WalkAction {
         self.now = self.storage.next_end().expect("a read in flight");
         assert_eq!(self.storage.pop_completed(self.now), Some(chunk));
-        let woken = self.walk.on_arrival(self.now, chunk, 0);
-        assert_eq!(woken, Some(WalkAction::Retry(self.now)));
+        assert!(self.walk.on_arrival(chunk));
         self.walk.retry(self.now, &mut self.storage, &mut self.residency)
     }
 }
@@ -60,7 +59,7 @@ fn previous_page_is_normally_resident() {
 #[test]
 fn load_across_page_boundary_refaults_previous_page() {
     let mut fixture = WalkFixture::new(Kind::Compute);
-    fixture.storage.release(0);
+    fixture.storage.cache.release(0);
     assert_eq!(fixture.arrive(1), WalkAction::Wait, "both pages are needed at once");
     assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
     assert_eq!(fixture.storage.bytes_read(), PIECE * 3);
@@ -69,9 +68,9 @@ fn load_across_page_boundary_refaults_previous_page() {
 #[test]
 fn previous_page_may_be_evicted_again() {
     let mut fixture = WalkFixture::new(Kind::Compute);
-    fixture.storage.release(0);
+    fixture.storage.cache.release(0);
     assert_eq!(fixture.arrive(1), WalkAction::Wait);
-    fixture.storage.release(1);
+    fixture.storage.cache.release(1);
     assert_eq!(fixture.arrive(0), WalkAction::Wait, "now the second page is missing");
     assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
     assert_eq!(fixture.storage.bytes_read(), PIECE * 4);
@@ -80,6 +79,6 @@ fn previous_page_may_be_evicted_again() {
 #[test]
 fn embedding_row_needs_no_previous_page() {
     let mut fixture = WalkFixture::new(Kind::Embed);
-    fixture.storage.release(0);
+    fixture.storage.cache.release(0);
     assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
 }

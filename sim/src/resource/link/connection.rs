@@ -27,7 +27,6 @@ pub struct Connection {
     pub waiting: VecDeque<u64>,
     /// The last time at which a message was submitted or a part of it was sent.
     pub last_sent: Option<Nanos>,
-    /// The time at which the last message arrived.
     pub last_arrival: Nanos,
 }
 
@@ -39,7 +38,6 @@ impl Connection {
     }
 }
 
-/// The random delays of a channel.
 #[derive(Debug, Clone)]
 pub struct Delays {
     median: f64,

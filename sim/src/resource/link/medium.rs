@@ -14,26 +14,22 @@ use crate::engine::Nanos;
 /// One transmission of a message on one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
-    /// The message's number.
     pub message: u64,
     /// Whether the burst is on the second hop, from the access point to the receiver.
     pub is_downlink: bool,
     pub bytes: u64,
-    /// Transmission time in nanoseconds, with the overhead but without stalls.
-    pub time: Nanos,
+    /// The time on the medium in nanoseconds, with the overhead but without stalls.
+    pub transmission_time: Nanos,
 }
 
-/// The transmission that occupies the medium.
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
     pub burst: Burst,
-    /// The time at which it starts.
     pub start: Nanos,
-    /// The time at which it ends, if no stall is added.
+    /// The time at which the burst ends, if no stall is added.
     pub end: Nanos,
 }
 
-/// A medium and the transmissions that wait for it.
 #[derive(Debug, Clone)]
 pub struct Medium {
     queue: VecDeque<Burst>,
@@ -47,7 +43,6 @@ impl Medium {
         Self { queue: VecDeque::new(), current: None, stalls, busy_time: 0 }
     }
 
-    /// Requests the medium for a transmission.
     pub fn request(&mut self, now: Nanos, burst: Burst) {
         self.queue.push_back(burst);
         if self.current.is_none() {
@@ -55,7 +50,6 @@ impl Medium {
         }
     }
 
-    /// Returns the time at which the current transmission ends.
     pub fn next_end(&self) -> Option<Nanos> {
         self.current.map(|current| current.end)
     }
@@ -63,12 +57,11 @@ impl Medium {
     /// Removes and returns the transmission that has ended by `now`; the next one starts at its end.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Grant> {
         let current = self.current.take_if(|current| current.end <= now)?;
-        self.busy_time += current.burst.time;
+        self.busy_time += current.burst.transmission_time;
         self.grant(current.end);
         Some(current)
     }
 
-    /// Stalls the medium from `now` until `until`.
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
         let remaining = self.current.map(|current| self.stalls.transmission_time(now, current.end));
         self.stalls.add(now, until);
@@ -84,7 +77,7 @@ impl Medium {
 
     fn grant(&mut self, now: Nanos) {
         self.current = self.queue.pop_front().map(|burst| {
-            let end = self.stalls.transmission_end(now, burst.time);
+            let end = self.stalls.transmission_end(now, burst.transmission_time);
             Grant { burst, start: now, end }
         });
     }
@@ -97,8 +90,8 @@ mod tests {
 
     use super::*;
 
-    fn burst(message: u64, time: Nanos) -> Burst {
-        Burst { message, is_downlink: false, bytes: 1, time }
+    fn burst(message: u64, transmission_time: Nanos) -> Burst {
+        Burst { message, is_downlink: false, bytes: 1, transmission_time }
     }
 
     #[test]

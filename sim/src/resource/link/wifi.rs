@@ -15,13 +15,13 @@
 use std::collections::BTreeMap;
 
 use hearth_profiles::link::path::{Endpoint, WirelessPath};
-use hearth_profiles::link::wifi::{Tcp, Wifi};
+use hearth_profiles::link::wifi::{Tcp, Wifi, WifiChannel};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use super::connection::{Connection, Delays};
 use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::{ConstantLink, Delivery, Link, SendOutcome};
+use super::{ConstantLink, Delivery, SendOutcome, Wire};
 use crate::engine::Nanos;
 use crate::random;
 
@@ -33,18 +33,13 @@ enum Purpose {
     Tcp,
 }
 
-/// The medium that a hop uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Port {
-    /// The channel with this index.
     Channel(usize),
-    /// The wire from a device.
     From(usize),
-    /// The wire to a device.
     To(usize),
 }
 
-/// One hop of a route.
 #[derive(Debug, Clone, Copy)]
 struct Hop {
     port: Port,
@@ -52,7 +47,6 @@ struct Hop {
     overhead: Nanos,
 }
 
-/// The route from one device to another over Wi-Fi.
 #[derive(Debug, Clone, Copy)]
 struct Route {
     up: Hop,
@@ -65,7 +59,6 @@ struct Route {
     delay_channel: usize,
 }
 
-/// A message being sent.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
     pair: (usize, usize),
@@ -74,33 +67,31 @@ struct Sending {
     unsent: u64,
     received: u64,
     start: Option<Nanos>,
-    /// Nanoseconds from the end of its last burst to its arrival.
+    /// Nanoseconds from the end of the message's last burst to the message's arrival.
     rest_delay: Nanos,
 }
 
 /// Wi-Fi channels, and wires for the pairs that do not use Wi-Fi.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct WifiLink {
-    wires: ConstantLink,
+    pub wires: ConstantLink,
     tcp: Tcp,
-    names: Vec<String>,
     delays: Vec<Delays>,
     routes: BTreeMap<(usize, usize), Route>,
     media: BTreeMap<Port, Medium>,
     connections: BTreeMap<(usize, usize), Connection>,
     sending: BTreeMap<u64, Sending>,
     last_number: u64,
-    bytes_sent: u64,
 }
 
 impl WifiLink {
-    /// Creates links that use wires only, until [`WifiLink::with_path`] moves pairs to Wi-Fi.
-    pub fn new(wires: ConstantLink, wifi: Option<&Wifi>, seed: u64) -> Self {
+    /// Creates links that use equal wires only, until [`WifiLink::add_path`] moves pairs to Wi-Fi.
+    pub fn new(wire: Wire, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
         let channels = || wifi.into_iter().flat_map(|wifi| wifi.channels.iter().enumerate());
-        let medium = |(index, channel): (usize, &hearth_profiles::link::wifi::WifiChannel)| {
+        let medium = |(index, channel): (usize, &WifiChannel)| {
             let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
             (Port::Channel(index), Medium::new(stalls))
         };
@@ -108,22 +99,19 @@ impl WifiLink {
             Delays::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
         });
         Self {
-            wires,
+            wires: ConstantLink::new(wire),
             tcp: wifi.map_or_else(Tcp::default, |wifi| wifi.tcp.clone()),
-            names: channels().map(|(_, channel)| channel.name.clone()).collect(),
             delays: delays.collect(),
             routes: BTreeMap::new(),
             media: channels().map(medium).collect(),
             connections: BTreeMap::new(),
             sending: BTreeMap::new(),
             last_number: 0,
-            bytes_sent: 0,
         }
     }
 
-    /// Moves one direction of a pair to Wi-Fi.
-    #[must_use]
-    pub fn with_path(mut self, from: usize, to: usize, path: &WirelessPath) -> Self {
+    /// Moves the messages from one device to another from their wire to Wi-Fi.
+    pub fn add_path(&mut self, from: usize, to: usize, path: &WirelessPath) {
         let hop = |end: &Endpoint, wire: Port| {
             let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
             Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
@@ -137,26 +125,14 @@ impl WifiLink {
         }
         let ((_, Port::Channel(delay_channel)) | (Port::Channel(delay_channel), _)) = (up.port, down.port)
         else {
-            return self;
+            return;
         };
         let (burst, rate) = (path.burst_bytes().0, path.rate());
         let wire_latency = path.wire_latency().to_nanos();
         self.routes.insert((from, to), Route { up, down, burst, rate, wire_latency, delay_channel });
-        self
     }
 
-    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call
-    /// [`Link::next_event`] again afterwards.
-    pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
-        let index = self.names.iter().position(|name| name == channel);
-        let medium = index.and_then(|index| self.media.get_mut(&Port::Channel(index)));
-        medium.is_some_and(|medium| {
-            medium.stall(now, until);
-            true
-        })
-    }
-
-    /// Stalls every channel.
+    /// Stalls every channel from `now` until `until`. Call [`WifiLink::next_event`] again afterwards.
     pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
         for (port, medium) in &mut self.media {
             if matches!(port, Port::Channel(_)) {
@@ -170,14 +146,63 @@ impl WifiLink {
         self.media.get(&Port::Channel(channel)).map_or(0, Medium::busy_time)
     }
 
+    /// Sends a message at `now`, which must not be earlier than in any previous call.
+    pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
+        let pair = (from, to);
+        let Some(&route) = self.routes.get(&pair) else {
+            return SendOutcome::Known(self.wires.deliver(now, from, to, bytes));
+        };
+        let connection = self.connections.entry(pair).or_default();
+        let fresh = connection.is_fresh(now, &self.tcp);
+        let delays = &mut self.delays[route.delay_channel];
+        let overhead = route.up.overhead + route.down.overhead;
+        let rest = delays.one_way().to_nanos().saturating_sub(overhead);
+        let tcp_delay = delays.tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
+        let rest_delay = route.wire_latency + rest + tcp_delay;
+        self.last_number += 1;
+        let number = self.last_number;
+        let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
+        self.sending.insert(number, message);
+        connection.last_sent = Some(now);
+        connection.waiting.push_back(number);
+        if connection.waiting.len() == 1 {
+            self.request(now, number);
+        }
+        SendOutcome::Pending(number)
+    }
+
+    /// Returns the time at which to call [`WifiLink::next_delivery`] next, if nothing else is sent.
+    pub fn next_event(&self) -> Option<Nanos> {
+        self.media.values().filter_map(Medium::next_end).min()
+    }
+
+    /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than
+    /// `now`. Returns its number and its delivery.
+    pub fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
+        loop {
+            let ends = self.media.iter().filter_map(|(&port, medium)| Some((medium.next_end()?, port)));
+            let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
+            if let Some(delivery) = self.on_burst_end(at, port) {
+                return Some(delivery);
+            }
+        }
+    }
+
+    /// Returns the minimum delay from one device to another.
+    pub fn latency(&self, from: usize, to: usize) -> Seconds {
+        let over_wifi =
+            |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
+        self.routes.get(&(from, to)).map_or_else(|| self.wires.wire(from, to).latency, over_wifi)
+    }
+
     /// Requests the sender's medium for the message's next burst.
     fn request(&mut self, at: Nanos, number: u64) {
         let Some(message) = self.sending.get_mut(&number) else { return };
         let Some(route) = self.routes.get(&message.pair) else { return };
         let bytes = message.unsent.min(route.burst);
         message.unsent -= bytes;
-        let burst =
-            Burst { message: number, is_downlink: false, bytes, time: route.up.transmission_time(bytes) };
+        let transmission_time = route.up.transmission_time(bytes);
+        let burst = Burst { message: number, is_downlink: false, bytes, transmission_time };
         if let Some(medium) = self.media.get_mut(&route.up.port) {
             medium.request(at, burst);
         }
@@ -200,10 +225,9 @@ impl WifiLink {
                 connection.waiting.pop_front();
                 connection.waiting.front().copied()
             };
-            let time = route.down.transmission_time(bytes);
-            self.media
-                .get_mut(&route.down.port)?
-                .request(at, Burst { is_downlink: true, time, ..grant.burst });
+            let transmission_time = route.down.transmission_time(bytes);
+            let downlink = Burst { is_downlink: true, transmission_time, ..grant.burst };
+            self.media.get_mut(&route.down.port)?.request(at, downlink);
             if let Some(next) = next {
                 self.request(at, next);
             }
@@ -222,58 +246,8 @@ impl WifiLink {
 }
 
 impl Hop {
-    /// Returns the transmission time of a burst in nanoseconds.
     fn transmission_time(&self, bytes: u64) -> Nanos {
         self.overhead.saturating_add((Bytes(bytes) / self.rate).to_nanos())
-    }
-}
-
-impl Link for WifiLink {
-    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
-        let pair = (from, to);
-        let Some(&route) = self.routes.get(&pair) else { return self.wires.send(now, from, to, bytes) };
-        let connection = self.connections.entry(pair).or_default();
-        let fresh = connection.is_fresh(now, &self.tcp);
-        let delays = &mut self.delays[route.delay_channel];
-        let overhead = route.up.overhead + route.down.overhead;
-        let rest = delays.one_way().to_nanos().saturating_sub(overhead);
-        let tcp_delay = delays.tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
-        let rest_delay = route.wire_latency + rest + tcp_delay;
-        self.last_number += 1;
-        let number = self.last_number;
-        let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
-        self.sending.insert(number, message);
-        self.bytes_sent += bytes.0;
-        connection.last_sent = Some(now);
-        connection.waiting.push_back(number);
-        if connection.waiting.len() == 1 {
-            self.request(now, number);
-        }
-        SendOutcome::Pending(number)
-    }
-
-    fn next_event(&self) -> Option<Nanos> {
-        self.media.values().filter_map(Medium::next_end).min()
-    }
-
-    fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
-        loop {
-            let ends = self.media.iter().filter_map(|(&port, medium)| Some((medium.next_end()?, port)));
-            let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
-            if let Some(delivery) = self.on_burst_end(at, port) {
-                return Some(delivery);
-            }
-        }
-    }
-
-    fn latency(&self, from: usize, to: usize) -> Seconds {
-        let over_wifi =
-            |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
-        self.routes.get(&(from, to)).map_or_else(|| self.wires.latency(from, to), over_wifi)
-    }
-
-    fn bytes_sent(&self) -> Bytes {
-        Bytes(self.bytes_sent) + self.wires.bytes_sent()
     }
 }
 

@@ -15,18 +15,20 @@ use hearth_workflow::files::{create_folder, write_in_folder};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::cli::GpuWeights;
 use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
 /// Id of the first random stream; the number of the scenario is added.
 const STREAM: u64 = 0x4c41_425f_0000_0000;
+const DEVICE_NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Default model, the same as in `scenarios/lab`.
 const DEFAULT_MODEL: &str = "out/1b.gguf";
 
 /// Generates `count` scenarios in a folder, and removes earlier ones.
 pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Result<(), Failure> {
     let model = model.map_or_else(|| PathBuf::from(DEFAULT_MODEL), Path::to_path_buf);
-    let layers = open_model(&model)?.profile.shape.layers.0;
+    let layers = open_model(&model, GpuWeights::AsStored)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
     create_folder(folder)?;
     let old = fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
@@ -44,7 +46,6 @@ pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Resu
     Ok(())
 }
 
-/// The random stream of one scenario.
 struct Random(ChaCha8Rng);
 
 impl Random {
@@ -59,12 +60,10 @@ impl Random {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns `true` with a probability of `share`.
     fn with_probability(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 
-    /// Returns a random element.
     fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
         of[((self.unit() * of.len() as f64) as usize).min(of.len() - 1)]
     }
@@ -117,11 +116,8 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         let _ = writeln!(text, "  micro_batch: {}", (prompt / 4).max(1));
     }
     text.push_str("devices:\n");
-    let weak = if random.with_probability(0.25) {
-        random.one_of(&(0..devices).collect::<Vec<_>>())
-    } else {
-        devices
-    };
+    let has_weak = random.with_probability(0.25);
+    let weak = has_weak.then(|| random.one_of(&(0..devices).collect::<Vec<_>>()));
     // With sequences or batches the devices compute at the same time and share the processors.
     let is_concurrent = sequences > 1 || batches;
     for device in 0..devices {
@@ -131,14 +127,14 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         if let Some(memory) = memory {
             let _ = write!(limits, ", memory_share: {memory} %");
         }
-        limits.push_str(if device == weak {
+        limits.push_str(if weak == Some(device) {
             ", threads: 1, affinity: [0], cpu: 0.5"
         } else if is_concurrent {
             ", threads: 1, cpu: 0.5"
         } else {
             ", threads: 2"
         });
-        let name = ["a", "b", "c", "d"][device as usize % 4];
+        let name = DEVICE_NAMES[device as usize];
         let _ = writeln!(text, "  - {{name: {name}, profile: measured, limits: {{{limits}}}}}");
     }
     links(&mut text, &mut random, devices);
@@ -169,7 +165,7 @@ fn links(text: &mut String, random: &mut Random, devices: u32) {
          bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}"
     );
     if wifi {
-        let names = ["a", "b", "c", "d"][..devices.min(4) as usize].join(", ");
+        let names = DEVICE_NAMES[..devices as usize].join(", ");
         let sigma = random.between(0.1, 0.6);
         let _ = writeln!(
             text,
@@ -189,6 +185,10 @@ mod tests {
 
     #[test]
     fn random_scenarios_are_valid_and_reproducible() {
+        let memory_and_disk =
+            ["memory_share: 35", "memory_share: 90", "managed", "windowed", "prefetch: false"];
+        let others = ["cpu: 0.5", "wifi:", "sequences: 2", "micro_batch", "name: d,"];
+        let axes = [memory_and_disk, others].concat();
         let mut found: BTreeSet<&str> = BTreeSet::new();
         for number in 1..=200 {
             let text = scenario(7, number, 16, "/models/1b.gguf");
@@ -200,24 +200,9 @@ mod tests {
                 16 % windows == 0
                     && drawn.planner.windows.map(|windows| windows.len()) == Some(drawn.devices.len())
             );
-            for word in [
-                "memory_share: 35",
-                "memory_share: 90",
-                "managed",
-                "windowed",
-                "prefetch: false",
-                "cpu: 0.5",
-                "wifi:",
-                "sequences: 2",
-                "micro_batch",
-                "name: d,",
-            ] {
-                if text.contains(word) {
-                    found.insert(word);
-                }
-            }
+            found.extend(axes.iter().copied().filter(|word| text.contains(word)));
         }
-        assert_eq!(found.len(), 10, "all axes are drawn: {found:?}");
+        assert_eq!(found.len(), axes.len(), "all axes are drawn: {found:?}");
         assert_ne!(scenario(7, 1, 16, "m"), scenario(8, 1, 16, "m").replace('8', "7"));
         assert!(scenario(1, 1, 1, "m").contains("windows: [1]"), "a model of one layer");
     }

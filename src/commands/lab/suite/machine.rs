@@ -2,10 +2,9 @@
 
 use std::fs;
 
-/// The only property that changes constantly.
+/// Name of the load average: the only property that may change while a suite runs.
 const LOAD: &str = "load before the report";
 
-/// Returns the names and values of all known properties.
 pub fn describe() -> Vec<(String, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |path: &str, key: &str| {
@@ -32,7 +31,6 @@ pub fn describe() -> Vec<(String, String)> {
     found.into_iter().filter_map(known).collect()
 }
 
-/// Returns the properties that do not change between runs.
 pub fn constant_properties() -> Vec<(String, String)> {
     describe().into_iter().filter(|(key, _)| key != LOAD).collect()
 }

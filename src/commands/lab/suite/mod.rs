@@ -3,8 +3,6 @@
 //! Every scenario runs as a lab in its own process, so that a failure does not affect the others. Each result is
 //! written immediately, so that an interrupted suite can continue. Profiles are reused for some minutes. `--repeats`
 //! repeats the whole suite, so that the spread includes drift of the machine.
-//!
-//! Not here: a single lab ([`super::session`]), and scores (`hearth_reports::validation`).
 
 mod draw;
 mod machine;
@@ -28,13 +26,11 @@ use self::results::{LabId, LabResult, Results};
 use super::checks::{FILE_NAME_HINT, is_file_name};
 use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
-use crate::commands::print_json;
+use crate::commands::print_result;
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::machine::read_scenario;
-use crate::output::say;
 
-/// A scenario of a suite.
 struct Entry {
     path: PathBuf,
     name: String,
@@ -84,7 +80,8 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     forward_interruptions();
     let labs: Vec<(&Entry, LabId)> =
         (0..args.repeats).flat_map(|pass| entries.iter().map(move |entry| (entry, entry.id(pass)))).collect();
-    let start = elapsed();
+    #[allow(clippy::disallowed_methods)] // a suite takes real time
+    let start = std::time::Instant::now();
     let mut done = 0u32;
     for (index, (entry, id)) in labs.iter().enumerate() {
         let progress = format!("{} of {}", index + 1, labs.len());
@@ -93,7 +90,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             continue;
         }
         let left = labs[index..].iter().filter(|(_, id)| !results.is_done(id)).count();
-        let time_left = time_left(elapsed().saturating_sub(start), done, left);
+        let time_left = time_left(start.elapsed(), done, left);
         tracing::info!("{progress}: {}{time_left}", entry.name);
         let result = match run_steadily(entry, id.repetition, args, output) {
             Ok(run) => LabResult::Done(Box::new(run)),
@@ -114,11 +111,10 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     for (name, bytes) in page::files(&validation) {
         write_in_folder(output, name, &bytes)?;
     }
-    if json {
-        print_json(&validation)?;
-    } else {
-        say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
-    }
+    let report = output.join("index.html");
+    print_result(json, &validation, |validation| {
+        format!("{}report: {}\n", page::summary_text(validation), report.display())
+    })?;
     let all_met = validation.scores().criteria.iter().all(|criterion| criterion.is_met);
     Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
 }
@@ -138,15 +134,14 @@ fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec
 }
 
 /// Formats the elapsed time and an estimate of the remaining time; empty before the first lab is done.
-fn time_left(so_far: Duration, done: u32, left: usize) -> String {
+fn time_left(elapsed: Duration, done: u32, left: usize) -> String {
     if done == 0 {
         return String::new();
     }
-    let rest = so_far.as_secs_f64() / f64::from(done) * left as f64;
-    format!(" ({:.0} min so far, about {:.0} min left)", so_far.as_secs_f64() / 60.0, (rest / 60.0).ceil())
+    let rest = elapsed.as_secs_f64() / f64::from(done) * left as f64;
+    format!(" ({:.0} min so far, about {:.0} min left)", elapsed.as_secs_f64() / 60.0, (rest / 60.0).ceil())
 }
 
-/// Reads the scenarios of a folder, sorted by file name.
 fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let found = std::fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
@@ -208,11 +203,10 @@ fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Resu
 
 /// Runs one scenario in its own process.
 fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
     let suffix = if pass == 0 { String::new() } else { format!("-{}", pass + 1) };
     let report = output.join("runs").join(format!("{}{suffix}", entry.name));
-    std::fs::create_dir_all(output.join("runs")).map_err(|error| text(&error))?;
-    let mut command = Command::new(std::env::current_exe().map_err(|error| text(&error))?);
+    std::fs::create_dir_all(output.join("runs")).map_err(|error| error.to_string())?;
+    let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.arg("lab").arg(&entry.path).arg("--json");
     command.arg("--report").arg(report).arg("--profiles").arg(output.join("profiles"));
     for (flag, path) in [("--model", &args.planning.model), ("--scratch", &args.scratch)] {
@@ -225,7 +219,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     }
     terminate_with_this_thread(&mut command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let child = child.map_err(|error| text(&error))?;
+    let child = child.map_err(|error| error.to_string())?;
     let number = child.id();
     CHILD.store(number, Ordering::SeqCst);
     let (done_tx, done_rx) = mpsc::channel::<()>();
@@ -239,7 +233,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     let ended = child.wait_with_output();
     CHILD.store(0, Ordering::SeqCst);
     drop(done_tx);
-    let ended = ended.map_err(|error| text(&error))?;
+    let ended = ended.map_err(|error| error.to_string())?;
     if watch.join().unwrap_or(false) {
         return Err(format!("it was terminated after {} min", MAX_LAB_TIME.as_secs() / 60));
     }
@@ -250,10 +244,10 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     for line in errors.lines().filter(|line| line.starts_with("warning")) {
         tracing::info!("  {line}");
     }
-    let output: LabOutput = serde_json::from_slice(&ended.stdout).map_err(|error| text(&error))?;
+    let output: LabOutput = serde_json::from_slice(&ended.stdout).map_err(|error| error.to_string())?;
     for (run, metrics) in [("predicted", &output.predicted), ("measured", &output.measured)] {
         if metrics.outcome != Outcome::Ok {
-            let outcome = serde_json::to_value(metrics.outcome).map_err(|error| text(&error))?;
+            let outcome = serde_json::to_value(metrics.outcome).map_err(|error| error.to_string())?;
             return Err(format!("the {run} run did not complete: {outcome}"));
         }
     }
@@ -263,7 +257,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     Ok(RunPair { prediction_digest, predicted, measured, is_steady, restarts: 0 })
 }
 
-/// Returns the reason of a failed lab: the error in its JSON output, or all of its standard error.
+/// Returns the reason why a lab failed: the last JSON error in its standard error, or all of the text.
 fn failure_reason(errors: &str) -> Option<String> {
     let what = |line: &str| {
         let error: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -302,13 +296,6 @@ fn terminate_with_this_thread(command: &mut Command) {
             Ok(())
         });
     }
-}
-
-/// Returns the time since the first call.
-#[allow(clippy::disallowed_methods)] // a suite takes real time
-fn elapsed() -> Duration {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(std::time::Instant::now).elapsed()
 }
 
 #[cfg(test)]

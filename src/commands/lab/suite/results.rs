@@ -20,19 +20,17 @@ use crate::diagnostics::Failure;
 /// source: assumed
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The result of one lab.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabResult {
     Done(Box<RunPair>),
-    /// The reason of the failure.
+    /// The lab failed for this reason.
     Failed(String),
 }
 
 /// Identifies a lab within a suite.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LabId {
-    /// The name of the scenario.
     pub name: String,
     /// The digest of everything that the result depends on.
     #[serde(rename = "key")]
@@ -50,7 +48,6 @@ struct Line {
     result: LabResult,
 }
 
-/// The results file and its contents.
 #[derive(Debug)]
 pub struct Results {
     path: PathBuf,
@@ -58,7 +55,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Reads the file, if it exists.
+    /// Reads the results in a file; without the file there are no results.
     pub fn open(path: &Path) -> Result<Results, Failure> {
         let mut results = BTreeMap::new();
         if path.exists() {
@@ -70,7 +67,6 @@ impl Results {
         Ok(Results { path: path.into(), results })
     }
 
-    /// Returns whether a lab was completed.
     pub fn is_done(&self, id: &LabId) -> bool {
         matches!(self.results.get(id), Some(LabResult::Done(_)))
     }
@@ -92,7 +88,7 @@ impl Results {
         Ok(())
     }
 
-    /// Returns the runs of several labs, and the reason of the last failure.
+    /// Returns the runs of the labs that succeeded, and the reason why the last of the failed ones failed.
     pub fn runs_of(&self, ids: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
         let (mut runs, mut why) = (Vec::new(), None);
         for result in ids.filter_map(|id| self.results.get(&id)) {

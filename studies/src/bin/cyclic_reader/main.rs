@@ -1,6 +1,6 @@
-//! Measures whether a kept set remains in the page cache of the kernel.
+//! Measures whether the kept set of managed residency remains in the page cache of the kernel.
 //!
-//! A process reads a file (640 MiB) cyclically that is larger than its memory limit, at 200 MB/s, and computes
+//! A process cyclically reads a file (640 MiB), which is larger than its memory limit, at 200 MB/s, and computes
 //! nothing else. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both
 //! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. The program needs root.
 //!
@@ -15,12 +15,12 @@
 //! The numbers are in `docs/decisions/0010-kept-set-margin.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, WeightFile, median, require_root};
-use hearth_studies::run_study;
+use hearth_studies::cgroups::{Cgroups, Limits, MIB, WeightFile, median, require_root};
+use hearth_studies::{Failure, run_study};
 use passes::{PassOptions, ReadMode};
 
 mod passes;
@@ -71,7 +71,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     let file = WeightFile::create(&directory, base.file_mib)?;
     if let Some(probe) = probe {
         let limits = Limits { memory_bytes: 2 * base.file_mib * MIB, disk_mbps, cpu_quota: None };
-        print!("{}", in_child(limits, &file.path, vec!["--probe".into(), probe])?);
+        print!("{}", in_child(limits, &file, vec!["--probe".into(), probe])?);
         return Ok(());
     }
     println!(
@@ -86,17 +86,14 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         _ => vec![("custom".into(), base)],
     };
     for (name, row) in rows {
-        measure(&name, &row, disk_mbps, &file.path)?;
+        measure(&name, &row, disk_mbps, &file)?;
     }
     Ok(())
 }
 
-/// Runs this program again in new cgroups and returns its output.
-fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<String, Failure> {
-    let groups = Cgroups::create(limits, file)?;
-    let file = file.to_str().ok_or("the directory's name is not UTF-8")?;
-    arguments.extend(["--child".into(), file.into()]);
-    groups.run(&arguments)
+fn in_child(limits: Limits, file: &WeightFile, mut arguments: Vec<String>) -> Result<String, Failure> {
+    arguments.extend(["--child".into(), file.name.clone()]);
+    Cgroups::run(limits, &file.path, &arguments)
 }
 
 /// Returns experiments with memory limits of 90 to 35 % of the file, and kept sets that use the whole limit.
@@ -107,12 +104,10 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
         let limited =
             PassOptions { memory_limit_kib: (budget + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
         let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
+        let behind = PassOptions { buffer_kib: 32 << 10, ..limited.clone() };
         rows.push(named("plain", PassOptions { mode: ReadMode::Plain, ..limited.clone() }));
-        rows.push(named(
-            "ahead",
-            PassOptions { mode: ReadMode::Ahead, buffer_kib: 32 << 10, ..limited.clone() },
-        ));
-        rows.push(named("behind", PassOptions { buffer_kib: 32 << 10, ..limited.clone() }));
+        rows.push(named("ahead", PassOptions { mode: ReadMode::Ahead, ..behind.clone() }));
+        rows.push(named("behind", behind));
         for buffer in [4, 8, 32] {
             let managed =
                 PassOptions { kept_mib: budget - buffer, buffer_kib: buffer << 10, ..limited.clone() };
@@ -122,12 +117,10 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
             let managed = PassOptions { kept_mib: budget - 8, ..limited.clone() };
             rows.push(named("managed", PassOptions { piece_kib: 256, ..managed.clone() }));
             rows.push(named("managed", PassOptions { piece_kib: 4096, ..managed.clone() }));
-            let fadvise = PassOptions { fadvise: true, ..managed.clone() };
-            rows.push(named("managed, fadvise", fadvise.clone()));
-            rows.push(named(
-                "managed, fadvise in the helper",
-                PassOptions { helper_drops: true, ..fadvise.clone() },
-            ));
+            let fadvise = PassOptions { fadvise: true, ..managed };
+            let in_helper = PassOptions { helper_drops: true, ..fadvise.clone() };
+            rows.push(named("managed, fadvise", fadvise));
+            rows.push(named("managed, fadvise in the helper", in_helper));
         }
     }
     rows
@@ -136,11 +129,12 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
 /// Returns experiments with a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
 fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let managed = PassOptions { kept_mib: 312, ..base.clone() };
+    let fadvise = PassOptions { fadvise: true, ..managed.clone() };
     let variants = [
         ("page-out", managed.clone()),
-        ("page-out, random", PassOptions { random: true, ..managed.clone() }),
-        ("fadvise", PassOptions { fadvise: true, ..managed.clone() }),
-        ("fadvise in the helper", PassOptions { fadvise: true, helper_drops: true, ..managed.clone() }),
+        ("page-out, random", PassOptions { random: true, ..managed }),
+        ("fadvise", fadvise.clone()),
+        ("fadvise in the helper", PassOptions { helper_drops: true, ..fadvise }),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
@@ -161,24 +155,23 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
         pass_count: 4,
         ..base.clone()
     };
+    let behind = PassOptions { buffer_kib: 32 << 10, ..limited.clone() };
     let managed = PassOptions { kept_mib: 312, ..limited.clone() };
+    let no_margin = PassOptions { memory_limit_kib: 320 << 10, ..managed.clone() };
     let rows = [
-        ("plain", PassOptions { mode: ReadMode::Plain, ..limited.clone() }),
-        ("ahead", PassOptions { mode: ReadMode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
-        ("behind", PassOptions { buffer_kib: 32 << 10, ..limited.clone() }),
+        ("plain", PassOptions { mode: ReadMode::Plain, ..limited }),
+        ("ahead", PassOptions { mode: ReadMode::Ahead, ..behind.clone() }),
+        ("behind", behind),
         ("managed", managed.clone()),
-        ("managed, fadvise", PassOptions { fadvise: true, ..managed.clone() }),
-        ("managed, no margin", PassOptions { memory_limit_kib: 320 << 10, ..managed.clone() }),
-        (
-            "managed, fadvise, no margin",
-            PassOptions { memory_limit_kib: 320 << 10, fadvise: true, ..managed },
-        ),
+        ("managed, fadvise", PassOptions { fadvise: true, ..managed }),
+        ("managed, no margin", no_margin.clone()),
+        ("managed, fadvise, no margin", PassOptions { fadvise: true, ..no_margin }),
     ];
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
-/// Runs one experiment and prints its row: medians over the passes after the first, and the maximum of the memory.
-fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
+/// Runs one experiment and prints its row: medians over the passes after the first, and the maximum memory in use.
+fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), Failure> {
     let limits = Limits { memory_bytes: row.memory_limit_kib << 10, disk_mbps, cpu_quota: None };
     let text = in_child(limits, file, row.arguments())?;
     let numbers =

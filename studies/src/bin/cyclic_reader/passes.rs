@@ -3,8 +3,8 @@
 //! The reader sums one piece of the file after another, in a cycle. In mode `managed`, some pieces are *kept*: they
 //! are loaded once before the first pass and spread evenly. The others are *streamed*: a helper thread requests them
 //! with `WILLNEED`, with a limited number of bytes in flight, waits for each with `MADV_POPULATE_READ`, and uses no
-//! more memory than a buffer. The reader drops the streamed pieces after use. Mode `ahead` has the helper but keeps and
-//! drops nothing; the rows `behind` are `managed` without kept pieces; mode `plain` only has page faults.
+//! more memory than a buffer. The reader drops the streamed pieces after use. Mode `ahead` has the helper but keeps
+//! and drops nothing; experiments named `behind` are `managed` without kept pieces; `plain` only has page faults.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use hearth_studies::Failure;
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing_pages,
+    Cgroups, Counters, MIB, advise, checksum, drop_from_cache, is_kept, map_cold, missing_pages,
 };
 
 /// How the file is read.
@@ -41,9 +42,7 @@ impl DropMethod {
     /// Drops `piece`, a part of the mapping `map` of `file`.
     pub fn drop(self, file: &File, map: &[u8], piece: &[u8]) {
         match self {
-            Self::PageOut => {
-                advise(piece, libc::MADV_PAGEOUT);
-            }
+            Self::PageOut => advise(piece, libc::MADV_PAGEOUT),
             Self::UnmapAndFadvise => {
                 advise(piece, libc::MADV_DONTNEED);
                 drop_from_cache(file, piece.as_ptr() as usize - map.as_ptr() as usize, piece.len());
@@ -58,7 +57,6 @@ pub fn load(piece: &[u8]) {
     advise(piece, libc::MADV_POPULATE_READ);
 }
 
-/// The index of a piece in the file, and its bytes.
 type Piece = (usize, &'static [u8]);
 
 /// The log of the operations on pieces: `k` kept piece loaded, `a` requested with `WILLNEED`, `p` populated, `t` read
@@ -87,7 +85,6 @@ impl Log {
     }
 }
 
-/// The options of one experiment.
 #[derive(Args, Clone, Debug)]
 pub struct PassOptions {
     /// Size of the file in MiB.
@@ -146,20 +143,19 @@ impl PassOptions {
         ] {
             words.extend([word.into(), value.to_string()]);
         }
-        let flags =
-            [("--random", self.random), ("--fadvise", self.fadvise), ("--helper-drops", self.helper_drops)];
         if let Some(log) = &self.log {
             words.extend(["--log".into(), log.display().to_string()]);
         }
+        let flags =
+            [("--random", self.random), ("--fadvise", self.fadvise), ("--helper-drops", self.helper_drops)];
         words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
         words
     }
 
-    /// Returns whether a piece is kept; kept pieces are spread evenly through the file.
     fn keeps(&self, piece: usize) -> bool {
         let pieces = self.file_mib * 1024 / self.piece_kib;
         let kept = self.kept_mib * 1024 / self.piece_kib;
-        self.mode == ReadMode::Managed && (piece + 1) * kept / pieces > piece * kept / pieces
+        self.mode == ReadMode::Managed && is_kept(piece, kept, pieces)
     }
 
     /// Runs as the child: makes the passes and prints a line for each.
@@ -171,15 +167,12 @@ impl PassOptions {
         }
         let pieces: Vec<&'static [u8]> = map.chunks(self.piece_kib << 10).collect();
         let kept: Vec<bool> = (0..pieces.len()).map(|at| self.keeps(at)).collect();
-        let mut streamed = Vec::new();
         let log = Log::default();
-        for (at, piece) in pieces.iter().enumerate() {
-            if kept[at] {
-                load(piece);
-                log.add('k', at);
-            } else {
-                streamed.push((at, *piece));
-            }
+        let (kept_pieces, streamed): (Vec<Piece>, Vec<Piece>) =
+            pieces.iter().copied().enumerate().partition(|&(at, _)| kept[at]);
+        for (at, piece) in kept_pieces {
+            load(piece);
+            log.add('k', at);
         }
         let must = streamed.len() * (self.piece_kib << 10);
         let handle = file.try_clone()?;
@@ -292,7 +285,6 @@ impl PassOptions {
     }
 }
 
-/// The channels between the reader and the helper thread.
 struct Helper {
     /// Receives a message for each streamed piece that is loaded, in order.
     loaded_rx: mpsc::Receiver<()>,

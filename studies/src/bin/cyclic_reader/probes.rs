@@ -9,12 +9,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::passes::{DropMethod, load};
+use hearth_studies::Failure;
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Failure, MIB, PAGE_SIZE, advise, checksum, drop_from_cache, map_cold, median,
+    Cgroups, Counters, MIB, PAGE_SIZE, advise, advise_order, checksum, drop_from_cache, map_cold, median,
     missing_pages,
 };
 
-/// Runs a probe by name.
 pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
     let file = File::open(path)?;
     let map = map_cold(&file)?;
@@ -27,12 +27,7 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
         }
         "reading" => probe_reads(groups, &file, map)?,
         "depth" => probe_depths(&file, map),
-        other => {
-            return Err(format!(
-                "unknown probe `{other}`; the probes are drop, drop-other, reading and depth"
-            )
-            .into());
-        }
+        other => Err(format!("unknown probe `{other}`; the probes are drop, drop-other, reading and depth"))?,
     }
     Ok(())
 }
@@ -65,7 +60,7 @@ fn drop_pieces(
     kib: usize,
     who: &str,
 ) {
-    advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
+    advise_order(map, random);
     let length = kib << 10;
     let (mut times, mut remaining, mut sum) = (Vec::new(), 0, 0u64);
     for at in (0..128 * MIB).step_by(length) {
@@ -93,26 +88,22 @@ fn drop_pieces(
 /// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
 fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Failure> {
     for advice in ["normal", "random"] {
-        advise(map, if advice == "random" { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
+        advise_order(map, advice == "random");
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
-            advise(map, libc::MADV_DONTNEED);
-            drop_from_cache(file, 0, map.len());
+            DropMethod::UnmapAndFadvise.drop(file, map, map);
             for length in [256 << 10, MIB, 4 * MIB, 16 * MIB] {
                 let at = 128 * MIB + length * 4;
                 let piece = &map[at..at + length];
                 let before = Counters::read(groups)?;
                 let begin = Instant::now();
-                match what {
-                    "fault" => {
-                        std::hint::black_box(piece[length / 2]);
-                    }
-                    "willneed" => {
-                        advise(piece, libc::MADV_WILLNEED);
-                    }
-                    "populate" => {
-                        advise(piece, libc::MADV_POPULATE_READ);
-                    }
-                    _ => load(piece),
+                if what == "fault" {
+                    std::hint::black_box(piece[length / 2]);
+                }
+                if what.contains("willneed") {
+                    advise(piece, libc::MADV_WILLNEED);
+                }
+                if what.contains("populate") {
+                    advise(piece, libc::MADV_POPULATE_READ);
                 }
                 let took = begin.elapsed().as_secs_f64() * 1e3;
                 std::thread::sleep(Duration::from_millis(150));
@@ -123,8 +114,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), 
                     "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {resident} KiB of the piece are resident, {all} of the file",
                     length >> 10
                 );
-                advise(map, libc::MADV_DONTNEED);
-                drop_from_cache(file, 0, map.len());
+                DropMethod::UnmapAndFadvise.drop(file, map, map);
             }
         }
     }
@@ -134,7 +124,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), 
 /// Measures the read speed of a helper by the number of pieces that it requests ahead.
 fn probe_depths(file: &File, map: &'static [u8]) {
     for random in [false, true] {
-        advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
+        advise_order(map, random);
         for kib in [256, 1024, 4096] {
             for ahead_kib in [0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768] {
                 if ahead_kib > 0 && ahead_kib < kib {
@@ -161,8 +151,7 @@ fn probe_depths(file: &File, map: &'static [u8]) {
                     (384 * MIB) as f64 * 1e-6 / took,
                     paging.as_secs_f64() / took * 100.0
                 );
-                advise(map, libc::MADV_DONTNEED);
-                drop_from_cache(file, 0, map.len());
+                DropMethod::UnmapAndFadvise.drop(file, map, map);
                 // The throttle starts with a new time slice after a pause.
                 std::thread::sleep(Duration::from_millis(250));
             }

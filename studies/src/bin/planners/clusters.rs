@@ -1,8 +1,8 @@
 //! Random clusters on which the strategies are compared.
 //!
-//! A cluster has random home devices ([`crate::devices`]) and a model of the paper's Table 4. The ratio of available
-//! memory to weights is random, and other programs are assumed to use the rest of the memory. The head is the first
-//! device and never a phone.
+//! A cluster has random home devices ([`crate::devices`]) and a model of the prima.cpp paper's Table 4. The ratio of
+//! available memory to weights is random, and other programs are assumed to use the rest of the memory. The head is
+//! the first device and never a phone.
 //!
 //! A small instance is a cluster whose model is cut to few layers. Its vocabulary, all memories and buffers are
 //! reduced in proportion, so that the ratio of memory to weights stays the same, and all plans can be simulated.
@@ -14,24 +14,22 @@ use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
+use hearth_studies::Failure;
 
 use crate::devices::{DEVICE_KINDS, DeviceKind, random_device};
+use crate::evaluation::{SMALL_WORKLOAD, WORKLOAD};
 use crate::random::Random;
 
-/// Minimum and maximum number of devices.
 const DEVICES: [u32; 2] = [2, 8];
-/// Minimum and maximum number of devices of small instances.
 const SMALL_DEVICES: [u32; 2] = [2, 3];
-/// The models of the paper's Table 4, small ones first.
+/// The models of the prima.cpp paper's Table 4, small ones first.
 pub const MODELS: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
-/// The models from which small instances are cut.
-const SMALL_MODELS: [&str; 5] = ["llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
 /// The numbers of layers of small instances; each has several valid numbers of rounds.
 const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
-/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; around the
-/// ratio of the paper's testbed, 37 GiB to 40 GiB
+/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; around that
+/// of the prima.cpp paper's testbed, 37 GiB to 40 GiB
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
 /// Minimum available memory of a device. source: assumed
 const MIN_MEMORY: Bytes = Bytes::mib(1024);
@@ -46,24 +44,47 @@ const BANDWIDTH: [f64; 2] = [100.0, 900.0];
 /// The context lengths, in tokens. source: assumed
 const CONTEXTS: [u32; 2] = [512, 1024];
 
-/// Returns the random cluster of a seed and a number.
-pub fn cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
-    random_cluster(&mut Random::new(seed, number), DEVICES, &MODELS, workload)
+pub fn cluster(seed: u64, number: u64) -> Result<Cluster, Failure> {
+    random_cluster(&mut Random::new(seed, number), DEVICES, &MODELS, WORKLOAD)
 }
 
-/// Returns a random cluster for which all plans can be simulated.
-pub fn small_cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
+pub fn small_cluster(seed: u64, number: u64) -> Result<Cluster, Failure> {
     // These random streams differ from those of the large clusters.
     let mut random = Random::new(seed, (1 << 32) + number);
     let layers = *random.pick(&SMALL_LAYERS);
-    let large = random_cluster(&mut random, SMALL_DEVICES, &SMALL_MODELS, workload)?;
+    let large = random_cluster(&mut random, SMALL_DEVICES, &MODELS[2..], SMALL_WORKLOAD)?;
     shrunk(large, layers)
 }
 
+/// The properties of a cluster in reports.
+pub struct ClusterFacts {
+    number: usize,
+    model: String,
+    devices: usize,
+    pub memory_ratio: f64,
+}
+
+impl ClusterFacts {
+    pub fn new(number: usize, cluster: &Cluster) -> ClusterFacts {
+        let (model, devices) = (cluster.model.name.clone(), cluster.members.len());
+        ClusterFacts { number, model, devices, memory_ratio: memory_ratio(cluster) }
+    }
+
+    /// Returns the first cells of a CSV row about a plan. `part` is `homes`, or `small` for small instances.
+    pub fn csv(&self, part: &str, residency: &str) -> String {
+        let ClusterFacts { number, model, devices, memory_ratio } = self;
+        format!("{part},{number},{model},{devices},{memory_ratio:.4},{residency}")
+    }
+}
+
 /// Returns the ratio of the memory available for layers to the bytes of the model.
-pub fn memory_ratio(cluster: &Cluster) -> f64 {
-    let main = cluster.members.iter().map(|member| member.device.memory.available.value.as_f64());
-    (main.sum::<f64>() + discrete_gpu_memory(&cluster.members)) / cluster.model.total_bytes().as_f64()
+fn memory_ratio(cluster: &Cluster) -> f64 {
+    let members = &cluster.members;
+    (main_memory(members) + discrete_gpu_memory(members)) / cluster.model.total_bytes().as_f64()
+}
+
+fn main_memory(members: &[Member]) -> f64 {
+    members.iter().map(|member| member.device.memory.available.value.as_f64()).sum()
 }
 
 /// Sets the residency policy of all devices, or lets the planner choose if `residency` is `None`.
@@ -78,7 +99,7 @@ fn random_cluster(
     devices: [u32; 2],
     models: &[&str],
     workload: Workload,
-) -> Result<Cluster, String> {
+) -> Result<Cluster, Failure> {
     let count = random.count(devices) as usize;
     let mut members: Vec<Member> = (0..count).map(|index| random_member(index, random)).collect();
     let model = pick_model(&members, models, random)?;
@@ -111,11 +132,10 @@ fn random_member(index: usize, random: &mut Random) -> Member {
     Member { name, address: None, device, residency: None }
 }
 
-/// Picks a model whose bytes times the maximum memory ratio are at least the minimum memory of the devices, or else
-/// the largest model.
-fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, String> {
-    let models: Result<Vec<ModelProfile>, _> = models.iter().map(|name| shipped(name)).collect();
-    let models = models.map_err(|error| error.to_string())?;
+/// Picks a random model that is so large that the minimum memory of the devices is within the maximum memory ratio;
+/// if there is none, the largest model.
+fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, Failure> {
+    let models = models.iter().map(|name| shipped(name)).collect::<Result<Vec<ModelProfile>, _>>()?;
     let min_memory = discrete_gpu_memory(members) + MIN_MEMORY.as_f64() * members.len() as f64;
     let largest = models.len() - 1;
     let is_large_enough = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= min_memory;
@@ -123,7 +143,6 @@ fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Resul
     Ok(random.pick(&models[first..]).clone())
 }
 
-/// Returns the memory of all discrete GPUs in bytes.
 fn discrete_gpu_memory(members: &[Member]) -> f64 {
     let own = |member: &Member| {
         let gpu = member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
@@ -134,7 +153,7 @@ fn discrete_gpu_memory(members: &[Member]) -> f64 {
 
 /// Reduces the available main memory so that all memory, including that of discrete GPUs, is `ratio` times the model.
 fn limit_memory(members: &mut [Member], model: &ModelProfile, ratio: f64) {
-    let main: f64 = members.iter().map(|member| member.device.memory.available.value.as_f64()).sum();
+    let main = main_memory(members);
     let wanted = (ratio * model.total_bytes().as_f64() - discrete_gpu_memory(members)).max(0.0);
     let share = (wanted / main).min(1.0);
     for member in members {
@@ -149,7 +168,6 @@ fn limit_memory(members: &mut [Member], model: &ModelProfile, ratio: f64) {
     }
 }
 
-/// Returns the names of each pair of devices.
 fn pairs(members: &[Member]) -> impl Iterator<Item = [String; 2]> {
     let later = |first: usize| members[first + 1..].iter().map(move |other| (first, other));
     (0..members.len()).flat_map(later).map(|(first, other)| [members[first].name.clone(), other.name.clone()])
@@ -164,13 +182,13 @@ fn random_link(random: &mut Random) -> Link {
 }
 
 /// Cuts the model of a cluster to `layers` layers and reduces all memories and buffers in proportion.
-fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, String> {
-    let mut document = shipped_document(&cluster.model.name).map_err(|error| error.to_string())?;
+fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, Failure> {
+    let mut document = shipped_document(&cluster.model.name)?;
     let share = f64::from(layers) / f64::from(document.layers.0);
     document.layers = Layers(layers);
     document.name = format!("{} cut to {layers} layers", document.name);
     document.vocab_size = (f64::from(document.vocab_size) * share) as u32;
-    cluster.model = document.profile().map_err(|error| error.to_string())?;
+    cluster.model = document.profile()?;
     let shrink = |bytes: &mut Sourced<Bytes>| bytes.value = Bytes((bytes.value.as_f64() * share) as u64);
     for member in &mut cluster.members {
         let device = &mut member.device;
@@ -192,11 +210,10 @@ mod tests {
     use hearth_profiles::{Device, Document};
 
     use super::*;
-    use crate::evaluation::WORKLOAD;
 
     #[test]
     fn instance_depends_only_on_its_seed_and_number() {
-        let drawn = |seed, number| cluster(seed, number, WORKLOAD).unwrap();
+        let drawn = |seed, number| cluster(seed, number).unwrap();
         let later = drawn(1, 7);
         let _ = drawn(1, 3);
         assert_eq!(drawn(1, 7), later);
@@ -206,9 +223,7 @@ mod tests {
     #[test]
     fn every_random_device_is_a_valid_document() {
         for number in 0..50 {
-            for cluster in
-                [cluster(1, number, WORKLOAD), small_cluster(1, number, WORKLOAD)].map(Result::unwrap)
-            {
+            for cluster in [cluster(1, number), small_cluster(1, number)].map(Result::unwrap) {
                 for member in &cluster.members {
                     let read = Device::from_yaml(&member.device.to_yaml());
                     assert!(read.is_ok(), "{number}: {}", read.unwrap_err());
@@ -219,12 +234,11 @@ mod tests {
 
     #[test]
     fn memory_is_mostly_short_and_shrinks_with_the_model() {
-        let ratios: Vec<f64> =
-            (0..50).map(|number| memory_ratio(&cluster(1, number, WORKLOAD).unwrap())).collect();
+        let ratios: Vec<f64> = (0..50).map(|number| memory_ratio(&cluster(1, number).unwrap())).collect();
         assert!(ratios.iter().filter(|ratio| **ratio < 1.0).count() > 25, "{ratios:?}");
         for number in 0..50 {
             let mut random = Random::new(1, number);
-            let large = random_cluster(&mut random, SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
+            let large = random_cluster(&mut random, SMALL_DEVICES, &MODELS[2..], WORKLOAD).unwrap();
             let small = shrunk(large.clone(), 10).unwrap();
             // They only differ by tensors whose size depends on the width of the model but not on its layers.
             let change = memory_ratio(&small) / memory_ratio(&large);

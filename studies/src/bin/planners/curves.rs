@@ -1,13 +1,12 @@
 //! Draws cumulative distributions: the share of instances in which a strategy is within a factor of the best time.
 //!
 //! The x axis is the ratio of a time to the best one, from 1 to 100 on a logarithmic scale; the y axis is the share
-//! of instances. Refused instances and runs out of memory have no ratio, so a curve may end below one.
+//! of instances. There is no ratio without a plan or if the run ends out of memory, so a curve may end below one.
 
 use std::fmt::Write;
 
 use crate::gaps::Gaps;
 
-/// A panel of the chart.
 pub struct Panel {
     pub title: String,
     /// Strategy, its gaps, and the number of instances.
@@ -20,14 +19,12 @@ const LEFT: f64 = 48.0;
 const TOP: f64 = 40.0;
 const PANEL: f64 = 500.0;
 const LEGEND_ROW: f64 = 18.0;
-/// Maximum ratio on the x axis.
 const MAX_RATIO: f64 = 100.0;
 /// Colours that are distinguishable with colour blindness. source: Okabe and Ito, "Color Universal Design"
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
 /// Line styles: strategies that reuse a colour are dashed.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 
-/// Returns the chart as SVG.
 pub fn drawing(panels: &[Panel]) -> String {
     let strategies = panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
     let rows = strategies.div_ceil(6) as f64;
@@ -41,12 +38,11 @@ pub fn drawing(panels: &[Panel]) -> String {
         let _ = writeln!(text, "<g transform=\"translate({},{TOP})\">", LEFT + PANEL * place as f64);
         axes(&mut text, &panel.title);
         for (index, (_, gaps, instances)) in panel.curves.iter().enumerate() {
+            let (path, (colour, dashes)) = (steps(gaps, *instances), style(index));
             let _ = writeln!(
                 text,
-                "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\" stroke-dasharray=\"{}\"/>",
-                steps(gaps, *instances),
-                COLOURS[index % COLOURS.len()],
-                DASHES[index / COLOURS.len() % DASHES.len()]
+                "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" \
+                 stroke-dasharray=\"{dashes}\"/>"
             );
         }
         text.push_str("</g>\n");
@@ -56,6 +52,10 @@ pub fn drawing(panels: &[Panel]) -> String {
     }
     text.push_str("</svg>\n");
     text
+}
+
+fn style(index: usize) -> (&'static str, &'static str) {
+    (COLOURS[index % COLOURS.len()], DASHES[index / COLOURS.len() % DASHES.len()])
 }
 
 fn axes(text: &mut String, title: &str) {
@@ -92,7 +92,6 @@ fn across(factor: f64) -> f64 {
     WIDTH * factor.clamp(1.0, MAX_RATIO).ln() / MAX_RATIO.ln()
 }
 
-/// Returns the SVG path of a distribution.
 fn steps(gaps: &Gaps, instances: usize) -> String {
     let mut path = format!("M0 {HEIGHT:.1}");
     let shown = gaps.sorted().iter().filter(|gap| **gap < MAX_RATIO - 1.0);
@@ -107,12 +106,11 @@ fn legend(text: &mut String, panel: &Panel) {
     for (index, (strategy, _, _)) in panel.curves.iter().enumerate() {
         let x = LEFT + (index % 6) as f64 * 150.0;
         let y = TOP + HEIGHT + 56.0 + (index / 6) as f64 * LEGEND_ROW;
+        let (colour, dashes) = style(index);
         let _ = writeln!(
             text,
-            "<path d=\"M{x} {y}h24\" stroke=\"{}\" stroke-width=\"2.5\" stroke-dasharray=\"{}\"/><text x=\"{}\" \
-             y=\"{}\">{strategy}</text>",
-            COLOURS[index % COLOURS.len()],
-            DASHES[index / COLOURS.len() % DASHES.len()],
+            "<path d=\"M{x} {y}h24\" stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dashes}\"/>\
+             <text x=\"{}\" y=\"{}\">{strategy}</text>",
             x + 30.0,
             y + 4.0
         );

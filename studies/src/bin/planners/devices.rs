@@ -21,7 +21,6 @@ const GIB: f64 = 1024.0 * MIB;
 const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
 const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
 
-/// The kind of a random device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A desktop or laptop with an NVIDIA card.
@@ -37,18 +36,10 @@ pub enum DeviceKind {
 }
 
 /// The kinds of devices, repeated in proportion to their frequencies. source: assumed
-pub const DEVICE_KINDS: [DeviceKind; 10] = [
-    DeviceKind::LinuxCuda,
-    DeviceKind::LinuxCuda,
-    DeviceKind::LinuxCuda,
-    DeviceKind::Linux,
-    DeviceKind::Linux,
-    DeviceKind::MacMetal,
-    DeviceKind::MacMetal,
-    DeviceKind::Mac,
-    DeviceKind::Android,
-    DeviceKind::Android,
-];
+pub const DEVICE_KINDS: [DeviceKind; 10] = {
+    use DeviceKind::{Android, Linux, LinuxCuda, Mac, MacMetal};
+    [LinuxCuda, LinuxCuda, LinuxCuda, Linux, Linux, MacMetal, MacMetal, Mac, Android, Android]
+};
 
 /// Graphics cards: name, memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications of GTX 1650, RTX
 /// 3050, RTX 2060, RTX 3060, RTX 4060, RTX 3070, GTX 1080 Ti, RTX 2080 Ti
@@ -73,7 +64,6 @@ const APPLE_SHARE: f64 = 0.69;
 /// 16 GB machines as llama.cpp prints it, 5461 and 10923 MiB
 const METAL_SHARE: f64 = 2.0 / 3.0;
 
-/// The ranges of the parameters of a kind of device.
 struct Ranges {
     /// Memory sizes in GiB. source: sold devices
     memory: &'static [f64],
@@ -125,17 +115,11 @@ const SWAP_GIB: [f64; 2] = [1.0, 3.0];
 /// Share of the memory of other programs that can be swapped out. source: the shipped devices
 const SWAPPABLE_SHARE: f64 = 0.78;
 
-/// Returns a random device of a kind.
 pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Device {
-    let ranges = match kind {
-        DeviceKind::Linux | DeviceKind::LinuxCuda => &LINUX,
-        DeviceKind::Mac | DeviceKind::MacMetal => &MAC,
-        DeviceKind::Android => &ANDROID,
-    };
-    let os = match kind {
-        DeviceKind::Linux | DeviceKind::LinuxCuda => Os::Linux,
-        DeviceKind::Mac | DeviceKind::MacMetal => Os::Macos,
-        DeviceKind::Android => Os::Android,
+    let (os, ranges) = match kind {
+        DeviceKind::Linux | DeviceKind::LinuxCuda => (Os::Linux, &LINUX),
+        DeviceKind::Mac | DeviceKind::MacMetal => (Os::Macos, &MAC),
+        DeviceKind::Android => (Os::Android, &ANDROID),
     };
     let total = *random.pick(ranges.memory);
     let available = total * random.uniform(ranges.available);
@@ -190,35 +174,35 @@ fn card(random: &mut Random) -> Gpu {
     // source: assumed; the desktop uses the rest of the card's memory
     let free = random.uniform([0.85, 1.0]);
     let read = peak * CARD_SHARE;
+    // source: assumed; arithmetic of a card is many times what decoding needs, as in d2 and d3
+    let speed = read * 100.0;
+    // source: d2 and d3; PCI Express 3.0 x16
+    let transfer = copy(1e-5, 12.0);
     Gpu {
         kind: GpuKind::Cuda,
-        name: name.into(),
         unified_memory: false,
-        // source: assumed; arithmetic of a card is many times what decoding needs, as in d2 and d3
-        matvec: speeds(read * 100.0),
-        matmul: PerFormat::default(),
-        read_bandwidth: rate(read),
-        memory_available: bytes(memory * free * GIB),
-        kv_copy: copy(0.0, read),
-        // source: d2 and d3; PCI Express 3.0 x16
-        upload: copy(1e-5, 12.0),
-        download: copy(1e-5, 12.0),
+        upload: transfer.clone(),
+        download: transfer,
         compute_buffer: Sourced::new(Bytes(730_000_000), AS_SHIPPED),
-        window_overhead: None,
+        ..unified_gpu(name.into(), speed, read, memory * free * GIB)
     }
 }
 
 fn metal(chip: &str, peak: f64, cpu_speed: f64, total: f64) -> Gpu {
-    let read = peak * CARD_SHARE;
+    // source: assumed; several times the CPU's
+    let speed = cpu_speed * 5.0;
+    unified_gpu(format!("Apple {chip}"), speed, peak * CARD_SHARE, total * METAL_SHARE * GIB)
+}
+
+fn unified_gpu(name: String, speed: f64, read: f64, memory: f64) -> Gpu {
     Gpu {
         kind: GpuKind::Metal,
-        name: format!("Apple {chip}"),
+        name,
         unified_memory: true,
-        // source: assumed; several times the CPU's
-        matvec: speeds(cpu_speed * 5.0),
+        matvec: speeds(speed),
         matmul: PerFormat::default(),
         read_bandwidth: rate(read),
-        memory_available: bytes(total * METAL_SHARE * GIB),
+        memory_available: bytes(memory),
         kv_copy: copy(0.0, read),
         upload: copy(0.0, read),
         download: copy(0.0, read),

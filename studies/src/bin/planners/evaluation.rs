@@ -1,34 +1,35 @@
 //! Evaluates the plan of one strategy for one cluster.
 //!
-//! A plan is scored by the paper's objective, which is the same for all strategies, and by the simulator, which does
-//! not use the objective. Few tokens are simulated, in coarse chunks. The weights are on disk at the start, and the
-//! first token, which loads them, is not counted.
+//! A plan is scored by the objective of the prima.cpp paper (T), which is the same for all strategies, and by the
+//! simulator, which does not use the objective. Few tokens are simulated, in coarse chunks. The weights are on disk
+//! at the start, and the first token, which loads them, is not counted.
 //!
 //! Not here: the clusters ([`crate::clusters`]) and the statistics over many scores ([`crate::population`]).
 
 use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyOptions};
-use hearth_halda::{LatencyModel, Rules, solve, strategy_by_name, total_memory};
-use hearth_profiles::Bytes;
+use hearth_halda::{Instance, LatencyModel, Rules, solve, strategy_by_name, total_memory};
+use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::Workload;
+use hearth_studies::Failure;
 
-/// The simulated workload: few tokens, so that the simulation of a plan takes some ten milliseconds.
+/// The simulated workload: few tokens, so that the simulation of a plan takes only tens of milliseconds.
 pub const WORKLOAD: Workload = Workload::new(1, 16);
 /// The simulated workload of small instances, for which many plans are simulated.
 pub const SMALL_WORKLOAD: Workload = Workload::new(1, 8);
 /// The size of the chunks of the simulated page cache.
 pub const CHUNK_SIZE: Bytes = Bytes::mib(4);
-/// The strategy with which all others are compared by the paper's objective.
+/// The strategy with which all other strategies are compared by the prima.cpp paper's objective.
 pub const REFERENCE_STRATEGY: &str = "exact";
 
-/// The scores of a plan by the paper's objective and by the simulator.
+/// The scores of a plan by the prima.cpp paper's objective and by the simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     pub rounds: u32,
     pub devices: usize,
-    /// Time per token by the paper's objective (T), in seconds.
+    /// Time per token by the prima.cpp paper's objective (T), in seconds.
     pub objective: f64,
     /// Time per token by the strategy's own objective, in seconds.
     pub own_objective: f64,
@@ -45,29 +46,40 @@ pub fn strategies() -> impl Iterator<Item = &'static str> {
 /// A plan and its score, or the reason why the strategy has no plan.
 pub type PlanResult = Result<(Plan, Score), String>;
 
-/// Runs a strategy and scores its plan. The outer error is a defect of a planner or of the simulator.
-pub fn evaluate_strategy(
+/// Runs every strategy and scores its plan, in the order of [`strategies`]. The outer error is a defect of a planner
+/// or of the simulator.
+pub fn evaluate_strategies(
+    cluster: &Cluster,
+    slow_disk: Option<BytesPerSecond>,
+    rules: Rules,
+    chunk: Bytes,
+) -> Result<Vec<PlanResult>, Failure> {
+    let problem = Instance::from_cluster(cluster, slow_disk);
+    let model = LatencyModel::new(&problem)?;
+    strategies().map(|strategy| evaluate_strategy(cluster, &model, strategy, rules, chunk)).collect()
+}
+
+fn evaluate_strategy(
     cluster: &Cluster,
     model: &LatencyModel,
     strategy: &str,
     rules: Rules,
     chunk: Bytes,
-) -> Result<PlanResult, String> {
+) -> Result<PlanResult, Failure> {
     let total_memory = Some(total_memory(cluster));
     let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
-    let solution = match strategy_by_name(strategy, &options) {
-        Ok(strategy) => solve(strategy.as_ref(), model).map_err(|refusal| refusal.to_string()),
-        Err(error) => Err(error.to_string()),
+    let strategy = match strategy_by_name(strategy, &options) {
+        Ok(strategy) => strategy,
+        Err(error) => return Ok(Err(error.to_string())),
     };
-    let solution = match solution {
+    let solution = match solve(strategy.as_ref(), model) {
         Ok(solution) => solution,
-        Err(reason) => return Ok(Err(reason)),
+        Err(refusal) => return Ok(Err(refusal.to_string())),
     };
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
-    let plan =
-        hearth_halda::plan_from_solution(&solution, cluster, &origin).map_err(|error| error.to_string())?;
+    let plan = hearth_halda::plan_from_solution(&solution, cluster, &origin)?;
     // The paper's objective of the assignment, which is not the objective of every strategy.
-    let objective = model.evaluate(&solution.assignment).map_err(|error| error.to_string())?.seconds;
+    let objective = model.evaluate(&solution.assignment)?.seconds;
     let score = Score {
         rounds: plan.rounds,
         devices: plan.devices.len(),
@@ -79,9 +91,9 @@ pub fn evaluate_strategy(
 }
 
 /// Returns the simulated time per output token in seconds, or `None` if the run ends out of memory.
-pub fn simulate_tpot(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
+pub fn simulate_tpot(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, Failure> {
     let options = hearth_sim::Options { chunk_size: chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };
-    let trace = hearth_sim::simulate(&input).map_err(|error| error.to_string())?;
+    let trace = hearth_sim::simulate(&input)?;
     Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))
 }

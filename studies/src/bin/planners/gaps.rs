@@ -18,12 +18,10 @@ impl Gaps {
         Self(gaps)
     }
 
-    /// Returns the number of gaps.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the gaps in ascending order.
     pub fn sorted(&self) -> &[f64] {
         &self.0
     }
@@ -34,24 +32,25 @@ impl Gaps {
         self.0.get(rank - 1).copied().unwrap_or(f64::NAN)
     }
 
-    /// Returns the number of gaps that are zero.
-    pub fn zero_count(&self) -> usize {
-        self.0.iter().filter(|gap| **gap <= EQUALITY_TOLERANCE).count()
+    fn count_if(&self, fits: impl Fn(f64) -> bool) -> usize {
+        self.0.iter().filter(|gap| fits(**gap)).count()
     }
 
-    /// Returns the number of gaps of at most 1 %.
+    pub fn zero_count(&self) -> usize {
+        self.count_if(|gap| gap <= EQUALITY_TOLERANCE)
+    }
+
     pub fn near_optimal_count(&self) -> usize {
-        self.0.iter().filter(|gap| **gap <= NEAR_OPTIMAL_GAP).count()
+        self.count_if(|gap| gap <= NEAR_OPTIMAL_GAP)
     }
 
     /// Returns the number of gaps above 100 %: the times that are more than twice the best one.
     pub fn doubled_count(&self) -> usize {
-        self.0.iter().filter(|gap| **gap > 1.0).count()
+        self.count_if(|gap| gap > 1.0)
     }
 
-    /// Returns the number of runs that ended out of memory.
     pub fn out_of_memory_count(&self) -> usize {
-        self.0.iter().filter(|gap| gap.is_infinite()).count()
+        self.count_if(f64::is_infinite)
     }
 }
 

@@ -29,16 +29,15 @@ mod tables;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use hearth_studies::run_study;
+use hearth_studies::{Failure, run_study};
 use regret::ExhaustiveResult;
 
 const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
                      planners --paper [-o FOLDER]";
 const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
-/// The command-line arguments.
 struct Arguments {
-    /// Whether the testbeds of the paper are planned instead of random clusters.
+    /// Whether to plan for the testbeds of the prima.cpp paper instead of random clusters.
     paper: bool,
     /// Number of random clusters.
     instances: usize,
@@ -62,31 +61,32 @@ fn main() -> ExitCode {
     })
 }
 
-fn parse(words: &[String]) -> Result<Arguments, String> {
+fn parse(words: &[String]) -> Result<Arguments, Failure> {
     let mut words = words.iter();
     let mut arguments = Arguments::default();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("`{word}` needs a value\n{USAGE}"));
-        let number = |text: &String| text.parse().map_err(|_| format!("`{text}` is not a number\n{USAGE}"));
+        let number =
+            |text: &String| text.parse::<usize>().map_err(|_| format!("`{text}` is not a number\n{USAGE}"));
         match word.as_str() {
             "--paper" => arguments.paper = true,
             "--instances" => arguments.instances = number(value()?)?,
             "--small" => arguments.small = number(value()?)?,
             "--seed" => arguments.seed = number(value()?)? as u64,
             "-o" => arguments.folder = Some(value()?.into()),
-            _ => return Err(format!("`{word}` is not an option\n{USAGE}")),
+            _ => return Err(format!("`{word}` is not an option\n{USAGE}").into()),
         }
     }
     Ok(arguments)
 }
 
-fn run_testbeds(arguments: &Arguments) -> Result<(), String> {
+fn run_testbeds(arguments: &Arguments) -> Result<(), Failure> {
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/paper-testbed"));
     let results = paper::testbeds()?;
     write(folder, "report.md", &paper_page::page(&format!("{COMMAND} --paper"), &results))
 }
 
-fn run_random_clusters(arguments: &Arguments) -> Result<(), String> {
+fn run_random_clusters(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { instances, small, seed, .. } = *arguments;
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/planners"));
     let results = parallel::map("random clusters", instances, |number| population::evaluate(seed, number))?;
@@ -98,9 +98,9 @@ fn run_random_clusters(arguments: &Arguments) -> Result<(), String> {
     write(folder, "data.csv", &tables::data(&results, &exhaustive))
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), Failure> {
     let path = folder.join(name);
     let failed = |error: std::io::Error| format!("cannot write {}: {error}", path.display());
     std::fs::create_dir_all(folder).map_err(failed)?;
-    std::fs::write(&path, text.trim_end().to_owned() + "\n").map_err(failed)
+    Ok(std::fs::write(&path, text.trim_end().to_owned() + "\n").map_err(failed)?)
 }

@@ -7,12 +7,13 @@
 
 use std::path::Path;
 
-use hearth_halda::{Instance, LatencyModel, Rules};
+use hearth_halda::Rules;
 use hearth_schema::Plan;
+use hearth_studies::Failure;
 use hearth_workflow::{FileResolver, LoadedScenario};
 
 use crate::clusters::with_residency;
-use crate::evaluation::{Score, evaluate_strategy, strategies};
+use crate::evaluation::{Score, evaluate_strategies, strategies};
 use crate::parallel;
 use crate::population::RESIDENCIES;
 use crate::published::TABLE_4;
@@ -24,7 +25,6 @@ const FOLDER: &str = "scenarios/paper";
 const SETS: [&str; 8] =
     ["d3", "d2-d3", "d2-d3-d5", "d1-d2-d3-d5", "d1-d4-kept", "d1-d5", "d1-d6", "d1-d6-selected"];
 
-/// The results of all strategies on a scenario.
 pub struct ScenarioResults {
     /// The model's size, such as `70b`.
     pub size: String,
@@ -35,25 +35,22 @@ pub struct ScenarioResults {
     pub results: Vec<StrategyResult>,
 }
 
-/// The result of a strategy on a scenario.
 pub struct StrategyResult {
     pub strategy: &'static str,
     /// For each residency policy, a summary of the plan and its score, or the reason why there is no plan.
     pub outcomes: Vec<Result<(String, Score), String>>,
 }
 
-/// The results of all scenarios.
 pub struct Testbeds {
-    /// Each model on D1 to D4.
+    /// Table 4 of the prima.cpp paper: each model on the devices D1 to D4.
     pub table_4: Vec<ScenarioResults>,
-    /// The 70B model on the device sets.
+    /// Fig. 8 of the prima.cpp paper: the 70B model on each set of devices.
     pub fig_8: Vec<ScenarioResults>,
-    /// Each model on the devices of appendix A.10.
+    /// Fig. 10 of the prima.cpp paper: each model on the devices of its appendix A.10.
     pub fig_10: Vec<ScenarioResults>,
 }
 
-/// Evaluates all strategies on all scenarios.
-pub fn testbeds() -> Result<Testbeds, String> {
+pub fn testbeds() -> Result<Testbeds, Failure> {
     let sizes = TABLE_4.iter().map(|row| row.size);
     let on = |devices: &'static str| sizes.clone().map(move |size| format!("llama-{size}-on-{devices}"));
     let mut names: Vec<String> = on("d1-d4").collect();
@@ -65,30 +62,25 @@ pub fn testbeds() -> Result<Testbeds, String> {
     Ok(Testbeds { table_4, fig_8, fig_10 })
 }
 
-fn evaluate(name: &str) -> Result<ScenarioResults, String> {
+fn evaluate(name: &str) -> Result<ScenarioResults, Failure> {
     let path = Path::new(FOLDER).join(format!("{name}.yaml"));
-    let loaded = LoadedScenario::read(&path, &FileResolver).map_err(|error| error.to_string())?;
-    let scenario_cluster = loaded.cluster(None).map_err(|error| error.to_string())?;
+    let loaded = LoadedScenario::read(&path, &FileResolver)?;
+    let scenario_cluster = loaded.cluster(None)?;
     let scenario = loaded.scenario;
     let rules = Rules { may_drop: !scenario.planner.keep_all, may_leave_remainder: false };
     let mut results: Vec<StrategyResult> =
         strategies().map(|strategy| StrategyResult { strategy, outcomes: Vec::new() }).collect();
     for residency in RESIDENCIES {
         let cluster = with_residency(scenario_cluster.clone(), residency);
-        let problem = Instance::from_cluster(&cluster, scenario.planner.slow_disk);
-        let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-        for result in &mut results {
-            let chunk = hearth_sim::Options::default().chunk_size;
-            let planned = evaluate_strategy(&cluster, &model, result.strategy, rules, chunk)?;
+        let chunk = hearth_sim::Options::default().chunk_size;
+        let plans = evaluate_strategies(&cluster, scenario.planner.slow_disk, rules, chunk)?;
+        for (result, planned) in results.iter_mut().zip(plans) {
             result.outcomes.push(planned.map(|(plan, score)| (summary(&plan), score)));
         }
     }
-    Ok(ScenarioResults {
-        size: scenario.model.profile.unwrap_or_default().replace("llama-", ""),
-        keep_all: scenario.planner.keep_all,
-        devices: scenario.devices.iter().map(|device| device.name.clone()).collect(),
-        results,
-    })
+    let devices = scenario.devices.into_iter().map(|device| device.name).collect();
+    let size = scenario.model.profile.unwrap_or_default().replace("llama-", "");
+    Ok(ScenarioResults { size, devices, keep_all: scenario.planner.keep_all, results })
 }
 
 /// Returns the windows of a plan, with the GPU layers in brackets: `d3 40 (28) + d2 20 (18), 2 rounds`.

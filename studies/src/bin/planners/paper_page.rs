@@ -13,12 +13,11 @@ use crate::population::{RESIDENCIES, label};
 use crate::published::{TABLE_4, TOLERANCE, fig_10, is_within_tolerance};
 use crate::tables::{Table, ratio};
 
-/// The strategies that correspond to the paper's planner.
+/// The strategies that correspond to the planner of the prima.cpp paper.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
-/// The ways to score a plan: the paper's objective, and the simulator under each residency.
+/// The ways to score a plan: the prima.cpp paper's objective, and the simulator with each residency policy.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
-/// Returns the page in Markdown. `command` is the command that writes it.
 pub fn page(command: &str, testbeds: &Testbeds) -> String {
     let mut text = format!(
         "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
@@ -27,10 +26,9 @@ pub fn page(command: &str, testbeds: &Testbeds) -> String {
          named; `os` reads ahead and lets the system evict, as \
          prima.cpp does; `chosen` leaves it to the planner.\n\n"
     );
-    text.push_str(&table_4(&testbeds.table_4));
-    text.push_str(&fig_8_page(&testbeds.fig_8));
-    text.push_str(&fig_10_page(&testbeds.fig_10));
-    text
+    text += &table_4(&testbeds.table_4);
+    text += &fig_8_page(&testbeds.fig_8);
+    text + &fig_10_page(&testbeds.fig_10)
 }
 
 fn table_4(scenarios: &[ScenarioResults]) -> String {
@@ -39,15 +37,10 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
          plans as the strategy does. Some numbers of d1 to d4 are inferred from rows 8B, 30B and 70B of this table, \
          see their profiles.\n\n",
     );
-    let mut table = Table::with_text_columns(
-        2,
-        &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3], "paper", "paper's system"],
-    );
+    let mut table = score_table(&["size and strategy", "plan"], &["paper", "paper's system"]);
     for (scenario, published) in scenarios.iter().zip(&TABLE_4) {
         for result in &scenario.results {
-            let mut row = vec![format!("{} `{}`", scenario.size.to_uppercase(), result.strategy)];
-            row.push(plan(result));
-            row.extend(cells(result));
+            let mut row = plan_row(size_and_strategy(scenario, result), result);
             let published = published.for_strategy(result.strategy);
             row.push(published.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
             row.push(published.map_or("-".into(), |(system, _)| system.into()));
@@ -55,16 +48,9 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
         }
     }
     text.push_str(&table.finish());
-    let _ = write!(
-        text,
-        "The paper's prima.cpp without prefetching: {}.\n\n",
-        TABLE_4
-            .iter()
-            .map(|row| format!("{} {:.0} ms", row.size.to_uppercase(), row.without_prefetch))
-            .collect::<Vec<_>>()
-            .join(", ")
-    );
-    text
+    let unprefetched =
+        TABLE_4.each_ref().map(|row| format!("{} {:.0} ms", row.size.to_uppercase(), row.without_prefetch));
+    text + &format!("The paper's prima.cpp without prefetching: {}.\n\n", unprefetched.join(", "))
 }
 
 fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
@@ -74,13 +60,10 @@ fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
          the time, and all six are slower than three. Its text names no other set.\n\n",
     );
     for strategy in planners(scenarios) {
-        let mut table =
-            Table::with_text_columns(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+        let mut table = score_table(&["devices", "plan"], &[]);
         for scenario in scenarios {
             let Some(result) = strategy_result(scenario, strategy) else { continue };
-            let mut row = vec![set(scenario), plan(result)];
-            row.extend(cells(result));
-            table.add_row(&row);
+            table.add_row(&plan_row(set(scenario), result));
         }
         let _ = write!(text, "### `{strategy}`\n\n{}", table.finish());
         text.push_str(&fig_8_statements(scenarios, strategy));
@@ -88,7 +71,7 @@ fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
     text
 }
 
-/// Returns a table that checks the paper's three statements about Fig. 8, with one column for each score.
+/// Returns a table that checks the prima.cpp paper's three statements about Fig. 8, with one column for each score.
 fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
     let time = |devices: &str, score: usize| {
         let scenario = scenarios.iter().find(|scenario| set(scenario) == devices)?;
@@ -105,18 +88,17 @@ fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
         let times = time(from, score).zip(time(to, score));
         times.map_or("-".into(), |(from, to)| ratio(from / to))
     };
-    let row = |statement: &str, cell: &dyn Fn(usize) -> String| {
-        let mut row = vec![statement.to_owned()];
-        row.extend((0..SCORES.len()).map(cell));
-        row
-    };
-    table.add_row(&row("fastest set (paper: {D2, D3, D5})", &fastest));
-    table.add_row(&row("{D2, D3} over {D2, D3, D5} (paper: about 2)", &|score| {
-        quotient("{D2, D3}", "{D2, D3, D5}", score)
-    }));
-    table.add_row(&row("all six over {D2, D3, D5} (paper: more than 1)", &|score| {
-        quotient("{D1, D2, D3, D4, D5, D6}", "{D2, D3, D5}", score)
-    }));
+    let pair = |score| quotient("{D2, D3}", "{D2, D3, D5}", score);
+    let six = |score| quotient("{D1, D2, D3, D4, D5, D6}", "{D2, D3, D5}", score);
+    let statements: [(&str, &dyn Fn(usize) -> String); 3] = [
+        ("fastest set (paper: {D2, D3, D5})", &fastest),
+        ("{D2, D3} over {D2, D3, D5} (paper: about 2)", &pair),
+        ("all six over {D2, D3, D5} (paper: more than 1)", &six),
+    ];
+    for (statement, cell) in statements {
+        let cells = (0..SCORES.len()).map(cell);
+        table.add_row(&std::iter::once(statement.to_owned()).chain(cells).collect::<Vec<_>>());
+    }
     table.finish()
 }
 
@@ -126,16 +108,10 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
          Redmi phone; the paper gives their memory and says that it suffices, everything else of them is assumed. \
          Nothing is fitted. `mem` stands for MemSched, `perf` for PerfSched.\n\n",
     );
-    let mut table = Table::with_text_columns(
-        2,
-        &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]],
-    );
+    let mut table = score_table(&["size and strategy", "plan"], &[]);
     for scenario in scenarios {
         for result in &scenario.results {
-            let mut row =
-                vec![format!("{} `{}`", scenario.size.to_uppercase(), result.strategy), plan(result)];
-            row.extend(cells(result));
-            table.add_row(&row);
+            table.add_row(&plan_row(size_and_strategy(scenario, result), result));
         }
     }
     text.push_str(&table.finish());
@@ -145,13 +121,11 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
          for the steady state that reading ahead reaches, not for the paper's objective.\n\n",
         100.0 * TOLERANCE
     );
-    let mut table =
-        Table::with_text_columns(2, &["ratio", "size", "paper", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    let mut table = score_table(&["ratio", "size", "paper"], &[]);
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
         for reference in planners(scenarios) {
             for scenario in scenarios {
-                let published = fig_10(&scenario.size);
-                let range = if heuristic == "mem" { published.mem } else { published.perf };
+                let range = fig_10(heuristic, &scenario.size);
                 let (Some(slow), Some(fast)) =
                     (strategy_result(scenario, heuristic), strategy_result(scenario, reference))
                 else {
@@ -174,7 +148,19 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     text + &table.finish()
 }
 
-/// Returns the strategies of [`PLANNERS`] that have results.
+/// Creates a table with a column for each of [`SCORES`] between `first` and `last`. Its first two columns are texts.
+fn score_table(first: &[&str], last: &[&str]) -> Table {
+    Table::with_text_columns(2, &[first, &SCORES, last].concat())
+}
+
+fn size_and_strategy(scenario: &ScenarioResults, result: &StrategyResult) -> String {
+    format!("{} `{}`", scenario.size.to_uppercase(), result.strategy)
+}
+
+fn plan_row(name: String, result: &StrategyResult) -> Vec<String> {
+    [name, plan(result)].into_iter().chain(cells(result)).collect()
+}
+
 fn planners(scenarios: &[ScenarioResults]) -> Vec<&'static str> {
     let known =
         |name: &&str| scenarios.first().is_some_and(|scenario| strategy_result(scenario, name).is_some());
@@ -185,7 +171,7 @@ fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<
     scenario.results.iter().find(|result| result.strategy == strategy)
 }
 
-/// Returns the devices of a scenario in the notation of the paper for sets.
+/// Returns the devices of a scenario as the prima.cpp paper writes a set: `{D2, D3}`.
 fn set(scenario: &ScenarioResults) -> String {
     let mut names: Vec<String> = scenario.devices.iter().map(|name| name.to_uppercase()).collect();
     names.sort();
@@ -193,7 +179,7 @@ fn set(scenario: &ScenarioResults) -> String {
     format!("{{{}}}{chosen}", names.join(", "))
 }
 
-/// Returns the summary of the plan, or those of all residency policies if they differ.
+/// Returns the summary of a strategy's plan; if it depends on the residency policy, one summary for each policy.
 fn plan(result: &StrategyResult) -> String {
     let plans: Vec<&str> = result
         .outcomes
@@ -208,7 +194,6 @@ fn plan(result: &StrategyResult) -> String {
     named.collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the score of a result with one of the residency policies.
 fn score(result: &StrategyResult, residency: usize) -> Option<&Score> {
     result.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
@@ -221,7 +206,6 @@ fn times(result: &StrategyResult) -> [Option<f64>; SCORES.len()] {
     })
 }
 
-/// Returns the times as table cells.
 fn cells(result: &StrategyResult) -> [String; SCORES.len()] {
     let times = times(result);
     std::array::from_fn(|at| match (times[at], at) {

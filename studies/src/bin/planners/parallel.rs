@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hearth_studies::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
@@ -11,8 +12,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 pub fn map<T: Send>(
     what: &str,
     count: usize,
-    work: impl Fn(usize) -> Result<T, String> + Sync,
-) -> Result<Vec<T>, String> {
+    work: impl Fn(usize) -> Result<T, Failure> + Sync,
+) -> Result<Vec<T>, Failure> {
     let style = ProgressStyle::with_template("{msg} [{wide_bar}] {pos}/{len} {eta}").expect("a template");
     let bar = ProgressBar::new(count as u64).with_style(style).with_message(what.to_owned());
     let finished = AtomicUsize::new(0);

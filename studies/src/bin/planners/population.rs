@@ -1,21 +1,23 @@
 //! Evaluates the strategies on many random clusters.
 //!
-//! Every strategy plans for every cluster, with each residency policy. By the paper's objective, a plan is compared
-//! with the optimum that `exact` finds; in the simulator, with the fastest plan of any strategy for the same cluster
-//! and policy.
+//! Every strategy plans for every cluster, with each residency policy. By the prima.cpp paper's objective, a plan is
+//! compared with the optimum that `exact` finds; in the simulator, with the fastest plan of any strategy for the same
+//! cluster and policy.
 //!
 //! Two properties of the clusters are evaluated too: whether more than one round is ever better by the paper's
 //! objective, and whether the few simulated tokens are representative of many.
 //!
 //! Not here: small instances, for which all plans are simulated ([`crate::regret`]).
 
+use hearth_core::Cluster;
 use hearth_halda::{Exact, Instance, LatencyModel, Rules, solve, valid_rounds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
+use hearth_studies::Failure;
 
-use crate::clusters::{self, cluster, memory_ratio, with_residency};
+use crate::clusters::{ClusterFacts, cluster, with_residency};
 use crate::evaluation::{
-    CHUNK_SIZE, REFERENCE_STRATEGY, Score, WORKLOAD, evaluate_strategy, simulate_tpot, strategies,
+    CHUNK_SIZE, REFERENCE_STRATEGY, Score, WORKLOAD, evaluate_strategies, simulate_tpot, strategies,
 };
 use crate::gaps::{EQUALITY_TOLERANCE, gap};
 
@@ -28,124 +30,86 @@ pub const LONG_RUN_TOKENS: u32 = 64;
 /// Number of clusters for which the longer simulation is also run.
 pub const CHECKED_CLUSTERS: usize = 40;
 
-/// A random cluster and the scores of all strategies.
 pub struct InstanceResult {
-    pub number: usize,
-    pub model: String,
-    pub devices: usize,
-    pub memory_ratio: f64,
+    pub facts: ClusterFacts,
     /// For each residency policy, the score of each strategy in the order of [`strategies`].
     pub scores: Vec<Vec<Result<Score, String>>>,
-    /// Objective T of the best plan with one round, in seconds.
-    pub one_round_time: Option<f64>,
-    /// Objective T of the best plan with more than one round, in seconds.
-    pub more_rounds_time: Option<f64>,
-    /// For each residency policy, the simulated times of the plan of [`REFERENCE_STRATEGY`]; `None` unless the cluster
-    /// is one of the first [`CHECKED_CLUSTERS`].
-    pub steady_state_tpots: Vec<Option<SteadyStateTpot>>,
-}
-
-/// The simulated time per token of one plan in a short and in a long run, in seconds.
-#[derive(Clone, Copy)]
-pub struct SteadyStateTpot {
-    /// The time with the tokens of [`WORKLOAD`].
-    pub few_tokens: f64,
-    /// The time with [`LONG_RUN_TOKENS`] tokens.
-    pub many_tokens: f64,
+    /// Whether more than one round is better by the prima.cpp paper's objective.
+    pub prefers_rounds: bool,
+    /// For each residency policy, how much the simulated time per token of [`REFERENCE_STRATEGY`] differs between
+    /// [`WORKLOAD`] and [`LONG_RUN_TOKENS`], as a fraction; `None` after the first [`CHECKED_CLUSTERS`] clusters.
+    pub steady_state_differences: Vec<Option<f64>>,
 }
 
 impl InstanceResult {
-    /// Returns the optimum of the paper's objective in seconds, if there is a plan.
+    /// Returns the minimum of the prima.cpp paper's objective in seconds, if there is a plan.
     pub fn optimum(&self) -> Option<f64> {
-        let place = strategies().position(|name| name == REFERENCE_STRATEGY)?;
-        self.scores[0][place].as_ref().ok().map(|score| score.objective)
+        self.scores[0][reference_strategy()].as_ref().ok().map(|score| score.objective)
     }
 
-    /// Returns the shortest simulated time per token of all strategies with a residency policy, in seconds.
+    /// Returns the shortest simulated time per token of all strategies in seconds; `residency` is an index of
+    /// [`RESIDENCIES`].
     pub fn fastest_time(&self, residency: usize) -> Option<f64> {
         let times = self.scores[residency].iter().flatten().filter_map(|score| score.simulated_tpot);
         times.min_by(f64::total_cmp)
     }
 
-    /// Returns the gap of a strategy's plan by the paper's objective, if it has a plan.
     pub fn objective_gap(&self, strategy: usize) -> Option<f64> {
         let score = self.scores[0][strategy].as_ref().ok()?;
         Some(gap(Some(score.objective), self.optimum()?))
     }
 
-    /// Returns the gap of a strategy's plan in the simulator, if it has a plan.
     pub fn simulated_gap(&self, residency: usize, strategy: usize) -> Option<f64> {
         let score = self.scores[residency][strategy].as_ref().ok()?;
         Some(gap(score.simulated_tpot, self.fastest_time(residency)?))
     }
-
-    /// Returns whether more than one round is better by the paper's objective.
-    pub fn prefers_rounds(&self) -> bool {
-        match (self.one_round_time, self.more_rounds_time) {
-            (Some(one), Some(more)) => more < one * (1.0 - EQUALITY_TOLERANCE),
-            (None, Some(_)) => true,
-            (_, None) => false,
-        }
-    }
 }
 
-/// Evaluates all strategies on the random cluster of a seed and a number.
-pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, String> {
-    let random_cluster = cluster(seed, number as u64, WORKLOAD)?;
+/// Returns the index of [`REFERENCE_STRATEGY`] in the order of [`strategies`].
+fn reference_strategy() -> usize {
+    strategies().position(|name| name == REFERENCE_STRATEGY).expect("the reference is a strategy")
+}
+
+pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, Failure> {
+    let random_cluster = cluster(seed, number as u64)?;
     let mut scores = Vec::new();
-    let mut steady_state_tpots = vec![None; RESIDENCIES.len()];
+    let mut steady_state_differences = vec![None; RESIDENCIES.len()];
+    let reference = reference_strategy();
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
         let cluster = with_residency(random_cluster.clone(), residency);
-        let problem = Instance::from_cluster(&cluster, None);
-        let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-        let mut row = Vec::new();
-        for strategy in strategies() {
-            let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION_RULES, CHUNK_SIZE)?;
-            if let (Ok((plan, score)), true) =
-                (&planned, number < CHECKED_CLUSTERS && strategy == REFERENCE_STRATEGY)
-            {
-                let mut longer = cluster.clone();
-                longer.workload = Workload { generate: LONG_RUN_TOKENS, ..WORKLOAD };
-                let many_tokens = simulate_tpot(&longer, plan, CHUNK_SIZE)?;
-                let times = score.simulated_tpot.zip(many_tokens);
-                steady_state_tpots[place] =
-                    times.map(|(few_tokens, many_tokens)| SteadyStateTpot { few_tokens, many_tokens });
-            }
-            row.push(planned.map(|(_, score)| score));
+        let plans = evaluate_strategies(&cluster, None, SELECTION_RULES, CHUNK_SIZE)?;
+        if let (Ok((plan, score)), true) = (&plans[reference], number < CHECKED_CLUSTERS) {
+            let workload = Workload { generate: LONG_RUN_TOKENS, ..WORKLOAD };
+            let many_tokens = simulate_tpot(&Cluster { workload, ..cluster }, plan, CHUNK_SIZE)?;
+            let times = score.simulated_tpot.zip(many_tokens);
+            steady_state_differences[place] = times.map(|(few, many)| (few / many - 1.0).abs());
         }
-        scores.push(row);
+        scores.push(plans.into_iter().map(|planned| planned.map(|(_, score)| score)).collect());
     }
     let problem = Instance::from_cluster(&random_cluster, None);
-    let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
-    let (one_round_time, more_rounds_time) = best_by_rounds(&model);
+    let model = LatencyModel::new(&problem)?;
     Ok(InstanceResult {
-        number,
-        model: random_cluster.model.name.clone(),
-        devices: random_cluster.members.len(),
-        memory_ratio: memory_ratio(&random_cluster),
+        facts: ClusterFacts::new(number, &random_cluster),
         scores,
-        one_round_time,
-        more_rounds_time,
-        steady_state_tpots,
+        prefers_rounds: prefers_rounds(&model),
+        steady_state_differences,
     })
 }
 
-/// Returns the optimum with one round, and the best optimum with more than one round, in seconds.
-fn best_by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
+fn prefers_rounds(model: &LatencyModel) -> bool {
     let optimum = |rounds| {
         let exact = Exact { rules: SELECTION_RULES, rounds: Some(rounds), ..Exact::default() };
         solve(&exact, model).ok().map(|solution| solution.seconds())
     };
     let more = valid_rounds(model.model_layers()).into_iter().filter(|rounds| *rounds > 1);
-    (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp))
+    match (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp)) {
+        (Some(one), Some(more)) => more < one * (1.0 - EQUALITY_TOLERANCE),
+        (None, Some(_)) => true,
+        (_, None) => false,
+    }
 }
 
 /// Returns the name of a residency policy in reports.
 pub fn label(residency: Option<Residency>) -> String {
     residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
-}
-
-/// Returns the names of the models of the random clusters.
-pub fn models() -> String {
-    clusters::MODELS.join(", ")
 }

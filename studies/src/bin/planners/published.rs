@@ -45,29 +45,20 @@ impl Row {
     }
 }
 
-/// The ranges of the time per token with a heuristic, relative to Halda. source: prima.cpp paper, appendix A.10, Fig.
-/// 10
-pub struct HeuristicRatios {
-    /// The range with `MemSched`.
-    pub mem: [f64; 2],
-    /// The range with `PerfSched`.
-    pub perf: [f64; 2],
-}
-
-/// Returns the ratios of a model size: the paper's text has one pair of ranges for 8B to 45B, one for 60B to 70B, and
-/// single values for 70B.
-pub fn fig_10(size: &str) -> HeuristicRatios {
-    match size {
-        "70b" => HeuristicRatios { mem: [3.3, 3.3], perf: [1.6, 1.6] },
-        "60b" | "65b" => HeuristicRatios { mem: [1.9, 3.3], perf: [1.6, 1.8] },
-        _ => HeuristicRatios { mem: [4.5, 8.8], perf: [1.1, 1.5] },
-    }
+/// Returns the range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda: that of 8B to
+/// 45B, that of 60B to 70B, or the value at 70B. source: prima.cpp paper, appendix A.10, Fig. 10
+pub fn fig_10(heuristic: &str, size: &str) -> [f64; 2] {
+    let (mem, perf) = match size {
+        "70b" => ([3.3, 3.3], [1.6, 1.6]),
+        "60b" | "65b" => ([1.9, 3.3], [1.6, 1.8]),
+        _ => ([4.5, 8.8], [1.1, 1.5]),
+    };
+    if heuristic == "mem" { mem } else { perf }
 }
 
 /// Maximum relative distance from a published range at which a ratio counts as equal. source: assumed
 pub const TOLERANCE: f64 = 0.25;
 
-/// Returns whether a ratio is within a range that is extended by the tolerance.
 pub fn is_within_tolerance(ratio: f64, [from, to]: [f64; 2]) -> bool {
     (from * (1.0 - TOLERANCE)..=to * (1.0 + TOLERANCE)).contains(&ratio)
 }
@@ -79,7 +70,7 @@ mod tests {
     #[test]
     fn ranges_are_extended_by_a_quarter() {
         // 4.5 - 25 % = 3.375, 8.8 + 25 % = 11.
-        let range = fig_10("8b").mem;
+        let range = fig_10("mem", "8b");
         assert!(is_within_tolerance(3.4, range) && is_within_tolerance(10.9, range));
         assert!(!is_within_tolerance(3.3, range) && !is_within_tolerance(11.1, range));
     }

@@ -9,7 +9,6 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The random stream of one instance.
 pub struct Random(ChaCha8Rng);
 
 impl Random {
@@ -24,7 +23,6 @@ impl Random {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Returns a uniform number between two numbers.
     pub fn uniform(&mut self, [from, to]: [f64; 2]) -> f64 {
         from + (to - from) * self.unit()
     }
@@ -36,7 +34,6 @@ impl Random {
         from + (to - from) * unit * unit
     }
 
-    /// Returns one of several items with equal probability.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[(self.unit() * items.len() as f64) as usize]
     }

@@ -2,8 +2,8 @@
 //!
 //! On small instances all plans are simulated: all windows, GPU layers, valid rounds and selections of devices. The
 //! regret of a strategy is the ratio of its simulated time to that of the fastest plan, minus one. All plans satisfy
-//! the named constraints, so that a strategy's plan is one of them, unless the strategy chooses residency policies;
-//! such plans are added to them.
+//! the planner's constraints with [`SELECTION_RULES`], so that a strategy's plan is one of them. Only a strategy that
+//! chooses residency policies has other plans, which are added.
 //!
 //! Not here: the accuracy of the simulator.
 
@@ -11,32 +11,28 @@ use hearth_core::Cluster;
 use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations};
 use hearth_schema::residency::Residency;
-use hearth_studies::manual_plan;
+use hearth_studies::{Failure, manual_plan};
 
-use crate::clusters::{memory_ratio, small_cluster, with_residency};
-use crate::evaluation::{CHUNK_SIZE, SMALL_WORKLOAD, Score, evaluate_strategy, simulate_tpot, strategies};
+use crate::clusters::{ClusterFacts, small_cluster, with_residency};
+use crate::evaluation::{CHUNK_SIZE, Score, evaluate_strategies, simulate_tpot};
 use crate::population::{RESIDENCIES, SELECTION_RULES};
 
 /// The results of a small instance with one residency policy: the fastest of all plans, and the plans of the
 /// strategies.
 pub struct ExhaustiveResult {
-    pub number: usize,
-    pub model: String,
-    pub devices: usize,
-    pub memory_ratio: f64,
+    pub facts: ClusterFacts,
     /// The residency policy of all devices; `None` if the planner chooses.
     pub residency: Option<Residency>,
-    /// Number of simulated plans.
     pub plan_count: usize,
     /// The best simulated time in seconds, and the rounds of its plan.
     pub fastest_plan: Option<(f64, u32)>,
-    /// The score of each strategy, in the order of [`strategies`].
+    /// The score of each strategy, in the order of [`crate::evaluation::strategies`].
     pub scores: Vec<Result<Score, String>>,
 }
 
-/// Returns the results of the small instance of a number, with each residency policy.
-pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, String> {
-    let instance = small_cluster(seed, number as u64, SMALL_WORKLOAD)?;
+/// Returns the results of the small instance with this number, for each residency policy.
+pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, Failure> {
+    let instance = small_cluster(seed, number as u64)?;
     let mut all: Vec<ExhaustiveResult> = Vec::new();
     for residency in RESIDENCIES {
         let mut result = search(&instance, number, residency)?;
@@ -54,10 +50,10 @@ fn search(
     instance: &Cluster,
     number: usize,
     residency: Option<Residency>,
-) -> Result<ExhaustiveResult, String> {
+) -> Result<ExhaustiveResult, Failure> {
     let cluster = with_residency(instance.clone(), residency);
     let problem = Instance::from_cluster(&cluster, None);
-    let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
+    let model = LatencyModel::new(&problem)?;
     let (mut plan_count, mut fastest_plan) = (0, None);
     let assignments = if residency.is_some() { all_assignments(&model) } else { Vec::new() };
     for assignment in assignments {
@@ -70,29 +66,18 @@ fn search(
             fastest_plan = Some((seconds, assignment.rounds));
         }
     }
-    let mut scores = Vec::new();
-    for strategy in strategies() {
-        let planned = evaluate_strategy(&cluster, &model, strategy, SELECTION_RULES, CHUNK_SIZE)?;
-        scores.push(planned.map(|(_, score)| score));
-    }
+    let plans = evaluate_strategies(&cluster, None, SELECTION_RULES, CHUNK_SIZE)?;
+    let scores: Vec<_> = plans.into_iter().map(|planned| planned.map(|(_, score)| score)).collect();
     // A strategy may choose a stream buffer, or a policy for each device, and be faster than all of these plans.
     for score in scores.iter().flatten() {
         let own = score.simulated_tpot.map(|seconds| (seconds, score.rounds));
         fastest_plan = fastest_plan.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
     }
-    Ok(ExhaustiveResult {
-        number,
-        model: cluster.model.name.clone(),
-        devices: cluster.members.len(),
-        memory_ratio: memory_ratio(&cluster),
-        residency,
-        plan_count,
-        fastest_plan,
-        scores,
-    })
+    let facts = ClusterFacts::new(number, &cluster);
+    Ok(ExhaustiveResult { facts, residency, plan_count, fastest_plan, scores })
 }
 
-/// Returns all assignments with the first device as head that satisfy the constraints.
+/// Returns all assignments with the first device as head that [`SELECTION_RULES`] and the latency model allow.
 fn all_assignments(model: &LatencyModel) -> Vec<Assignment> {
     let devices = model.device_count();
     let mut found = Vec::new();

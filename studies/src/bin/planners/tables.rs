@@ -4,13 +4,13 @@
 
 use std::fmt::Write;
 
+use crate::clusters::MODELS;
 use crate::curves::{Panel, drawing};
 use crate::evaluation::{CHUNK_SIZE, REFERENCE_STRATEGY, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED_CLUSTERS, InstanceResult, LONG_RUN_TOKENS, RESIDENCIES, label, models};
+use crate::population::{CHECKED_CLUSTERS, InstanceResult, LONG_RUN_TOKENS, RESIDENCIES, label};
 use crate::regret::ExhaustiveResult;
 
-/// A Markdown table.
 pub struct Table {
     text: String,
 }
@@ -37,7 +37,6 @@ impl Table {
     }
 }
 
-/// Returns the page in Markdown. `command` is the command that writes it.
 pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
     let mut text = String::from("# Quality of the plans of each strategy\n\n");
     let _ = write!(
@@ -48,8 +47,8 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
          ranges and their sources are in `studies/src/bin/planners/devices.rs` and `clusters.rs`, all numbers in \
          `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
         instances.len(),
-        models(),
-        Gaps::new(instances.iter().map(|instance| instance.memory_ratio).collect()).quantile(0.5)
+        MODELS.join(", "),
+        Gaps::new(instances.iter().map(|instance| instance.facts.memory_ratio).collect()).quantile(0.5)
     );
     text.push_str(
         "The first device is the head, devices may be dropped, every round is complete. A gap is a time \
@@ -57,14 +56,12 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
          the strategy has no plan, or one that breaks a constraint. Residency `chosen` leaves it to the planner how \
          each device keeps its weights.\n\n",
     );
-    text.push_str(&objective(instances));
-    for (place, residency) in RESIDENCIES.iter().enumerate() {
-        let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(*residency));
-        text.push_str(&simulator(instances, place));
+    text += &objective(instances);
+    for (place, residency) in RESIDENCIES.into_iter().enumerate() {
+        let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(residency));
+        text += &simulator(instances, place);
     }
-    text.push_str(&steady_state(instances));
-    text.push_str(&regrets(small));
-    text
+    text + &steady_state(instances) + &regrets(small)
 }
 
 fn objective(instances: &[InstanceResult]) -> String {
@@ -79,18 +76,13 @@ fn objective(instances: &[InstanceResult]) -> String {
     for (place, strategy) in strategies().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.objective_gap(place));
         let gaps = Gaps::new(gaps.collect());
-        table.add_row(&[
-            format!("`{strategy}`"),
-            share(gaps.zero_count(), solvable.len()),
-            (solvable.len() - gaps.count()).to_string(),
-            percent(gaps.quantile(0.5)),
-            percent(gaps.quantile(0.9)),
-            percent(gaps.quantile(1.0)),
-            share(gaps.doubled_count(), gaps.count()),
-        ]);
+        let (optimal, refused) = (share(gaps.zero_count(), solvable.len()), solvable.len() - gaps.count());
+        let mut row = vec![format!("`{strategy}`"), optimal, refused.to_string()];
+        row.extend(gap_cells(&gaps));
+        table.add_row(&row);
     }
     text.push_str(&table.finish());
-    let better = solvable.iter().filter(|instance| instance.prefers_rounds()).count();
+    let better = solvable.iter().filter(|instance| instance.prefers_rounds).count();
     let _ = write!(
         text,
         "Instances with a plan: {} of {}. Those in which some number of rounds k > 1 beats k = 1 under this \
@@ -103,19 +95,10 @@ fn objective(instances: &[InstanceResult]) -> String {
 }
 
 fn simulator(instances: &[InstanceResult], residency: usize) -> String {
-    let mut table = Table::new(&[
-        "strategy",
-        "within 1 % of the best",
-        "refused",
-        "out of memory",
-        "median gap",
-        "p90",
-        "max",
-        "more than 2x",
-        "more than one round",
-        "expectation off by, median",
-        "p90",
-    ]);
+    let counts = ["strategy", "within 1 % of the best", "refused", "out of memory"];
+    let gaps = ["median gap", "p90", "max", "more than 2x"];
+    let others = ["more than one round", "expectation off by, median", "p90"];
+    let mut table = Table::new(&[&counts[..], &gaps, &others].concat());
     let solvable: Vec<&InstanceResult> =
         instances.iter().filter(|instance| instance.fastest_time(residency).is_some()).collect();
     for (place, strategy) in strategies().enumerate() {
@@ -125,19 +108,14 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
             solvable.iter().filter_map(|instance| instance.scores[residency][place].as_ref().ok()).collect();
         let off = |score: &&Score| Some((score.own_objective / score.simulated_tpot? - 1.0).abs());
         let off = Gaps::new(scores.iter().filter_map(off).collect());
-        table.add_row(&[
-            format!("`{strategy}`"),
-            share(gaps.near_optimal_count(), solvable.len()),
-            (solvable.len() - gaps.count()).to_string(),
-            gaps.out_of_memory_count().to_string(),
-            percent(gaps.quantile(0.5)),
-            percent(gaps.quantile(0.9)),
-            percent(gaps.quantile(1.0)),
-            share(gaps.doubled_count(), gaps.count()),
-            share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()),
-            percent(off.quantile(0.5)),
-            percent(off.quantile(0.9)),
-        ]);
+        let mut row = vec![format!("`{strategy}`"), share(gaps.near_optimal_count(), solvable.len())];
+        row.extend(
+            [solvable.len() - gaps.count(), gaps.out_of_memory_count()].map(|count| count.to_string()),
+        );
+        row.extend(gap_cells(&gaps));
+        row.push(share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()));
+        row.extend([off.quantile(0.5), off.quantile(0.9)].map(percent));
+        table.add_row(&row);
     }
     format!(
         "Against the fastest plan of any strategy for the same instance and residency. An instance counts if \
@@ -150,14 +128,7 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
 }
 
 fn steady_state(instances: &[InstanceResult]) -> String {
-    let differences = |residency: usize| {
-        let of = |instance: &InstanceResult| {
-            let times = instance.steady_state_tpots[residency]?;
-            Some((times.few_tokens / times.many_tokens - 1.0).abs())
-        };
-        Gaps::new(instances.iter().filter_map(of).collect())
-    };
-    let mut text = format!(
+    let text = format!(
         "### Effect of the number of simulated tokens\n\nA plan is simulated for {} tokens, the first of which is not counted, \
          in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE_STRATEGY}` for the first \
          {CHECKED_CLUSTERS} instances were simulated for {LONG_RUN_TOKENS} tokens too:\n\n",
@@ -165,16 +136,12 @@ fn steady_state(instances: &[InstanceResult]) -> String {
     );
     let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
     for (place, residency) in RESIDENCIES.iter().enumerate() {
-        let gaps = differences(place);
-        table.add_row(&[
-            format!("`{}`", label(*residency)),
-            gaps.count().to_string(),
-            percent(gaps.quantile(0.5)),
-            percent(gaps.quantile(1.0)),
-        ]);
+        let differences = instances.iter().filter_map(|instance| instance.steady_state_differences[place]);
+        let gaps = Gaps::new(differences.collect());
+        let [median, max] = [0.5, 1.0].map(|share| percent(gaps.quantile(share)));
+        table.add_row(&[format!("`{}`", label(*residency)), gaps.count().to_string(), median, max]);
     }
-    text.push_str(&table.finish());
-    text
+    text + &table.finish()
 }
 
 fn regrets(small: &[ExhaustiveResult]) -> String {
@@ -188,12 +155,10 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
         SMALL_WORKLOAD.generate
     );
     for residency in RESIDENCIES {
-        let of: Vec<&ExhaustiveResult> = small
-            .iter()
-            .filter(|searched| searched.residency == residency && searched.fastest_plan.is_some())
-            .collect();
-        let several =
-            of.iter().filter(|searched| searched.fastest_plan.is_some_and(|(_, rounds)| rounds > 1));
+        let of = small.iter().filter(|searched| searched.residency == residency);
+        let of: Vec<&ExhaustiveResult> = of.filter(|searched| searched.fastest_plan.is_some()).collect();
+        let rounds = of.iter().filter_map(|searched| Some(searched.fastest_plan?.1));
+        let several = rounds.filter(|&rounds| rounds > 1);
         let _ = write!(
             text,
             "### Residency `{}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
@@ -202,37 +167,30 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
             of.len(),
             several.count()
         );
-        let mut table = Table::new(&[
-            "strategy",
-            "refused",
-            "out of memory",
-            "median regret",
-            "p90",
-            "max",
-            "more than 2x",
-        ]);
+        let columns = ["strategy", "refused", "out of memory", "median regret", "p90", "max", "more than 2x"];
+        let mut table = Table::new(&columns);
         for (place, strategy) in strategies().enumerate() {
             let one = |searched: &&ExhaustiveResult| {
                 let (best, _) = searched.fastest_plan?;
                 Some(gap(searched.scores[place].as_ref().ok()?.simulated_tpot, best))
             };
             let gaps = Gaps::new(of.iter().filter_map(one).collect());
-            table.add_row(&[
-                format!("`{strategy}`"),
-                (of.len() - gaps.count()).to_string(),
-                gaps.out_of_memory_count().to_string(),
-                percent(gaps.quantile(0.5)),
-                percent(gaps.quantile(0.9)),
-                percent(gaps.quantile(1.0)),
-                share(gaps.doubled_count(), gaps.count()),
-            ]);
+            let mut row = vec![format!("`{strategy}`")];
+            row.extend([of.len() - gaps.count(), gaps.out_of_memory_count()].map(|count| count.to_string()));
+            row.extend(gap_cells(&gaps));
+            table.add_row(&row);
         }
         text.push_str(&table.finish());
     }
     text
 }
 
-/// Returns the cumulative distributions of the gaps as SVG.
+/// Returns cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
+fn gap_cells(gaps: &Gaps) -> [String; 4] {
+    let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| percent(gaps.quantile(share)));
+    [median, p90, max, share(gaps.doubled_count(), gaps.count())]
+}
+
 pub fn curves(instances: &[InstanceResult]) -> String {
     let panel = |title: String, gap: &dyn Fn(&InstanceResult, usize) -> Option<f64>, count: usize| {
         let of = |(place, strategy)| {
@@ -259,27 +217,13 @@ pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String 
     );
     for instance in instances {
         for (place, residency) in RESIDENCIES.iter().enumerate() {
-            let head = format!(
-                "homes,{},{},{},{:.4},{}",
-                instance.number,
-                instance.model,
-                instance.devices,
-                instance.memory_ratio,
-                label(*residency)
-            );
+            let head = instance.facts.csv("homes", &label(*residency));
             let best = [instance.optimum(), instance.fastest_time(place)];
             rows(&mut text, &head, &instance.scores[place], best);
         }
     }
     for searched in small {
-        let head = format!(
-            "small,{},{},{},{:.4},{}",
-            searched.number,
-            searched.model,
-            searched.devices,
-            searched.memory_ratio,
-            label(searched.residency)
-        );
+        let head = searched.facts.csv("small", &label(searched.residency));
         rows(&mut text, &head, &searched.scores, [None, searched.fastest_plan.map(|(seconds, _)| seconds)]);
     }
     text
@@ -308,15 +252,14 @@ fn seconds(value: Option<f64>) -> String {
 
 /// Formats a gap in percent, or as a factor from 11x on.
 pub fn percent(value: f64) -> String {
-    if value.is_nan() {
-        return "-".into();
+    match value {
+        _ if value.is_nan() => "-".into(),
+        _ if value.is_infinite() => "no end".into(),
+        // Equal times may differ in their last bits, which must not print as -0.0.
+        _ if value.abs() < 5e-5 => "0.0 %".into(),
+        _ if value < 10.0 => format!("{:.1} %", value * 100.0),
+        _ => format!("{:.0}x", value + 1.0),
     }
-    if value.is_infinite() {
-        return "no end".into();
-    }
-    // Equal times may differ in their last bits, which must not print as -0.0.
-    let value = if value.abs() < 5e-5 { 0.0 } else { value };
-    if value < 10.0 { format!("{:.1} %", value * 100.0) } else { format!("{:.0}x", value + 1.0) }
 }
 
 /// Formats a ratio with two decimals.

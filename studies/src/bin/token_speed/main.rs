@@ -11,29 +11,24 @@ mod rings;
 
 use hearth_core::metrics;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_studies::timed;
+use hearth_studies::{Failure, timed};
 use rings::{Ring, RingOptions};
 
-/// Number of generated tokens.
 const GENERATE: u32 = 64;
 
-type Failed = Box<dyn std::error::Error>;
-
-/// The result of the fastest run.
 struct Measurement {
     /// Simulated time per token.
     tpot_ms: f64,
-    /// Number of trace records.
     records: usize,
     /// Processor time of simulation and metrics.
     seconds: f64,
 }
 
-fn main() -> Result<(), Failed> {
+fn main() -> Result<(), Failure> {
     if std::env::args().any(|argument| argument == "--scaling") { scaling() } else { four_devices() }
 }
 
-fn measure(ring: &Ring) -> Result<Measurement, Failed> {
+fn measure(ring: &Ring) -> Result<Measurement, Failure> {
     let runs = (0..5).map(|_| timed(|| ring.run().map(|trace| (metrics::compute(&trace), trace))));
     let fastest = runs.min_by(|one, other| one.1.total_cmp(&other.1)).expect("five runs");
     let (metrics, trace) = fastest.0?;
@@ -42,7 +37,7 @@ fn measure(ring: &Ring) -> Result<Measurement, Failed> {
     Ok(Measurement { tpot_ms, records: trace.records.len(), seconds })
 }
 
-fn four_devices() -> Result<(), Failed> {
+fn four_devices() -> Result<(), Failure> {
     println!(
         "| windows | rounds | residency | simulated TPOT ms | records a token | ms of our time a token |\n\
          |---|---|---|---|---|---|"
@@ -55,7 +50,7 @@ fn four_devices() -> Result<(), Failed> {
             "| {windows:?} | {} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |",
             ring.plan.rounds
         );
-        Ok::<(), Failed>(())
+        Ok::<(), Failure>(())
     };
     line(&[51, 17, 12], "os, 36 layers on GPUs", &Ring::with_gpus(GENERATE)?)?;
     for (windows, what, residency) in [
@@ -73,7 +68,7 @@ fn four_devices() -> Result<(), Failed> {
     Ok(())
 }
 
-fn scaling() -> Result<(), Failed> {
+fn scaling() -> Result<(), Failure> {
     println!(
         "| in memory | devices | layers | tokens | ms in all | us a layer and token |\n|---|---|---|---|---|---|"
     );
@@ -82,14 +77,12 @@ fn scaling() -> Result<(), Failed> {
     let by_tokens = [8, 32, 128, 512].map(|tokens| (4, 80, tokens));
     for share in [0.5, 1.1] {
         for (devices, layers, tokens) in by_devices.into_iter().chain(by_layers).chain(by_tokens) {
-            let windows = vec![layers / devices; devices as usize];
-            let residency = ResidencyOptions::default();
-            let cached_share = Some(share);
-            let options = RingOptions { windows: &windows, layers, tokens, residency, cached_share };
-            let ring = Ring::new(options)?;
+            let (residency, cached_share) = (ResidencyOptions::default(), Some(share));
+            let windows = &vec![layers / devices; devices as usize];
+            let ring = Ring::new(RingOptions { windows, layers, tokens, residency, cached_share })?;
             let ms = measure(&ring)?.seconds * 1e3;
             let each = ms * 1e3 / f64::from(layers * tokens);
-            let memory = if cached_share == Some(0.5) { "half" } else { "all" };
+            let memory = if share == 0.5 { "half" } else { "all" };
             println!("| {memory} | {devices} | {layers} | {tokens} | {ms:.1} | {each:.1} |");
         }
     }

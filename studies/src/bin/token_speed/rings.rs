@@ -6,33 +6,29 @@
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped as shipped_device;
-use hearth_profiles::model::{ModelProfile, shipped};
-use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
+use hearth_profiles::model::{ModelProfile, ModelShape, shipped};
+use hearth_profiles::{Bytes, BytesPerSecond, Device, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
-use hearth_studies::manual_plan;
+use hearth_studies::{Failure, manual_plan};
 
-/// A cluster and the plan that is simulated on it.
 #[derive(Debug, Clone)]
 pub struct Ring {
     cluster: Cluster,
     pub plan: Plan,
 }
 
-/// The size of a ring and its run.
 #[derive(Debug, Clone, Copy)]
 pub struct RingOptions<'w> {
     /// Layers in the window of each device, in ring order.
     pub windows: &'w [u32],
-    /// Layers of the model.
     pub layers: u32,
-    /// Generated tokens.
     pub tokens: u32,
     pub residency: ResidencyOptions,
-    /// Share of its weights for which each device has page cache; `None` for the memory of the shipped devices.
+    /// Page cache of each device as a share of its weights; `None` for the memory of the shipped devices.
     pub cached_share: Option<f64>,
 }
 
@@ -41,16 +37,14 @@ pub struct RingOptions<'w> {
 const KV_BYTES: u64 = 1024 * 2 * 8 * 128 * 2;
 
 impl Ring {
-    /// Returns a ring without GPUs.
-    pub fn new(options: RingOptions) -> Result<Ring, Box<dyn std::error::Error>> {
+    pub fn new(options: RingOptions) -> Result<Ring, Failure> {
         let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(options.windows.len());
-        let mut members = Vec::new();
-        for (place, name) in devices.enumerate() {
-            let mut device = shipped_device(name)?;
-            device.gpu = None;
+        let member = |(place, name)| {
+            let device = Device { gpu: None, ..shipped_device(name)? };
             let name = format!("{name}-{place}");
-            members.push(Member { name, address: None, device, residency: Some(options.residency) });
-        }
+            Ok(Member { name, address: None, device, residency: Some(options.residency) })
+        };
+        let members = devices.enumerate().map(member).collect::<Result<_, Failure>>()?;
         let default = Link {
             latency: Sourced::new(Seconds(0.005), "assumed"),
             bandwidth: Sourced::new(BytesPerSecond(58e6), "assumed"),
@@ -76,7 +70,7 @@ impl Ring {
     }
 
     /// Returns the ring of `scenarios/paper/llama-70b-on-d1-d4.yaml`, with the plan that `hearth plan` makes for it.
-    pub fn with_gpus(tokens: u32) -> Result<Ring, Box<dyn std::error::Error>> {
+    pub fn with_gpus(tokens: u32) -> Result<Ring, Failure> {
         let residency = ResidencyOptions::default();
         let windows = &[51, 17, 12];
         let mut ring = Ring::new(RingOptions { windows, layers: 80, tokens, residency, cached_share: None })?;
@@ -89,7 +83,6 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Simulates the plan.
     pub fn run(&self) -> Result<Trace, SimError> {
         let options = Options { warm_start: true, ..Options::default() };
         simulate(&Input { cluster: &self.cluster, plan: &self.plan, options: &options })
@@ -98,19 +91,14 @@ impl Ring {
 
 /// Returns copies of d3, each with page cache for the same share of its weights, so that the work per layer does not
 /// depend on the size of the ring.
-fn equal_members(
-    cluster: &Cluster,
-    plan: &Plan,
-    cached_share: f64,
-) -> Result<Vec<Member>, Box<dyn std::error::Error>> {
+fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Vec<Member>, Failure> {
     let mut members = cluster.members.clone();
     for (place, member) in members.iter_mut().enumerate() {
         let mut device = shipped_device("d3")?;
         (device.gpu, device.memory.can_swap) = (None, None);
         let layers: Vec<u32> = plan.windows(place).into_iter().flatten().collect();
         let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
-        let weights: Bytes =
-            layers.iter().map(|&layer| cluster.model.layer_bytes(layer)).sum::<Bytes>() + ends;
+        let weights = layers.iter().map(|&layer| cluster.model.layer_bytes(layer)).sum::<Bytes>() + ends;
         let buffers = device.cpu.compute_buffer.value + Bytes(KV_BYTES) * layers.len() as u64;
         let memory = Bytes((weights.as_f64() * cached_share) as u64) + buffers;
         device.memory.total.value = memory;
@@ -120,13 +108,11 @@ fn equal_members(
     Ok(members)
 }
 
-/// Returns Llama 70B with `layers` layers.
-fn model(layers: u32) -> Result<ModelProfile, Box<dyn std::error::Error>> {
+fn model(layers: u32) -> Result<ModelProfile, Failure> {
     let whole = shipped("llama-70b")?;
     if layers == whole.shape.layers.0 {
         return Ok(whole);
     }
-    let mut shape = whole.shape.clone();
-    shape.layers = Layers(layers);
+    let shape = ModelShape { layers: Layers(layers), ..whole.shape };
     Ok(ModelProfile::from_shape("llama-70b-cut", shape, whole.quant.parse()?)?)
 }

@@ -81,11 +81,14 @@ impl MatmulKernel {
         )
     }
 
+    fn has_four_bits(&self) -> bool {
+        matches!(self.packed_format, PackedFormat::Q4_0 | PackedFormat::Row4)
+    }
+
     /// Generates `v{r}` and `w{r}`, the 32 weights of each row `r`: two texels, or the nibbles of one texel.
     pub(super) fn unit_weights(&self) -> String {
-        let four_bits = matches!(self.packed_format, PackedFormat::Q4_0 | PackedFormat::Row4);
         let row = |r: u32| {
-            if four_bits {
+            if self.has_four_bits() {
                 format!(
                     "        let p{r} = weight(slice, {r}u, block);\n        let v{r} = low(p{r});\n        \
                      let w{r} = high(p{r});\n"
@@ -108,21 +111,26 @@ impl MatmulKernel {
         )
     }
 
+    /// Generates the sum of the products of 32 weights and inputs of token `t`, for four rows. The quants 0 to 15 of
+    /// weights of four bits represent -8 to 7.
+    pub(super) fn unit_sum(&self, t: u32) -> String {
+        let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
+        let offset = if self.has_four_bits() {
+            format!(
+                " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
+            )
+        } else {
+            String::new()
+        };
+        format!("vec4<i32>({dots}){offset}")
+    }
+
     /// Generates the loop body for a block of Q8_0 or Q4_0.
     pub(super) fn block32(&self) -> String {
         let mut text = String::from("        let d = scale(slice, block);\n") + &self.unit_weights();
         for t in 0..self.tokens() {
             text += &MatmulKernel::unit_quants(t);
-            // The quants 0 to 15 represent -8 to 7.
-            let offset = if self.packed_format == PackedFormat::Q4_0 {
-                format!(
-                    " - vec4<i32>(8 * (input_sum(token{t}, 2u * here) + input_sum(token{t}, 2u * here + 1u)))"
-                )
-            } else {
-                String::new()
-            };
-            let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
-            let _ = writeln!(text, "        let n{t} = vec4<i32>({dots}){offset};");
+            let _ = writeln!(text, "        let n{t} = {};", self.unit_sum(t));
             text += &self.accumulate(t, &format!("n{t}"), "d");
         }
         text

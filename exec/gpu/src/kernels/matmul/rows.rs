@@ -14,8 +14,6 @@
 use std::fmt::Write;
 
 use super::MatmulKernel;
-use super::blocks::four_rows;
-use crate::kernels::packing::PackedFormat;
 
 /// The WGSL variable and function for the input scale in decode.
 pub(super) const INPUT_SCALE: &str = "\
@@ -37,16 +35,7 @@ impl MatmulKernel {
         let mut text = self.unit_weights();
         for t in 0..self.tokens() {
             text += &MatmulKernel::unit_quants(t);
-            let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
-            let _ = writeln!(text, "        n{t} += vec4<i32>({dots});");
-            if self.packed_format == PackedFormat::Row4 {
-                // The quants 0 to 15 represent -8 to 7.
-                let _ = writeln!(
-                    text,
-                    "        n{t} -= vec4<i32>(8 * (input_sum(token{t}, 2u * here) + \
-                     input_sum(token{t}, 2u * here + 1u)));"
-                );
-            }
+            let _ = writeln!(text, "        n{t} += {};", self.unit_sum(t));
         }
         text
     }

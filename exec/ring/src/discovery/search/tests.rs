@@ -7,11 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::discovery::Announcement;
-use crate::security::EncryptedTransport;
-use crate::security::Key;
-use crate::wire::WorkerFacts;
-use crate::wire::{Listener, TcpTransport};
-use crate::wire::{read_hello, send_welcome};
+use crate::security::{EncryptedTransport, Key};
+use crate::wire::{Listener, TcpTransport, WorkerFacts, read_hello, send_welcome};
 
 fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
@@ -147,9 +144,7 @@ const THEIRS: &str = "a phrase of somebody else";
 async fn worker_with_the_key_is_found_among_impostors() {
     let scope = scope();
     if !tokio::task::spawn_blocking(move || multicast_works(scope)).await.unwrap() {
-        eprintln!(
-            "SKIPPED worker_with_the_key_is_found_among_impostors: multicast does not work on this machine"
-        );
+        eprintln!("SKIPPED worker_with_the_key_is_found_among_impostors: multicast does not work here");
         return;
     }
     let (honest, impostor) = (start_listener(OURS).await, start_listener(THEIRS).await);
@@ -163,43 +158,30 @@ async fn worker_with_the_key_is_found_among_impostors() {
     .unwrap();
     let flood = std::thread::spawn(move || flood(scope.port));
     let transport = EncryptedTransport::new(TcpTransport, Key::parse(OURS).unwrap());
-    let limit = Duration::from_secs(20);
-    let found = find_workers(&transport, &names(&["b", "c"]), limit, scope).await.unwrap();
+    let (long, short) = (Duration::from_secs(20), Duration::from_secs(3));
+    let found = find_workers(&transport, &names(&["b", "c"]), long, scope).await.unwrap();
     assert_eq!(found, BTreeMap::from([("b".into(), honest.to_string()), ("c".into(), honest.to_string())]));
-    let missing =
-        find_workers(&transport, &names(&["c", "d"]), Duration::from_secs(3), scope).await.unwrap_err();
-    let text = missing.to_string();
-    assert!(text.contains("`d` (no worker with this name is announced)"), "{text}");
+    let missing = find_workers(&transport, &names(&["c", "d"]), short, scope).await.unwrap_err();
+    let missing = missing.to_string();
+    assert!(missing.contains("`d` (no worker with this name is announced)"), "{missing}");
     // Without a key, an encrypted port is not accepted as a worker.
-    let error = find_workers(&TcpTransport, &names(&["c"]), Duration::from_secs(3), scope)
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("`c` (127.0.0.1:"), "{error}");
+    let refused = find_workers(&TcpTransport, &names(&["c"]), short, scope).await.unwrap_err();
+    assert!(refused.to_string().contains("`c` (127.0.0.1:"), "{refused}");
     flood.join().unwrap();
     tokio::task::spawn_blocking(move || drop(announcements)).await.unwrap();
 }
 
 /// Encodes a DNS name: each label with its length.
 fn labels(name: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for label in name {
-        bytes.push(label.len() as u8);
-        bytes.extend_from_slice(label);
-    }
-    bytes.push(0);
-    bytes
+    let encode = |label: &&[u8]| [&[label.len() as u8], *label].concat();
+    let labels: Vec<u8> = name.iter().flat_map(encode).collect();
+    [labels, vec![0]].concat()
 }
 
-/// Encodes a DNS resource record.
 fn record(name: &[u8], kind: u16, data: &[u8]) -> Vec<u8> {
-    let mut bytes = name.to_vec();
-    bytes.extend_from_slice(&kind.to_be_bytes());
     // Class IN, with a time to live of an hour.
-    bytes.extend_from_slice(&[0, 1, 0, 0, 14, 16]);
-    bytes.extend_from_slice(&(data.len() as u16).to_be_bytes());
-    bytes.extend_from_slice(data);
-    bytes
+    let class = [0, 1, 0, 0, 14, 16];
+    [name, &kind.to_be_bytes(), &class, &(data.len() as u16).to_be_bytes(), data].concat()
 }
 
 /// Builds the packet of an announcement as an attacker would (RFC 1035, sections 3 and 4).
@@ -254,17 +236,17 @@ fn invalid_name_is_not_announced() {
 #[test]
 fn browsed_hints_are_bounded() {
     let mut state = BTreeMap::new();
-    record_hint(
-        &mut state,
-        &service("b", "x", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]),
-    );
-    assert_eq!(state["b"], "10.0.0.2:9".parse().unwrap());
-    record_hint(&mut state, &service("b", "y", &["10.0.0.3:9"]));
-    record_hint(&mut state, &service("tab\u{7}let", "z", &["10.0.0.4:9"]));
-    record_hint(&mut state, &service("nowhere", "z", &["10.0.0.4:0"]));
-    assert_eq!(state.len(), 1);
-    for number in 0..1000 {
-        record_hint(&mut state, &service(&format!("n{number}"), "x", &["10.0.0.2:9"]));
+    let mut add = |name: &str, addresses: &[&str]| {
+        record_hint(&mut state, &service(name, "x", addresses));
+        (state.len(), state["b"])
+    };
+    let best = "10.0.0.2:9".parse().unwrap();
+    assert_eq!(add("b", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]), (1, best));
+    for (name, address) in [("b", "10.0.0.3:9"), ("tab\u{7}let", "10.0.0.4:9"), ("nowhere", "10.0.0.4:0")] {
+        assert_eq!(add(name, &[address]), (1, best), "{name}");
     }
-    assert_eq!(state.len(), MAX_OTHERS);
+    for number in 0..1000 {
+        add(&format!("n{number}"), &["10.0.0.2:9"]);
+    }
+    assert_eq!(add("last", &["10.0.0.2:9"]).0, MAX_OTHERS);
 }

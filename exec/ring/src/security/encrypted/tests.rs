@@ -14,16 +14,30 @@ fn key() -> Key {
     Key::parse("a phrase for a test").unwrap()
 }
 
-fn connecting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
-    EncryptedStream::new(link, key, HandshakeRole::Connecting)
+fn connecting(link: DuplexStream) -> EncryptedStream<DuplexStream> {
+    EncryptedStream::new(link, key(), HandshakeRole::Connecting)
 }
 
-fn accepting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> EncryptedStream<S> {
-    EncryptedStream::new(link, key, HandshakeRole::Accepting)
+fn accepting(link: DuplexStream) -> EncryptedStream<DuplexStream> {
+    EncryptedStream::new(link, key(), HandshakeRole::Accepting)
 }
 
 fn frame() -> Frame {
     Frame { message: Message::Ping { nonce: 7 }, payload: b"what only two may know".repeat(10) }
+}
+
+/// Returns the number of bytes that the connecting end sends: a handshake message, and a message with the frame.
+fn sent_len() -> usize {
+    HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len()
+}
+
+/// Returns the error of an end's first frame, which a connecting end writes and an accepting end reads.
+async fn first_error(link: DuplexStream, key: Key, role: HandshakeRole) -> WireError {
+    let mut stream = EncryptedStream::new(link, key, role);
+    match role {
+        HandshakeRole::Connecting => frame().write(&mut stream).await.unwrap_err(),
+        HandshakeRole::Accepting => Frame::read(&mut stream, 1 << 10).await.unwrap_err(),
+    }
 }
 
 async fn soon<T>(wait: impl Future<Output = T>) -> T {
@@ -72,12 +86,12 @@ async fn through(how: Tampering) -> (Read, Vec<u8>) {
     let (from_near, to_near) = tokio::io::split(near_end);
     let (from_far, to_far) = tokio::io::split(far_end);
     let write = async move {
-        let mut near = connecting(near, key());
+        let mut near = connecting(near);
         let _ = frame().write(&mut near).await;
         let _ = near.shutdown().await;
     };
     let read = async move {
-        let mut far = accepting(far, key());
+        let mut far = accepting(far);
         Frame::read(&mut far, 1 << 10).await
     };
     let answers = tokio::spawn(tamper(from_far, to_near, Tampering::default()));
@@ -90,22 +104,15 @@ async fn through(how: Tampering) -> (Read, Vec<u8>) {
 async fn ciphertext_hides_the_frame() {
     let (read, passed) = soon(through(Tampering::default())).await;
     assert_eq!(read.unwrap(), Some(frame()));
-    let encrypted = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
-    assert_eq!(passed.len(), encrypted, "a handshake message and one other message");
+    assert_eq!(passed.len(), sent_len(), "a handshake message and one other message");
     assert!(!passed.windows(4).any(|part| part == b"what" || part == b"know"));
 }
 
 #[tokio::test]
 async fn wrong_key_is_refused_at_both_ends() {
     let (near, far) = duplex(1 << 16);
-    let near = async move {
-        let mut near = connecting(near, key());
-        frame().write(&mut near).await.unwrap_err()
-    };
-    let far = async move {
-        let mut far = accepting(far, Key::parse("a phrase for a rest").unwrap());
-        Frame::read(&mut far, 1 << 10).await.unwrap_err()
-    };
+    let near = first_error(near, key(), HandshakeRole::Connecting);
+    let far = first_error(far, Key::parse("a phrase for a rest").unwrap(), HandshakeRole::Accepting);
     let (near, far) = soon(async { tokio::join!(near, far) }).await;
     for error in [near, far] {
         assert!(error.to_string().contains("no key or a different key"), "{error}");
@@ -114,35 +121,28 @@ async fn wrong_key_is_refused_at_both_ends() {
 
 #[tokio::test]
 async fn plain_and_encrypted_peers_refuse_each_other() {
-    let (mut plain, encrypted) = duplex(1 << 16);
-    let plain = async move {
-        frame().write(&mut plain).await.unwrap();
-        Frame::read(&mut plain, 1 << 10).await.unwrap_err()
-    };
-    let encrypted = async move {
-        let mut encrypted = accepting(encrypted, key());
-        Frame::read(&mut encrypted, 1 << 10).await.unwrap_err()
-    };
-    let (told, seen) = soon(async { tokio::join!(plain, encrypted) }).await;
-    assert!(matches!(told, WireError::Encrypted), "{told}");
-    assert!(seen.to_string().contains("it does not encrypt"), "{seen}");
-
-    let (encrypted, mut plain) = duplex(1 << 16);
-    let plain = async move { Frame::read(&mut plain, 1 << 10).await.unwrap_err() };
-    let encrypted = async move {
-        let mut encrypted = connecting(encrypted, key());
-        frame().write(&mut encrypted).await.unwrap_err()
-    };
-    let (told, seen) = soon(async { tokio::join!(plain, encrypted) }).await;
-    assert!(matches!(told, WireError::Encrypted), "{told}");
-    assert!(seen.to_string().contains("it closed the connection"), "{seen}");
+    for (role, expected) in [
+        (HandshakeRole::Accepting, "it does not encrypt"),
+        (HandshakeRole::Connecting, "it closed the connection"),
+    ] {
+        let (mut plain, link) = duplex(1 << 16);
+        let plain = async move {
+            if matches!(role, HandshakeRole::Accepting) {
+                frame().write(&mut plain).await.unwrap();
+            }
+            Frame::read(&mut plain, 1 << 10).await.unwrap_err()
+        };
+        let encrypted = first_error(link, key(), role);
+        let (plain, encrypted) = soon(async { tokio::join!(plain, encrypted) }).await;
+        assert!(matches!(plain, WireError::Encrypted), "{role:?}: {plain}");
+        assert!(encrypted.to_string().contains(expected), "{role:?}: {encrypted}");
+    }
 }
 
 #[tokio::test]
 async fn silent_peer_is_disconnected_after_the_deadline() {
     let (_silent, far) = duplex(1 << 16);
-    let mut far = accepting(far, key());
-    let error = soon(Frame::read(&mut far, 0)).await.unwrap_err();
+    let error = soon(first_error(far, key(), HandshakeRole::Accepting)).await;
     assert!(error.to_string().contains("it does not respond"), "{error}");
 }
 
@@ -153,7 +153,7 @@ async fn recorded_connection_cannot_be_replayed() {
         let (mut replay, far) = duplex(1 << 16);
         replay.write_all(&recorded[..replayed]).await.unwrap();
         replay.shutdown().await.unwrap();
-        let mut far = accepting(far, key());
+        let mut far = accepting(far);
         let read = soon(Frame::read(&mut far, 1 << 10)).await;
         // There is a reply to the first handshake message, but no frame can follow.
         assert!(matches!(read, Ok(None)) == fine && !matches!(read, Ok(Some(_))), "{replayed}: {read:?}");
@@ -171,15 +171,14 @@ async fn reflected_handshake_message_is_refused() {
         mirror.write_all(&message).await.unwrap();
         let _ = mirror.read(&mut message).await;
     };
-    let write = async move { frame().write(&mut connecting(near, key())).await.unwrap_err() };
+    let write = first_error(near, key(), HandshakeRole::Connecting);
     let ((), error) = soon(async { tokio::join!(reflect, write) }).await;
     assert!(error.to_string().contains("another key"), "{error}");
 }
 
-/// Returns two ends of a connection after the handshake.
 async fn pair() -> (EncryptedStream<DuplexStream>, EncryptedStream<DuplexStream>) {
     let (near, far) = duplex(1 << 16);
-    let (mut near, mut far) = (connecting(near, key()), accepting(far, key()));
+    let (mut near, mut far) = (connecting(near), accepting(far));
     let sent = frame();
     let (wrote, read) = tokio::join!(sent.write(&mut near), Frame::read(&mut far, 1 << 10));
     assert_eq!((wrote.unwrap(), read.unwrap()), ((), Some(frame())));
@@ -211,7 +210,7 @@ async fn both_halves_carry_large_frames_at_once() {
     let large = Frame { payload: (0..4u32 << 20).map(|at| (at % 251) as u8).collect(), ..frame() };
     let mut tasks = Vec::new();
     // The handshake has not started yet, so either half may start it.
-    for stream in [connecting(near, key()), accepting(far, key())] {
+    for stream in [connecting(near), accepting(far)] {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (sent, expected) = (large.clone(), large.clone());
         tasks.push(tokio::spawn(async move { sent.write(&mut writer).await.unwrap() }));
@@ -229,16 +228,14 @@ proptest! {
 
     #[test]
     fn flipped_bit_delivers_nothing(at in 0usize..320, bit in 0u8..8) {
-        let length = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
-        let flip = Some((at % length, bit));
+        let flip = Some((at % sent_len(), bit));
         let (read, _) = run(through(Tampering { flip, cut: None }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{flip:?}: {read:?}");
     }
 
     #[test]
     fn cut_stream_delivers_nothing(at in 0usize..320) {
-        let length = HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len();
-        let (read, _) = run(through(Tampering { flip: None, cut: Some(at % length) }));
+        let (read, _) = run(through(Tampering { flip: None, cut: Some(at % sent_len()) }));
         prop_assert!(!matches!(read, Ok(Some(_))), "{at}: {read:?}");
     }
 
@@ -253,7 +250,7 @@ proptest! {
             }
             stranger.write_all(&bytes).await.unwrap();
             stranger.shutdown().await.unwrap();
-            let mut end = if accept { accepting(end, key()) } else { connecting(end, key()) };
+            let mut end = if accept { accepting(end) } else { connecting(end) };
             let read = Frame::read(&mut end, 1 << 10).await;
             assert!(read.is_err(), "{read:?}");
         });

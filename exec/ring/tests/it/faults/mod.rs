@@ -118,8 +118,7 @@ impl FaultSchedule {
     }
 }
 
-/// Creates a plan for the sequences of a schedule. The draft model is the model itself, whose most likely token is
-/// sometimes sampled.
+/// Creates a plan in which the model drafts for itself: a draft is accepted if its most likely token is sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     let draft = PlannedDraft { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
     Plan {
@@ -131,10 +130,10 @@ fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     }
 }
 
-fn start_worker(network: &SimulatedNetwork, place: usize, model: &Arc<LocalModel>) {
-    let (endpoint, model) = (network.endpoint(place), model.clone());
+fn start_worker(network: &SimulatedNetwork, device: usize, model: &Arc<LocalModel>) {
+    let (endpoint, model) = (network.endpoint(device), model.clone());
     tokio::spawn(async move {
-        let listener = bind(&endpoint, &address(place)).await.expect("a free address");
+        let listener = bind(&endpoint, &address(device)).await.expect("a free address");
         let options = WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, backend_factory: None };
         Worker::with_options(endpoint, ModelSource::File(model), options).serve(listener, |_| {}).await
     });
@@ -165,7 +164,6 @@ fn inline(model: &Arc<LocalModel>) -> RingOptions {
     }
 }
 
-/// Applies faults to the devices at their times.
 async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>, model: Arc<LocalModel>) {
     let mut passed = Duration::ZERO;
     for (at, device, fault) in faults {
@@ -189,21 +187,18 @@ async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>
     }
 }
 
-/// The result of a request, and the tokens that the listener received.
-struct Response {
-    result: Result<GenerationResult, FailedRequest>,
-    received: Vec<Vec<u32>>,
-}
-
-async fn run_request(ring: &mut Ring<Endpoint>, schedule: &FaultSchedule) -> Response {
+/// Returns the result of a request, and the tokens that the listener received.
+async fn run_request(
+    ring: &mut Ring<Endpoint>,
+    schedule: &FaultSchedule,
+) -> (Result<GenerationResult, FailedRequest>, Vec<Vec<u32>>) {
     let (received, on_token) = listener(schedule.prompts.len());
     let generating = ring.generate(request(schedule), on_token);
     let result = timeout(MAX_REQUEST_TIME, generating).await.expect("a request hangs");
     let received = received.lock().expect("one thread").clone();
-    Response { result, received }
+    (result, received)
 }
 
-/// The results of all schedules, counted.
 #[derive(Debug, Default)]
 struct Tally {
     runs: u32,
@@ -219,15 +214,14 @@ struct Tally {
 async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tally: &mut Tally) {
     let schedule = FaultSchedule::from_seed(seed);
     let network = SimulatedNetwork::new(seed, schedule.windows.len(), schedule.max_delay);
-    (1..schedule.windows.len()).for_each(|place| start_worker(&network, place, model));
+    (1..schedule.windows.len()).for_each(|device| start_worker(&network, device, model));
     sleep(Duration::from_millis(1)).await;
     let faults = || tokio::spawn(inject(network.clone(), schedule.faults.clone(), model.clone()));
     if schedule.early {
         faults();
     }
-    let own = network.endpoint(0);
-    let connecting =
-        Ring::connect(&own, plan(&schedule, model, &schedule.windows), model.clone(), inline(model));
+    let (own, plan) = (network.endpoint(0), plan(&schedule, model, &schedule.windows));
+    let connecting = Ring::connect(&own, plan, model.clone(), inline(model));
     let mut ring = match timeout(MAX_REQUEST_TIME, connecting).await.expect("connecting hangs") {
         Ok(ring) => ring,
         Err(error) => {
@@ -240,7 +234,7 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
         faults();
     }
     for _ in 0..schedule.requests {
-        let Response { result, received } = run_request(&mut ring, &schedule).await;
+        let (result, received) = run_request(&mut ring, &schedule).await;
         tally.runs += 1;
         let generated = match result {
             Ok(generated) => {
@@ -301,22 +295,21 @@ fn alone(schedule: &FaultSchedule, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
         // Without drafts and batches, which change no token.
         let schedule = &FaultSchedule { drafts: 0, micro_batch: 512, ..schedule.clone() };
         let plan = plan(schedule, model, &[LAYERS]);
-        let mut ring = Ring::connect(&network.endpoint(0), plan, model.clone(), inline(model))
-            .await
-            .expect("a ring of one");
-        run_request(&mut ring, schedule).await.result.expect("tokens").sequences
+        let own = network.endpoint(0);
+        let mut ring = Ring::connect(&own, plan, model.clone(), inline(model)).await.expect("a ring of one");
+        run_request(&mut ring, schedule).await.0.expect("tokens").sequences
     })
 }
 
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 #[test]
 fn any_faults_leave_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     let (_folder, model) = model();
-    let usual = if std::env::var("HEARTH_SLOW").is_ok_and(|slow| slow == "1") { 1000 } else { 100 };
-    let (first, count) = (number("HEARTH_STORM", 0), number("HEARTH_STORMS", usual));
+    let default = if std::env::var("HEARTH_SLOW").is_ok_and(|slow| slow == "1") { 1000 } else { 100 };
+    let (first, count) = (number("HEARTH_STORM", 0), number("HEARTH_STORMS", default));
     let mut tally = Tally::default();
     let mut different = BTreeSet::new();
     for seed in first..first + count {

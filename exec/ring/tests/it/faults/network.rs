@@ -6,7 +6,7 @@
 //! until the device is started again. There is only one thread, so a seed gives one order of events.
 //!
 //! Not here: loss and reordering of packets, which TCP turns into delay, and altered bytes, which encryption detects
-//! (`ring::security`).
+//! (`hearth_ring::security`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -28,13 +28,11 @@ pub struct SimulatedNetwork(Arc<Mutex<State>>);
 
 struct State {
     random: ChaCha8Rng,
-    /// The maximum delay of a chunk.
     max_delay: Duration,
     listeners: BTreeMap<String, BoundListener>,
     ports: u32,
-    /// The number of restarts of each device, which a crash increases.
+    /// The number of crashes of each device; endpoints and listeners from before the last crash are dead.
     restarts: Vec<u32>,
-    /// The time until which each device is frozen.
     frozen: Vec<Instant>,
     /// The time until which the traffic between two devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
@@ -43,18 +41,16 @@ struct State {
 
 struct BoundListener {
     device: usize,
-    /// The device's number of restarts when the listener was bound.
+    /// The device's entry in [`State::restarts`] when the listener was bound.
     restarts: u32,
     incoming: mpsc::UnboundedSender<Stream>,
 }
 
-/// Both directions of a connection.
 struct Connection {
     ends: [usize; 2],
     pipes: [Arc<Mutex<Pipe>>; 2],
 }
 
-/// One direction of a connection.
 #[derive(Default)]
 struct Pipe {
     /// The chunks in flight, with their arrival times.
@@ -71,9 +67,11 @@ impl Pipe {
     fn break_connection(&mut self) {
         self.reset = true;
         self.chunks.clear();
-        if let Some(reader) = self.reader.take() {
-            reader.wake();
-        }
+        self.wake_reader();
+    }
+
+    fn wake_reader(&mut self) {
+        self.reader.take().into_iter().for_each(Waker::wake);
     }
 }
 
@@ -113,8 +111,9 @@ impl SimulatedNetwork {
     pub fn cut(&self, one: usize, other: usize, lasts: Duration) {
         let until = Instant::now() + lasts;
         let pair = (one.min(other), one.max(other));
-        let end = self.state().cut.entry(pair).or_insert(until).to_owned();
-        self.state().cut.insert(pair, end.max(until));
+        let mut state = self.state();
+        let end = state.cut.entry(pair).or_insert(until);
+        *end = until.max(*end);
     }
 
     /// Resets a random connection of a device, if it has one.
@@ -171,7 +170,7 @@ impl State {
 pub struct Endpoint {
     network: SimulatedNetwork,
     device: usize,
-    /// The device's number of restarts when the endpoint was created.
+    /// The device's entry in [`State::restarts`] when the endpoint was created.
     restarts: u32,
 }
 
@@ -321,10 +320,8 @@ impl AsyncRead for Stream {
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let delay = self.network.state().delay();
-        let peer_has_closed = {
-            let back = self.into.lock().expect("nobody panics here");
-            back.closed.is_some_and(|closed| closed <= Instant::now())
-        };
+        let closed = self.into.lock().expect("nobody panics here").closed;
+        let peer_has_closed = closed.is_some_and(|closed| closed <= Instant::now());
         let mut pipe = self.out.lock().expect("nobody panics here");
         if pipe.reset || peer_has_closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -332,9 +329,7 @@ impl AsyncWrite for Stream {
         let due = pipe.last.map_or(Instant::now() + delay, |last| last.max(Instant::now() + delay));
         pipe.last = Some(due);
         pipe.chunks.push_back((due, bytes.to_vec()));
-        if let Some(reader) = pipe.reader.take() {
-            reader.wake();
-        }
+        pipe.wake_reader();
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -354,9 +349,7 @@ impl Stream {
         let now = Instant::now();
         let last = pipe.last.map_or(now, |last| last.max(now));
         pipe.closed.get_or_insert(last);
-        if let Some(reader) = pipe.reader.take() {
-            reader.wake();
-        }
+        pipe.wake_reader();
     }
 }
 

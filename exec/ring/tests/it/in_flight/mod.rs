@@ -20,7 +20,6 @@ use hearth_schema::trace::{Counter, Kind, Trace};
 use crate::fixture::{self, Q4, listener, one_thread, open, prompts, with_residency, workers};
 
 const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";
-/// Number of tokens generated per sequence.
 const GENERATE: u32 = 24;
 
 fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
@@ -28,13 +27,12 @@ fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
     with_residency(plan, ResidencyOptions::default())
 }
 
-/// Creates the sampler of a sequence.
 fn sampler(temperature: f32, sequence: u32) -> Sampler {
     let options = SamplerOptions { temperature, seed: 11, ..SamplerOptions::default() };
     Sampler::new(options).expect("sound options").for_sequence(sequence)
 }
 
-/// Creates a request for sequences, each with the prompt and the sampler of its number.
+/// Creates a request with one sequence per number, which selects its prompt and the random stream of its sampler.
 fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> GenerationRequest {
     let all = prompts();
     let sequence = |&number: &u32| {
@@ -150,22 +148,18 @@ async fn drafts_change_no_token_and_save_passes() {
     for (temperature, numbers) in [(0.0, vec![0]), (0.0, vec![0, 1, 2, 3]), (0.8, vec![3, 1])] {
         let expected = alone(&model, &numbers, temperature).await;
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
-            let plan =
-                plan_for_sequences(plan(&model, &windows, 128 * numbers.len() as u32), numbers.len() as u32);
+            let count = numbers.len() as u32;
+            let plan = plan_for_sequences(plan(&model, &windows, 128 * count), count);
             let plan = plan_with_draft(plan, &model, &small).expect("one tokenizer");
             let request = request(&numbers, temperature, 512, drafts);
-            let generated =
-                run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
-            assert_eq!(
-                generated.sequences, expected,
-                "windows {windows:?}, {drafts} drafts at {temperature}"
-            );
-            check_draft_counters(&generated.trace, numbers.len() as u64);
+            let generated = run(&transport, &model, plan, Some(small.clone()), request).await;
+            let GenerationResult { sequences, trace, .. } = generated.expect("tokens");
+            assert_eq!(sequences, expected, "windows {windows:?}, {drafts} drafts at {temperature}");
+            check_draft_counters(&trace, u64::from(count));
         }
     }
 }
 
-/// Checks the counters of drafted and accepted tokens in a trace.
 fn check_draft_counters(trace: &Trace, sequences: u64) {
     let speculation = metrics::compute(trace).speculation.expect("there were drafts");
     let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
@@ -207,24 +201,22 @@ async fn stop_token_ends_only_its_sequence() {
 async fn requests_that_do_not_fit_the_plan_are_refused() {
     let (model, transport) = (open(Q4), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
+    let four = plan_for_sequences(whole(), 4);
     let drafting = plan_with_draft(whole(), &model, &open(DRAFT)).expect("one tokenizer");
     for (plan, request, what, hint) in [
         (
             whole(),
-            request(&[0, 1], 0.0, 512, 0),
+            (&[0, 1][..], 512, 0),
             "2 concurrent sequences, but the plan has caches for 1 to 1",
             "sequences",
         ),
-        (
-            plan_for_sequences(whole(), 4),
-            request(&[0, 3], 0.0, 512, 0),
-            "context of 32 positions for each sequence",
-            "larger `context`",
-        ),
-        (whole(), request(&[0], 0.0, 0, 0), "into batches of 0 tokens", "1 to 512"),
-        (whole(), request(&[0], 0.0, 512, 3), "without a draft model", "--draft-model"),
-        (drafting, request(&[0], 0.0, 512, 3), "the plan drafts with", "give its file with --draft-model"),
+        (four, (&[0, 3], 512, 0), "context of 32 positions for each sequence", "larger `context`"),
+        (whole(), (&[0], 0, 0), "into batches of 0 tokens", "1 to 512"),
+        (whole(), (&[0], 512, 3), "without a draft model", "--draft-model"),
+        (drafting, (&[0], 512, 3), "the plan drafts with", "give its file with --draft-model"),
     ] {
+        let (numbers, micro_batch, drafts) = request;
+        let request = self::request(numbers, 0.0, micro_batch, drafts);
         let error = run(&transport, &model, plan, None, request).await.expect_err("refused");
         assert!(error.what().contains(what) && error.hint().unwrap().contains(hint), "{error}");
     }

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_ring::{
-    LocalModel, MemoryTransport, Request, ResponseEvent, Ring, RingError, RingOptions, ServeOptions, Worker,
-    bind, plan_for_sequences, plan_with_draft,
+    LocalModel, MemoryTransport, ModelSource, Request, ResponseEvent, Ring, RingError, RingOptions,
+    ServeOptions, plan_for_sequences, plan_with_draft,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{DRAFT, GENERATE, alone, plan, sampler};
-use crate::fixture::{Q4, address, one_thread, open, prompts, workers};
+use crate::fixture::{Q4, one_thread, open, prompts, start_worker, workers};
 
-/// The collected events of a response.
 #[derive(Debug, Default, PartialEq)]
 struct Response {
     cached_tokens: Option<u32>,
@@ -33,7 +32,6 @@ async fn collect(mut response_rx: mpsc::UnboundedReceiver<ResponseEvent>) -> Res
     response
 }
 
-/// A serving ring.
 struct Server {
     request_tx: mpsc::UnboundedSender<Request>,
     serving: JoinHandle<Result<(), RingError>>,
@@ -65,7 +63,7 @@ impl Server {
         Server { request_tx, serving }
     }
 
-    /// Sends a request with the sampler of sequence `number`.
+    /// Sends a request; `number` selects the random stream of its sampler, as in [`Sampler::for_sequence`].
     fn send(
         &self,
         prompt: &[u32],
@@ -105,12 +103,8 @@ async fn concurrent_requests_get_the_tokens_of_each_alone() {
             tokio::time::sleep(Duration::from_millis(u64::from(number) * 7)).await;
         }
         for (number, response) in responses.into_iter().enumerate() {
-            let response = response.await.expect("no panic");
-            assert_eq!(
-                (response.tokens, response.failed),
-                (expected[number].clone(), None),
-                "request {number}"
-            );
+            let Response { tokens, failed, .. } = response.await.expect("no panic");
+            assert_eq!((&tokens, failed), (&expected[number], None), "request {number}");
         }
         server.close().await;
     }
@@ -127,15 +121,15 @@ async fn conversation_continues_from_its_cached_prefix() {
     let other = ask(&all[1]).await;
     assert_eq!((first.cached_tokens, other.cached_tokens), (Some(0), Some(0)));
     // The whole conversation so far, and more. Only its last token is not in the cache.
-    let said = [&all[0][..], &first.tokens].concat();
-    let longer = [&said[..], &all[2][..4]].concat();
+    let conversation = [&all[0][..], &first.tokens].concat();
+    let longer = [&conversation[..], &all[2][..4]].concat();
     let second = ask(&longer).await;
-    assert_eq!(second.cached_tokens, Some(said.len() as u32 - 1));
+    assert_eq!(second.cached_tokens, Some(conversation.len() as u32 - 1));
     // The same prompt again, and the previous conversation with another continuation.
     let cached_tokens = Some(longer.len() as u32 - 1);
     assert_eq!(ask(&longer).await, Response { cached_tokens, ..ask(&longer).await });
-    let changed = [&said[..], &all[1][..4]].concat();
-    assert!(ask(&changed).await.cached_tokens >= Some(said.len() as u32));
+    let changed = [&conversation[..], &all[1][..4]].concat();
+    assert!(ask(&changed).await.cached_tokens >= Some(conversation.len() as u32));
     server.close().await;
     // An empty cache gives the same tokens.
     let fresh = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
@@ -170,11 +164,11 @@ async fn requests_survive_the_loss_of_a_worker() {
     let expected = alone(&model, &[0, 1, 2], 0.0).await;
     let transport = MemoryTransport::default();
     let mut runtimes = Vec::new();
-    for place in 1..=2 {
-        let listener = bind(&transport, &address(place)).await.expect("a free name");
-        let worker = Worker::new(transport.clone(), model.clone(), 1);
+    for device_index in 1..=2 {
+        let (transport, source) = (transport.clone(), ModelSource::File(model.clone()));
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        runtime.spawn(async move { worker.serve(listener, |_| {}).await });
+        let starting = runtime.spawn(async move { start_worker(&transport, device_index, source).await });
+        starting.await.expect("no panic");
         runtimes.push(runtime);
     }
     let server = Server::start(&transport, &model, &[3, 3, 2], 3, None).await;

@@ -51,10 +51,7 @@ impl Attacker {
                 message[at] ^= 1 << self.random.random_range(0..8u32);
                 message
             }
-            4 => {
-                message.truncate(self.random.random_range(0..=HANDSHAKE_MESSAGE_LEN));
-                message
-            }
+            4 => message[..self.random.random_range(0..=HANDSHAKE_MESSAGE_LEN)].to_vec(),
             5 => [&[0xff; 8][..], &noise].concat(),
             _ => {
                 let purpose = match self.random.random_range(0..3) {
@@ -69,8 +66,7 @@ impl Attacker {
         }
     }
 
-    /// Sends the next malformed connection, and reads until the other end closes it. Returns the number of bytes
-    /// read.
+    /// Sends the next malformed connection. Returns the number of bytes read until the other end closes it.
     pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
         let bytes = self.bytes();
         let mut stream = transport.connect(address).await.expect("the worker listens");

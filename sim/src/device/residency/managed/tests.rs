@@ -7,7 +7,6 @@ use super::super::super::storage::test_storage;
 use super::*;
 
 const PIECE: Bytes = Bytes::mib(1);
-/// Number of pieces of the share.
 const SHARE: Chunk = 100;
 
 fn stream(memory: Bytes) -> ManagedStream {
@@ -19,7 +18,6 @@ fn request(pass: u32) -> PartRequest {
     PartRequest { pieces: 0..SHARE, origin: ReadOrigin { pass, round: 0, layers: None } }
 }
 
-/// A storage and a stream with their clock.
 struct StreamFixture {
     now: Nanos,
     storage: Storage,
@@ -87,7 +85,7 @@ impl StreamFixture {
 fn kept_pieces_are_read_once() {
     // Of 60 pieces of memory the buffer takes 8, and the kernel slightly less than 2.
     let mut fixture = StreamFixture::new(PIECE * 60, 60);
-    let kept = fixture.stream.kept_chunks().count() as u64;
+    let kept = fixture.stream.residency.kept_pieces().count() as u64;
     assert_eq!(kept, 50);
     let reads: Vec<u64> = (0..5).map(|pass| fixture.token(pass)).collect();
     // Pieces in the buffer are read before the token begins.
@@ -99,13 +97,13 @@ fn kept_pieces_are_read_once() {
 fn kept_set_shrinks_to_memory() {
     // The plan expects memory for 90 pieces, but only 60 fit.
     let mut fixture = StreamFixture::new(PIECE * 90, 60);
-    assert_eq!(fixture.stream.kept_chunks().count(), 80);
+    assert_eq!(fixture.stream.residency.kept_pieces().count(), 80);
     let reads: Vec<u64> = (0..12).map(|pass| fixture.token(pass)).collect();
     // At first many kept pieces are evicted and read again. After the first token the kept set follows the measured
     // capacity, and the losses that the second token finds shrink it no further.
     assert!(reads[1] > 60, "{reads:?}");
     assert!(reads[10..].iter().all(|&read| read.abs_diff(50) <= 1), "{reads:?}");
-    assert_eq!(fixture.stream.kept_chunks().count(), 50, "{reads:?}");
+    assert_eq!(fixture.stream.residency.kept_pieces().count(), 50, "{reads:?}");
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Tests of shared Wi-Fi channels: transmission times against closed forms, and fairness.
 
-use hearth_profiles::link::wifi::{StallPreset, Stalls as Document};
-use hearth_profiles::{Fraction, Sourced};
+use hearth_profiles::link::wifi::{Delay, StallPreset, Stalls as Document};
+use hearth_profiles::{Fraction, Link, Sourced};
 use proptest::prelude::*;
 
 use super::super::properties::{Delivered, TestMessage, check_invariants, messages, send_all};
-use super::super::{ConstantLink, Wire};
 use super::*;
 
 const MILLI: Nanos = 1_000_000;
@@ -16,19 +15,19 @@ fn source<T>(value: T) -> Sourced<T> {
     Sourced::new(value, "test")
 }
 
-fn wire() -> hearth_profiles::Link {
-    hearth_profiles::Link { latency: source(Seconds(0.0002)), bandwidth: source(BytesPerSecond(125e6)) }
+fn wire() -> Link {
+    Link { latency: source(Seconds(0.0002)), bandwidth: source(BytesPerSecond(125e6)) }
 }
 
 /// Returns two channels. Devices 0 to 3 use the first, device 4 the second, which has half the rate, and the others
 /// use wires.
 fn wifi(stalls: StallPreset) -> Wifi {
-    let channel = |name: &str, rate: BytesPerSecond| hearth_profiles::link::wifi::WifiChannel {
+    let channel = |name: &str, rate: BytesPerSecond| WifiChannel {
         name: name.into(),
         bandwidth: source(rate),
         overhead: source(Seconds(0.0002)),
         burst: source(Seconds(0.0054)),
-        delay: hearth_profiles::link::wifi::Delay::default(),
+        delay: Delay::default(),
         stalls: Document::Preset(stalls),
         stations: vec![],
         rates: BTreeMap::new(),
@@ -36,13 +35,13 @@ fn wifi(stalls: StallPreset) -> Wifi {
     Wifi { channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)], tcp: Tcp::default() }
 }
 
-/// Returns the channels without losses and without restarts of the congestion window.
+/// Returns the channels of [`wifi`], without losses and without restarts of the congestion window.
 fn lossless(stalls: StallPreset) -> Wifi {
     let tcp = Tcp { idle_restart: false, loss: source(Fraction(0.0)), ..Tcp::default() };
     Wifi { tcp, ..wifi(stalls) }
 }
 
-/// Returns the channels with almost no delay beside the transmission times.
+/// Returns the channels of [`wifi`], with almost no delay besides the transmission times.
 fn without_delays() -> Wifi {
     let mut wifi = lossless(StallPreset::Clean);
     for channel in &mut wifi.channels {
@@ -51,19 +50,14 @@ fn without_delays() -> Wifi {
     wifi
 }
 
-fn path<'a>(
-    wifi: &'a Wifi,
-    wire: &'a hearth_profiles::Link,
-    from: usize,
-    to: usize,
-) -> Option<WirelessPath<'a>> {
+fn path<'a>(wifi: &'a Wifi, wire: &'a Link, (from, to): (usize, usize)) -> Option<WirelessPath<'a>> {
+    let station = |index: usize| {
+        let channel = &wifi.channels[index];
+        Endpoint::Station { index, channel, rate: channel.bandwidth.value }
+    };
     let end = |device: usize| match device {
-        0..4 => {
-            Endpoint::Station { index: 0, channel: &wifi.channels[0], rate: wifi.channels[0].bandwidth.value }
-        }
-        4 => {
-            Endpoint::Station { index: 1, channel: &wifi.channels[1], rate: wifi.channels[1].bandwidth.value }
-        }
+        0..4 => station(0),
+        4 => station(1),
         _ => Endpoint::Wire(wire),
     };
     (from < 5 || to < 5).then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
@@ -71,17 +65,16 @@ fn path<'a>(
 
 fn link(wifi: &Wifi, seed: u64) -> WifiLink {
     let wire = wire();
-    let mut link = WifiLink::new(ConstantLink::new(Wire::from(&wire)), Some(wifi), seed);
+    let mut link = WifiLink::new(Wire::from(&wire), Some(wifi), seed);
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
-        if let Some(path) = path(wifi, &wire, from, to).filter(|_| from != to) {
-            link = link.with_path(from, to, &path);
+        if let Some(path) = path(wifi, &wire, (from, to)).filter(|_| from != to) {
+            link.add_path(from, to, &path);
         }
     }
     link
 }
 
-/// Returns the milliseconds from sending to arrival.
 fn duration_ms(delivered: &Delivered) -> f64 {
     (delivered.delivery.arrival - delivered.sent) as f64 * 1e-6
 }
@@ -136,7 +129,7 @@ fn message_mean_matches_formula() {
         {
             // Twenty seconds after the previous message every connection is idle and starts with the initial window.
             let found = mean(&wifi, pair, bytes, 100_000);
-            let path = path(&wifi, &wire, pair.0, pair.1).expect("a path over Wi-Fi");
+            let path = path(&wifi, &wire, pair).expect("a path over Wi-Fi");
             let expected = path.mean_time(Bytes(bytes), true).as_millis();
             println!("| {name} | {}, {} | {bytes} | {found:.3} | {expected:.3} |", pair.0, pair.1);
             assert!((found / expected - 1.0).abs() < within, "{pair:?}, {bytes}: {found}, not {expected}");
@@ -190,8 +183,7 @@ fn added_stall_pauses_transmission() {
     let mut link = link(&without_delays(), 1);
     link.send(0, 0, 1, Bytes(100_000));
     // Half a millisecond of the 1.2 ms to the access point has passed.
-    assert!(link.stall("5 GHz", MILLI / 2, 40 * MILLI));
-    assert!(!link.stall("6 GHz", MILLI / 2, 40 * MILLI));
+    link.stall_all(MILLI / 2, 40 * MILLI);
     assert_eq!(link.next_event(), Some(40 * MILLI + 7 * MILLI / 10));
     let mut deliveries = Vec::new();
     while let Some(at) = link.next_event() {
@@ -229,8 +221,8 @@ proptest! {
         }
     }
 
-    /// A channel has one transmission at a time and is never idle while another waits, so there are no gaps between
-    /// them.
+    /// A channel has one transmission at a time and is never idle while a burst waits: there are no gaps between
+    /// bursts.
     #[test]
     fn channel_is_exclusive_and_work_conserving(
         messages in prop::collection::vec((0usize..4, 1usize..4, 0u64..2_000_000), 1..20)

@@ -1,8 +1,8 @@
-//! Pace: a quick measurement of the current speed of the machine.
+//! Quick measurement of the current speed of the machine.
 //!
-//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. The pace is the rate of
-//! the main work of decoding, a matrix-vector product with weights streamed from memory, on all threads. Measured
-//! twice, it shows whether other measurements before or in between are still valid.
+//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. [`machine_speed`] measures
+//! the rate of the main work of decoding: matrix-vector products on all threads, with weights streamed from memory.
+//! Two measurements show whether other measurements before or between them are still valid.
 
 use std::sync::Arc;
 
@@ -10,9 +10,7 @@ use hearth_profiles::measure::{Buffer, Effort, compute};
 use hearth_profiles::{Bytes, FlopsPerSecond, Format, Seconds};
 
 use super::{CpuKernels, ProfileError};
-use crate::cpu::Cpu;
-use crate::error::ExecError;
-use crate::pool::{Pool, PoolOptions};
+use crate::{Cpu, ExecError, Pool, PoolOptions};
 
 /// The weight format of the measurement: the one that most home users run.
 const FORMAT: Format = Format::Q4K;
@@ -31,7 +29,7 @@ const EFFORT: Effort = Effort {
 };
 
 /// Returns the current rate of matrix-vector products on all threads, the median over half a second.
-pub fn pace() -> Result<FlopsPerSecond, ProfileError> {
+pub fn machine_speed() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
     let buffer = Buffer::new(EFFORT.buffer_size)?;
@@ -43,8 +41,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pace_is_a_rate() {
-        let pace = pace().expect("this machine computes").0;
-        assert!(pace.is_finite() && pace > 1e6, "{pace}");
+    fn speed_is_finite_and_positive() {
+        let speed = machine_speed().expect("this machine computes").0;
+        assert!(speed.is_finite() && speed > 1e6, "{speed}");
     }
 }

@@ -1,0 +1,105 @@
+//! Network: the links of a cluster, and for each message in flight the event of its arrival.
+
+use std::collections::BTreeMap;
+
+use hearth_core::Cluster;
+use hearth_core::cluster::Connection;
+use hearth_profiles::Bytes;
+use hearth_schema::Plan;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::trace::Record;
+
+use crate::engine::{Engine, Timer};
+use crate::resource::link::{Delivery, SendOutcome, WifiLink, Wire};
+
+/// The links of a run, whose events have the type `E`.
+#[derive(Debug)]
+pub struct Network<E> {
+    pub links: WifiLink,
+    /// The event of each message whose delivery is not known yet, and the index of its send record.
+    in_flight: BTreeMap<u64, (E, usize)>,
+    timer: Timer,
+}
+
+impl<E> Network<E> {
+    pub fn new(cluster: &Cluster, plan: &Plan, engine: &mut Engine<E>) -> Self {
+        let timer = engine.new_timer();
+        Self { links: cluster_links(cluster, plan), in_flight: BTreeMap::new(), timer }
+    }
+
+    /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns whether the
+    /// delivery is known; otherwise call [`Network::collect`].
+    pub fn send(
+        &mut self,
+        engine: &mut Engine<E>,
+        records: &mut [Record],
+        [from, to]: [usize; 2],
+        bytes: Bytes,
+        event: E,
+    ) -> bool {
+        let record = records.len() - 1;
+        match self.links.send(engine.now(), from, to, bytes) {
+            SendOutcome::Known(delivery) => {
+                schedule_arrival(engine, &mut records[record], event, delivery);
+                true
+            }
+            SendOutcome::Pending(number) => {
+                self.in_flight.insert(number, (event, record));
+                false
+            }
+        }
+    }
+
+    /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` as the next event of the links.
+    pub fn collect(&mut self, engine: &mut Engine<E>, records: &mut [Record], wifi: E) {
+        while let Some((number, delivery)) = self.links.next_delivery(engine.now()) {
+            // Dropped messages have no event.
+            if let Some((event, record)) = self.in_flight.remove(&number) {
+                schedule_arrival(engine, &mut records[record], event, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            engine.set_timer(self.timer, at, wifi);
+        }
+    }
+
+    /// Drops all messages whose delivery is not known yet. Their bytes still occupy the channel.
+    pub fn drop_pending(&mut self) {
+        self.in_flight.clear();
+    }
+}
+
+fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut Record, event: E, delivery: Delivery) {
+    record.end = delivery.end.max(record.start);
+    engine.schedule_at(delivery.arrival, event);
+}
+
+/// Returns the members of the cluster in the order in which the links number them: the plan's devices in ring order,
+/// then the other members, which a later plan may use.
+pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
+    let members = &cluster.members;
+    let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
+    let mut order: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
+    order.extend((0..members.len()).filter(|&it| plan.device_index(&members[it].name).is_none()));
+    order
+}
+
+fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
+    let (table, members) = (&cluster.links, &cluster.members);
+    let names: Vec<&str> =
+        link_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
+    let mut links = WifiLink::new(Wire::from(table.default_link()), table.wifi(), cluster.seed);
+    for (from, sender) in names.iter().enumerate() {
+        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
+            match table.connection(sender, receiver) {
+                Some(Connection::Link(link)) => {
+                    links.wires.wires.insert((from, to), Wire::from(link));
+                }
+                Some(Connection::Wireless(path)) => links.add_path(from, to, &path),
+                // Unreachable pairs have no wire of their own: `check` has verified that none is used.
+                None => {}
+            }
+        }
+    }
+    links
+}
