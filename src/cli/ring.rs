@@ -41,7 +41,7 @@ pub struct ExecuteArgs {
     /// Use a fixed text of this many tokens as the prompt, for measurements.
     #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
-    /// Run the fixed text in this many sequences at the same time.
+    /// Generate from the text of --prompt-tokens in this many sequences at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: u32,
@@ -132,7 +132,7 @@ pub struct WorkerArgs {
     /// Announce this worker by multicast DNS: its name, its port and the version of the protocol.
     #[arg(long, value_enum, default_value_t = Announce::Auto)]
     pub announce: Announce,
-    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network.
+    /// Delay every message that this device sends by TIME, such as `5ms`, to emulate a slow network.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
@@ -174,8 +174,8 @@ pub struct RingArgs {
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// Delay everything that this device sends, such as `5ms`, to emulate a slow network. Set the same delay on
-    /// the workers.
+    /// Delay every message that this device sends by TIME, such as `5ms`, to emulate a slow network. Set the same
+    /// delay on the workers.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.

@@ -83,7 +83,8 @@ pub enum ReadOutcome {
     InMemory,
     /// This number of bytes was missing, and their read has started.
     Started(u64),
-    /// This number of bytes is missing, and the system does not read them now.
+    /// This number of bytes is not in memory, and the system ignored the request to read them. The step is not
+    /// repeated.
     Dropped(u64),
     /// No read was started, because the system has no free memory now. The step must be repeated.
     Retry,
@@ -162,8 +163,8 @@ pub struct ManagedResidency {
 }
 
 impl ManagedResidency {
-    /// Creates the state for a share of which nothing is kept until memory has been measured. `visits` lists the
-    /// pieces of each visit in the order of use; the device may be idle only between visits. `bytes` has the size of
+    /// Creates the state of a device's share. No piece is kept until memory has been measured. `visits` lists, for each
+    /// visit (the work between two idle times of the device), its pieces in the order of use. `bytes` has the size of
     /// each piece by its index.
     pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
         let sizes = |visit: &Vec<PieceId>| visit.iter().map(|&piece| bytes[piece as usize]).collect();

@@ -217,7 +217,7 @@ impl Schedule {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
-            self.expect(ModelPart::Layers(window.clone()), pass, round, steps);
+            self.prefetch_before_use(ModelPart::Layers(window.clone()), pass, round, steps);
             if self.manages() {
                 self.prefetch_after(pass, round, steps);
             }
@@ -262,7 +262,7 @@ impl Schedule {
         self.in_flight.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
         if pass.output {
-            self.expect(ModelPart::Output, pass, round, steps);
+            self.prefetch_before_use(ModelPart::Output, pass, round, steps);
         }
         if self.manages() {
             self.prefetch(first.clone().map(ModelPart::Layers), pass, round, steps);
@@ -300,8 +300,8 @@ impl Schedule {
         }
     }
 
-    /// Handles the use of a part. Managed residency prefetches it first if it has not been prefetched.
-    fn expect(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    /// Called before the device uses `part`: with managed residency, appends a prefetch step unless there was one.
+    fn prefetch_before_use(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
             self.prefetch(Some(part), pass, round, steps);

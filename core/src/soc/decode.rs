@@ -30,7 +30,7 @@ use super::sync::SyncCost;
 
 /// The latency model of decoding a batch of tokens.
 #[derive(Debug, Clone, Copy)]
-pub struct Decode<'a> {
+pub struct DecodeLatency<'a> {
     pub soc: &'a Soc,
     pub gpu: Gpu,
     pub sync: SyncCost,
@@ -39,7 +39,7 @@ pub struct Decode<'a> {
     pub cached_bytes: f64,
 }
 
-impl Decode<'_> {
+impl DecodeLatency<'_> {
     /// Returns the intervals of a layer that the GPU computes alone.
     pub fn gpu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {

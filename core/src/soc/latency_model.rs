@@ -9,7 +9,7 @@ use hearth_profiles::device::{Soc, SocOptions};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 
-use super::decode::Decode;
+use super::decode::DecodeLatency;
 use super::gpu::Gpu;
 use super::graphs::{GraphSizes, preparation_time};
 use super::interval::{SyncInterval, total_time};
@@ -171,8 +171,8 @@ impl<'a> SocLatencyModel<'a> {
         SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, tokens)])
     }
 
-    fn decode(&self, tokens: u64, cached_bytes: f64) -> Decode<'_> {
-        Decode { soc: self.soc, gpu: self.gpu, sync: self.sync, tokens, cached_bytes }
+    fn decode(&self, tokens: u64, cached_bytes: f64) -> DecodeLatency<'_> {
+        DecodeLatency { soc: self.soc, gpu: self.gpu, sync: self.sync, tokens, cached_bytes }
     }
 }
 

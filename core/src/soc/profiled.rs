@@ -31,7 +31,7 @@ pub struct MeasuredTimes {
 struct Sample {
     features: [f64; FEATURES],
     /// The natural logarithm of the rate in operations per second.
-    rate: f64,
+    ln_rate: f64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -62,7 +62,7 @@ impl MeasuredTimes {
         let distance =
             |sample: &Sample| -> f64 { (0..3).map(|at| (sample.features[at] - features[at]).powi(2)).sum() };
         let near = self.samples.iter().min_by(|one, other| distance(one).total_cmp(&distance(other)));
-        near.map_or(0.0, |sample| sample.rate)
+        near.map_or(0.0, |sample| sample.ln_rate)
     }
 }
 
@@ -79,7 +79,7 @@ impl Node {
 fn sample(shape: &MeasuredMatmul, tile: u64) -> Sample {
     let matmul = Matmul { inputs: u64::from(shape.inputs), outputs: u64::from(shape.outputs) };
     let tokens = padded(u64::from(shape.tokens), tile);
-    Sample { features: features(matmul, tokens), rate: (work(matmul, tokens) / shape.time.0).ln() }
+    Sample { features: features(matmul, tokens), ln_rate: (work(matmul, tokens) / shape.time.0).ln() }
 }
 
 fn padded(tokens: u64, tile: u64) -> u64 {
@@ -97,7 +97,7 @@ fn features(matmul: Matmul, tokens: u64) -> [f64; FEATURES] {
 }
 
 fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
-    let mean = samples.iter().map(|sample| sample.rate).sum::<f64>() / samples.len().max(1) as f64;
+    let mean = samples.iter().map(|sample| sample.ln_rate).sum::<f64>() / samples.len().max(1) as f64;
     let split = if level < MAX_DEPTH { best_split(&mut samples) } else { None };
     let Some((feature, at)) = split else { return Node::Leaf(mean) };
     let (below, above) = samples.into_iter().partition(|sample| sample.features[feature] <= at);
@@ -108,7 +108,8 @@ fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
 /// Returns the feature and the threshold of the split with the smallest squared error, `None` if no split reduces it.
 fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
     let count = samples.len();
-    let add = |(sum, squares), sample: &Sample| (sum + sample.rate, squares + sample.rate * sample.rate);
+    let add =
+        |(sum, squares), sample: &Sample| (sum + sample.ln_rate, squares + sample.ln_rate * sample.ln_rate);
     let (sum, squares): (f64, f64) = samples.iter().fold((0.0, 0.0), add);
     let whole = squares - sum * sum / count.max(1) as f64;
     let mut best: Option<(f64, usize, f64)> = None;
@@ -116,7 +117,7 @@ fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
         samples.sort_by(|one, other| one.features[feature].total_cmp(&other.features[feature]));
         let mut left = 0.0;
         for at in 1..count {
-            left += samples[at - 1].rate;
+            left += samples[at - 1].ln_rate;
             let (here, next) = (samples[at - 1].features[feature], samples[at].features[feature]);
             if at < MIN_LEAF_POINTS || count - at < MIN_LEAF_POINTS || next <= here {
                 continue;

@@ -19,7 +19,7 @@ pub use copies::ModelCopies;
 pub use groups::{DeviceLimits, Group, Groups, ThrottleCounter};
 pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
-pub use process::{DeviceProcess, Placement, ProcessStopper, processors};
+pub use process::{DeviceProcess, FreezeHandle, Placement, processors};
 
 /// Prefix of the names of all groups and folders that a lab creates, followed by the ID of its process.
 const PREFIX: &str = "hearth-lab-";

@@ -25,11 +25,11 @@ pub struct DeviceProcess {
 
 /// Freezes the process of a device. Invalid after the [`DeviceProcess`] is dropped: its ID may be reused.
 #[derive(Debug, Clone, Copy)]
-pub struct ProcessStopper(libc::pid_t);
+pub struct FreezeHandle(libc::pid_t);
 
-impl ProcessStopper {
+impl FreezeHandle {
     /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections remain open.
-    pub fn stop(self) {
+    pub fn freeze(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
         unsafe { libc::kill(self.0, libc::SIGSTOP) };
     }
@@ -130,8 +130,8 @@ impl DeviceProcess {
     }
 
     /// Returns a handle with which another thread can freeze the process.
-    pub fn stopper(&self) -> ProcessStopper {
-        ProcessStopper(self.process.id() as libc::pid_t)
+    pub fn freeze_handle(&self) -> FreezeHandle {
+        FreezeHandle(self.process.id() as libc::pid_t)
     }
 
     /// Returns the next line of the process's output. Returns an error if it prints none within `limit`, or exits.

@@ -25,7 +25,7 @@ use crate::wire::{
     receive_activations, send_welcome, with_deadline,
 };
 use hearth_runtime::clock::wall_nanos;
-use hearth_runtime::profile::Links;
+use hearth_runtime::profile::MeasuredLinks;
 
 /// Maximum size of a probe, in bytes.
 pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD;
@@ -70,7 +70,7 @@ pub fn measure_links(
     addresses: &[String],
     key: Option<&Key>,
     effort: ProbeEffort,
-) -> Result<Links, RingError> {
+) -> Result<MeasuredLinks, RingError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(RingError::Threads)?;
     runtime.block_on(async {
@@ -86,7 +86,7 @@ pub fn measure_links(
                 None => measure_link(&TcpTransport, address, effort).await?,
             });
         }
-        Ok(Links { hop_times: hop, peers })
+        Ok(MeasuredLinks { hop_times: hop, peers })
     })
 }
 

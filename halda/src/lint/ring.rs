@@ -129,7 +129,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);
         let what = format!(
-            "all weights fit in memory, so {} rounds hide no reading, and their additional hops take {more} per token",
+            "all weights fit in memory, so {} rounds overlap no disk reading, and their additional hops take {more} per token",
             plan.rounds
         );
         found.push(Finding::warning("rounds-without-reading", "plan rounds", what, "plan with `--rounds 1`"));
@@ -140,7 +140,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
         let reading = names(&mut over().filter(prefetches));
         if !reading.is_empty() {
             let what = format!(
-                "the weights of {reading} exceed memory, and in one round little of the reading is hidden"
+                "the weights of {reading} exceed memory, and with one round little of their disk reading overlaps with computation"
             );
             let fix = "compare with more rounds, such as `--rounds 2`";
             found.push(Finding::warning("one-round-over-memory", "plan rounds", what, fix));

@@ -30,7 +30,8 @@ fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
     }
 }
 
-/// Returns an instance of equal layers with hops by pair.
+/// Returns an instance with identical layers. `hops[i][j]` is the hop time from device i to device j in seconds;
+/// `None` if they have no link.
 fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> Instance {
     let plain = plain_instance(plain_model(layers, LAYER, 1e9), devices);
     Instance { slow_disk_threshold: 1e8, hops: Some(hops), ..plain }

@@ -77,7 +77,7 @@ fn blocks(out: &mut String, blocks: &[Block]) {
 }
 
 fn print(out: &mut String, table: &Table) {
-    let class = if table.all_text { "textual" } else { "numbers" };
+    let class = if table.text_columns_only { "textual" } else { "numbers" };
     let _ = write!(
         out,
         "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",

@@ -50,7 +50,7 @@ fn print(out: &mut String, table: &Table) {
     let _ = writeln!(out, "{}\n", text(&table.caption).trim_end());
     let cells = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     out.push_str(&cells(table.headings.iter().map(|heading| escape::markdown(heading)).collect()));
-    let rule = |column: usize| if column == 0 || table.all_text { "---" } else { "---:" };
+    let rule = |column: usize| if column == 0 || table.text_columns_only { "---" } else { "---:" };
     out.push_str(&cells((0..table.headings.len()).map(|column| rule(column).to_owned()).collect()));
     for (style, row) in &table.rows {
         let bold = |cell: &Text| match style {

@@ -91,7 +91,7 @@ pub struct Table {
     /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
     /// Whether all columns are text; otherwise those after the first are numbers.
-    pub all_text: bool,
+    pub text_columns_only: bool,
 }
 
 impl Table {
@@ -111,11 +111,11 @@ impl Table {
         rows: impl IntoIterator<Item = (RowStyle, Vec<Text>)>,
     ) -> Self {
         let headings = headings.into_iter().map(Into::into).collect();
-        Self { caption: caption.into(), headings, rows: rows.into_iter().collect(), all_text: false }
+        Self { caption: caption.into(), headings, rows: rows.into_iter().collect(), text_columns_only: false }
     }
 
-    pub fn all_text(self) -> Self {
-        Self { all_text: true, ..self }
+    pub fn text_columns_only(self) -> Self {
+        Self { text_columns_only: true, ..self }
     }
 
     /// Returns a block with the table; `None` if it has no rows.

@@ -154,7 +154,7 @@ fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Opti
         published.tolerance.0 * 100.0
     );
     let headings = std::iter::once("Row").chain(systems.iter().copied());
-    Some(Block::Table(Table::new(caption, headings, rows).all_text()))
+    Some(Block::Table(Table::new(caption, headings, rows).text_columns_only()))
 }
 
 /// Formats milliseconds for a table.
@@ -211,7 +211,7 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     }
     let headings = ["Row", "System", "Device", "Published", "Simulated"];
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
-    Table::styled(caption, headings, rows).all_text().block()
+    Table::styled(caption, headings, rows).text_columns_only().block()
 }
 
 /// Returns a table for each of the `footprint_systems`: the memory of every processor, with a row for each run.
@@ -247,7 +247,7 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
             system.name
         );
         let headings = std::iter::once("Row").chain(processors.iter().copied());
-        blocks.push(Block::Table(Table::new(caption, headings, rows).all_text()));
+        blocks.push(Block::Table(Table::new(caption, headings, rows).text_columns_only()));
     }
     blocks
 }
@@ -263,7 +263,7 @@ fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
     let mixed = published.claims.iter().any(|claim| claim.quantity != ClaimQuantity::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
-    Table::new(caption, headings, scores.claims.iter().map(row)).all_text().block()
+    Table::new(caption, headings, scores.claims.iter().map(row)).text_columns_only().block()
 }
 
 fn remarks(published: &PublishedResults) -> Vec<Block> {
@@ -293,7 +293,7 @@ fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory.";
-    Table::new(caption, headings, results.iter().filter_map(row)).all_text().block()
+    Table::new(caption, headings, results.iter().filter_map(row)).text_columns_only().block()
 }
 
 fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
@@ -308,5 +308,5 @@ fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
         cells.map(Text::from).to_vec()
     };
     let headings = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
-    Table::new("The simulated plans.", headings, results.iter().map(row)).all_text().block()
+    Table::new("The simulated plans.", headings, results.iter().map(row)).text_columns_only().block()
 }

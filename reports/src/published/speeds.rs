@@ -281,7 +281,7 @@ impl Speeds {
                 "{what}, tokens per second: published, predicted, error. * excluded from the mean, see below."
             );
             let headings = std::iter::once("Row").chain(systems.iter().copied());
-            blocks.push(Block::Table(Table::new(caption, headings, rows).all_text()));
+            blocks.push(Block::Table(Table::new(caption, headings, rows).text_columns_only()));
         }
         let notes = [self.means()].into_iter().chain(self.excluded());
         blocks.extend(notes.map(|note| Block::Paragraph(note.into())));

@@ -171,7 +171,8 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Vec<Block> {
         row("Tokens after the first", &|run, _| Text::from(run.decoded_tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
     ];
-    let mut blocks = vec![Block::Table(Table::new("The runs of this report.", headings, rows).all_text())];
+    let mut blocks =
+        vec![Block::Table(Table::new("The runs of this report.", headings, rows).text_columns_only())];
     blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).block()));
     blocks.push(Block::Paragraph(rebuild(runs)));
     blocks
@@ -204,7 +205,7 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
     let headings = ["Device", "Profile", "Operating system", "Page cache", "Not validated"];
-    Table::new(caption, headings, trace.header.devices.iter().map(row)).all_text()
+    Table::new(caption, headings, trace.header.devices.iter().map(row)).text_columns_only()
 }
 
 fn rebuild(runs: &[(&Run, &Trace)]) -> Text {

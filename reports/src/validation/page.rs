@@ -115,7 +115,9 @@ fn criteria(scores: &Scores) -> Option<Block> {
         vec![Text::from(criterion.text.as_str()), value(criterion).into(), met.into()]
     };
     let caption = "The criteria and the values of this suite.";
-    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).all_text().block()
+    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row))
+        .text_columns_only()
+        .block()
 }
 
 /// Returns a table of the criteria for each repetition of the suite; `None` for fewer than two repetitions.
@@ -131,7 +133,7 @@ fn repetitions(validation: &Validation) -> Option<Block> {
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
     let headings = ["Repetition"].into_iter().chain(texts);
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    Table::new(caption, headings, repetitions.iter().enumerate().map(row)).all_text().block()
+    Table::new(caption, headings, repetitions.iter().enumerate().map(row)).text_columns_only().block()
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
@@ -216,7 +218,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     };
     let caption = "The question of each scenario, and the digests of its predictions.";
     let headings = ["Scenario", "Question", "Predictions"];
-    let questions = Table::new(caption, headings, validation.cases.iter().map(question)).all_text();
+    let questions = Table::new(caption, headings, validation.cases.iter().map(question)).text_columns_only();
     [cases, questions].into_iter().filter_map(Table::block).collect()
 }
 
@@ -250,7 +252,7 @@ fn order(scores: &Scores) -> Vec<Block> {
     let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
     let headings = ["Faster in the measurement", "Slower in the measurement"];
     let misordered = scores.rank_agreements[0].misordered_pairs.iter().map(pair);
-    let table = Table::new("Pairs in the wrong order.", headings, misordered).all_text();
+    let table = Table::new("Pairs in the wrong order.", headings, misordered).text_columns_only();
     scores.rank_agreements.iter().map(sentence).chain(table.block()).collect()
 }
 
@@ -259,13 +261,13 @@ fn failed(validation: &Validation) -> Option<Block> {
         vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
     };
     let rows = validation.failed.iter().map(row);
-    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).all_text().block()
+    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).text_columns_only().block()
 }
 
 fn machine(validation: &Validation) -> Option<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
     let rows = validation.machine.iter().map(row);
-    Table::new("The machine of the measurements.", ["Property", "Value"], rows).all_text().block()
+    Table::new("The machine of the measurements.", ["Property", "Value"], rows).text_columns_only().block()
 }
 
 /// Returns a CSV table with a line for each scenario.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hearth_lab::{CpuHog, DeviceProcess, LabError, MemoryHog, Placement, ProcessStopper};
+use hearth_lab::{CpuHog, DeviceProcess, FreezeHandle, LabError, MemoryHog, Placement};
 use hearth_schema::events::{Change, Event};
 
 /// Duration of an event without an end: longer than any run.
@@ -29,7 +29,7 @@ pub enum HeadReport {
 pub struct DeviceProcesses<'a> {
     pub placement: Placement<'a>,
     /// Stops the worker process; `None` for the head.
-    pub worker: Option<ProcessStopper>,
+    pub worker: Option<FreezeHandle>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -125,7 +125,7 @@ fn begin(
         }
         Some(Change::Leaves) => {
             if let Some(worker) = device.worker {
-                worker.stop();
+                worker.freeze();
             }
             return Ok(None);
         }

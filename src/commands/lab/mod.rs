@@ -96,7 +96,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     spinner.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
     spinner.set_message("measuring the devices within their limits");
-    let (devices, speed) = lab.profiles()?;
+    let (devices, speed) = lab.measure_profiles()?;
     let mut cluster = loaded.measured_cluster(devices, Some(&model))?;
     hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     let plan = {

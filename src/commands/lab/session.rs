@@ -137,7 +137,7 @@ impl<'l> Lab<'l> {
 
     /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
     /// speed of the machine at these measurements.
-    pub fn profiles(&self) -> Result<(Vec<Device>, f64), Failure> {
+    pub fn measure_profiles(&self) -> Result<(Vec<Device>, f64), Failure> {
         let now = steadiness::speed()?;
         let mut speeds = Vec::new();
         let devices = self.loaded.devices(|index, entry| {
@@ -319,7 +319,7 @@ impl<'l> Lab<'l> {
         let scenario = &self.loaded.scenario;
         let processes = |entry: &'l DeviceEntry| DeviceProcesses {
             placement: self.placement(entry),
-            worker: self.children.get(&entry.name).map(DeviceProcess::stopper),
+            worker: self.children.get(&entry.name).map(DeviceProcess::freeze_handle),
         };
         let devices: BTreeMap<String, DeviceProcesses> =
             scenario.devices.iter().map(|entry| (entry.name.clone(), processes(entry))).collect();

@@ -8,8 +8,8 @@
 //! those of `halda/tests/data/lda`. In the first table every device must have a layer; in the second, devices may be
 //! dropped, and it also shows how the removal of devices with one layer changes the time per token. Both compare with
 //! the strategy `exact`. Instances without a plan are ignored; `refused` counts instances for which a plan exists but
-//! the strategy finds none. If an object has the key `halda_global_text`, the result of another reading of Algorithm
-//! 1, the last lines list the differences.
+//! the strategy finds none. If an object has the key `halda_global_text`, the plan of another interpretation of
+//! Algorithm 1, the last lines list the differences.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -24,8 +24,8 @@ const TOLERANCE: f64 = 1e-9;
 struct Row {
     name: String,
     instance: Instance,
-    /// The result of another reading of Algorithm 1.
-    other_reading: Option<Value>,
+    /// The recorded plan of the other interpretation of Algorithm 1, if the row has one (key `halda_global_text`).
+    other_interpretation: Option<Value>,
 }
 
 fn main() -> Result<(), Failure> {
@@ -39,10 +39,10 @@ fn main() -> Result<(), Failure> {
     for file in files {
         for (line, text) in std::fs::read_to_string(&file)?.lines().enumerate() {
             let mut row: Value = serde_json::from_str(text)?;
-            let other_reading = row.get("halda_global_text").cloned();
+            let other_interpretation = row.get("halda_global_text").cloned();
             let bare = row.get_mut("instance").map(Value::take).unwrap_or(row);
             let instance = serde_json::from_value(bare)?;
-            rows.push(Row { name: format!("{file}:{}", line + 1), instance, other_reading });
+            rows.push(Row { name: format!("{file}:{}", line + 1), instance, other_interpretation });
         }
     }
     println!("every device keeps a layer     plans  optimal  refused  median gap  above 2x");
@@ -113,7 +113,7 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Failure> {
 fn readings(rows: &[Row]) -> Result<String, Failure> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {
-        let Some(other) = &row.other_reading else { continue };
+        let Some(other) = &row.other_interpretation else { continue };
         let model = LatencyModel::new(&row.instance)?;
         let here = solve(&Halda::PAPER, &model).map(|solution| solution.seconds()).ok();
         let there = other["T"].as_f64();
@@ -126,5 +126,7 @@ fn readings(rows: &[Row]) -> Result<String, Failure> {
         }
     }
     let name = Halda::PAPER.name();
-    Ok(format!("`{name}` agrees with another reading of Algorithm 1 on {same} of {compared} rows\n{listed}"))
+    Ok(format!(
+        "`{name}` agrees with the other interpretation of Algorithm 1 on {same} of {compared} rows\n{listed}"
+    ))
 }

@@ -67,12 +67,12 @@ impl Documents {
         })
     }
 
-    /// Returns the scenario with the values of the varied fields that are in it.
+    /// Returns the scenario after setting those varied fields that belong to the scenario document.
     pub fn scenario(&self, settings: &[(&Field, &Setting)]) -> Result<Scenario, String> {
         with_fields(self.tree.clone(), Target::Scenario, settings)
     }
 
-    /// Returns a device with the values of the varied fields that are in its document.
+    /// Returns a device after setting those varied fields that belong to its document.
     pub fn device(index: usize, device: Device, settings: &[(&Field, &Setting)]) -> Result<Device, String> {
         let target = Target::Device(index);
         if settings.iter().all(|(field, _)| field.target != target) {

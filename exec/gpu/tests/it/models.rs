@@ -102,7 +102,8 @@ impl Model {
         Model { input_output, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
-    /// Runs a pass of `tokens` at the next positions and returns their hidden rows after the last layer.
+    /// Runs a pass of `tokens` at the next positions and returns their hidden states after the last layer, [tokens,
+    /// embedding].
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();

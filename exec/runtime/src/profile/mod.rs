@@ -6,10 +6,10 @@
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
-//! use hearth_runtime::profile::{Links, ProfileOptions, profile};
+//! use hearth_runtime::profile::{MeasuredLinks, ProfileOptions, profile};
 //!
 //! let options = ProfileOptions { name: "laptop".into(), quick: true, ..ProfileOptions::default() };
-//! # fn measure_links() -> Result<Links, hearth_runtime::profile::LinkError> { unimplemented!() }
+//! # fn measure_links() -> Result<MeasuredLinks, hearth_runtime::profile::LinkError> { unimplemented!() }
 //! let device = profile(&options, measure_links, |step| eprintln!("{step}"))?;
 //! println!("{}", device.to_yaml());
 //! # Ok::<(), hearth_runtime::profile::ProfileError>(())
@@ -80,7 +80,7 @@ pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The measured links of a machine, the loopback link first.
 #[derive(Debug)]
-pub struct Links {
+pub struct MeasuredLinks {
     /// Time from one compute thread to another over the loopback link, in seconds.
     pub hop_times: Samples,
     pub peers: Vec<PeerLink>,
@@ -90,7 +90,7 @@ pub struct Links {
 /// begins.
 pub fn profile(
     options: &ProfileOptions,
-    links: impl FnOnce() -> Result<Links, LinkError>,
+    links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     mut progress: impl FnMut(&str),
 ) -> Result<Device, ProfileError> {
     let effort = if options.quick { Effort::quick() } else { Effort::full() };
@@ -101,7 +101,7 @@ pub fn profile(
 pub fn profile_with_effort(
     options: &ProfileOptions,
     effort: Effort,
-    links: impl FnOnce() -> Result<Links, LinkError>,
+    links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Device, ProfileError> {
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
@@ -165,7 +165,7 @@ pub fn profile_with_effort(
     Ok(device)
 }
 
-impl Links {
+impl MeasuredLinks {
     /// Returns the overhead of a hop beyond the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;

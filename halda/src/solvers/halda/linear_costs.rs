@@ -134,12 +134,13 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns the cost of a layer (a) and the additional cost on the GPU (b) at a position, in seconds.
-    fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
+    /// Returns a and b of the device at `position` of the ring: the cost of a layer, and the additional cost of a layer
+    /// on the GPU, in seconds.
+    fn slopes(&self, position: usize, exceeds_memory: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
         let disk = self.costs(position).disk_read_rate;
         let resident = self.model.model.layer_resident_bytes as f64 / disk;
-        match self.case(position, over) {
+        match self.case(position, exceeds_memory) {
             MemoryCase::ReloadsExcessMacos => (layer + resident, 0.0),
             MemoryCase::ReloadsEverything => (layer + self.model.model.layer_weight_bytes / disk, gpu),
             MemoryCase::ReloadsExcess => (layer + resident, gpu - resident),
