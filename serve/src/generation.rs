@@ -11,7 +11,7 @@ use hearth_runtime::{TextStream, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::metrics::ActiveRequest;
+use crate::metrics::{ActiveRequest, Usage};
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -29,25 +29,6 @@ pub enum Chunk {
     End(FinishReason),
     /// The ring failed for this reason.
     Failed(String),
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(clippy::struct_field_names, reason = "the names of the API")]
-pub struct Usage {
-    pub prompt_tokens: u32,
-    /// Tokens of the prompt whose keys and values were already in the ring's cache.
-    pub cached_tokens: u32,
-    pub generated_tokens: u32,
-}
-
-impl std::iter::Sum for Usage {
-    fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
-        usages.fold(Usage::default(), |sum, more| Usage {
-            prompt_tokens: sum.prompt_tokens + more.prompt_tokens,
-            cached_tokens: sum.cached_tokens + more.cached_tokens,
-            generated_tokens: sum.generated_tokens + more.generated_tokens,
-        })
-    }
 }
 
 /// A running generation. Dropping it cancels the request.

@@ -36,8 +36,9 @@ pub use self::auth::is_valid_token;
 use self::connections::JsonBody;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};
-use self::generation::{Chunk, FinishReason, Generation, Usage};
+use self::generation::{Chunk, FinishReason, Generation};
 pub use self::metrics::Metrics;
+use self::metrics::Usage;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseHeader, ResponseKind};
 

@@ -16,7 +16,25 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::generation::Usage;
+/// The numbers of tokens of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "the names of the API")]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    /// Tokens of the prompt whose keys and values were already in the ring's cache.
+    pub cached_tokens: u32,
+    pub generated_tokens: u32,
+}
+
+impl std::iter::Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
+        usages.fold(Usage::default(), |sum, more| Usage {
+            prompt_tokens: sum.prompt_tokens + more.prompt_tokens,
+            cached_tokens: sum.cached_tokens + more.cached_tokens,
+            generated_tokens: sum.generated_tokens + more.generated_tokens,
+        })
+    }
+}
 
 /// Upper bounds of the buckets of the time to first token, in seconds.
 /// source: assumed, from a short prompt on a fast ring to a long one on a slow one

@@ -18,7 +18,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::error::ApiError;
-use crate::generation::{Chunk, FinishReason, Generation, Usage};
+use crate::generation::{Chunk, FinishReason, Generation};
+use crate::metrics::Usage;
 
 /// The time between comments in an idle stream.
 /// source: assumed, below the minute after which proxies close idle connections

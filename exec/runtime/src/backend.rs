@@ -8,18 +8,7 @@
 
 use std::ops::Range;
 
-use crate::cache::CacheFormat;
 use crate::cost::ComputeCost;
-
-/// The size and format of the KV caches of a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheOptions {
-    /// Maximum number of positions of a sequence.
-    pub context: u32,
-    pub format: CacheFormat,
-    /// Number of sequences, each with its own cache of `context` positions; at least 1.
-    pub sequences: u32,
-}
 
 /// An implementation of the forward pass of decoder layers.
 pub trait Backend: Send {

@@ -13,7 +13,15 @@ use half::f16;
 use hearth_kernels::attention::CachedRows;
 use hearth_profiles::model::ModelShape;
 
-use crate::backend::CacheOptions;
+/// The size and format of the KV caches of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Maximum number of positions of a sequence.
+    pub context: u32,
+    pub format: CacheFormat,
+    /// Number of sequences, each with its own cache of `context` positions; at least 1.
+    pub sequences: u32,
+}
 
 /// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -35,9 +35,9 @@ pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 
-pub use backend::{Backend, CacheOptions};
+pub use backend::Backend;
 pub use backend_factory::{BackendError, BackendFactory, BackendOptions, UploadProgress};
-pub use cache::CacheFormat;
+pub use cache::{CacheFormat, CacheOptions};
 pub use chat::{ChatTemplate, Message};
 pub use cost::ComputeCost;
 pub use cpu::{Cpu, CpuLayers};

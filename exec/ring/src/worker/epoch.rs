@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::model_source::{LayerFetcher, ModelSource};
-use super::server::Worker;
+use super::worker::Worker;
 use crate::error::{RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, StageRunner, TraceLines};
 use crate::wire::{

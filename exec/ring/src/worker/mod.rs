@@ -13,7 +13,8 @@ mod head_connection;
 mod model_source;
 mod server;
 mod session;
+#[expect(clippy::module_inception, reason = "the type that the folder is about")]
+mod worker;
 
 pub use model_source::ModelSource;
-pub use server::Worker;
-pub use session::WorkerOptions;
+pub use worker::{Worker, WorkerOptions};

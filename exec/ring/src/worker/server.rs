@@ -1,16 +1,13 @@
 //! The worker's listener: dispatches connections by their purpose, and allows one session at a time.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::head_connection::HeadConnection;
-use super::model_source::ModelSource;
-use super::session::{Session, WorkerOptions};
+use super::session::Session;
+use super::worker::Worker;
 use crate::error::RingError;
-use crate::execution::LocalModel;
 use crate::probe::answer_probes;
 use crate::wire::{
     Listener, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch, Transport, accept_activations,
@@ -23,29 +20,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Number of consecutive accept failures after which [`Worker::serve`] ends: half a minute with [`ACCEPT_PAUSE`].
 const MAX_ACCEPT_FAILURES: u32 = 300;
 
-/// A worker, which computes layers in at most one session at a time.
-#[derive(Clone)]
-pub struct Worker<T: Transport> {
-    pub(super) transport: T,
-    pub(super) source: ModelSource,
-    pub(super) options: WorkerOptions,
-    pub(super) open_epoch: SharedOpenEpoch,
-    /// Locked while a session uses the worker.
-    in_session: Arc<Mutex<()>>,
-}
-
 impl<T: Transport> Worker<T> {
-    /// Creates a worker that computes layers of `model` with `threads` threads; 0 uses all cores.
-    pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
-        let options = WorkerOptions { threads, ..WorkerOptions::default() };
-        Self::with_options(transport, ModelSource::File(model), options)
-    }
-
-    /// Creates a worker whose layers come from `source`.
-    pub fn with_options(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
-        Self { transport, source, options, open_epoch: Arc::default(), in_session: Arc::default() }
-    }
-
     /// Serves connections until the listener fails. `report` receives the result of each connection.
     pub async fn serve(
         &self,

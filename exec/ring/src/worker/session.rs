@@ -11,27 +11,16 @@ use tokio::time::timeout;
 
 use super::epoch::{EpochReport, PreviousRunner, RunnerEvent, WorkerEpoch};
 use super::head_connection::HeadConnection;
-use super::server::Worker;
+use super::worker::Worker;
 use crate::error::{RingError, protocol_error};
-use crate::execution::{ComputeMode, StageRunner, TraceLines};
+use crate::execution::{StageRunner, TraceLines};
 use crate::wire::{BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, Transport};
-use hearth_runtime::backend_factory::BackendFactory;
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 /// Maximum number of trace records, and of memory readings, in one frame. A record takes about 200 bytes.
 const MAX_REPORT_LINES: usize = 10_000;
-
-/// Options of a worker.
-#[derive(Debug, Clone, Default)]
-pub struct WorkerOptions {
-    /// Number of compute threads; 0 uses all cores.
-    pub threads: usize,
-    pub compute_mode: ComputeMode,
-    /// Creates the GPU backend for fetched layers; a local model has its own factory.
-    pub backend_factory: Option<BackendFactory>,
-}
 
 pub(super) struct Session<T: Transport> {
     worker: Worker<T>,
