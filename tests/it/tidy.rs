@@ -4,7 +4,7 @@
 
 use regex::Regex;
 
-use crate::repository::{rust_files, text_files};
+use crate::repository::{TextFile, rust_files, text_files};
 
 /// Maximum number of lines of a Rust file.
 const MAX_FILE_LINES: usize = 600;
@@ -12,6 +12,16 @@ const MAX_FILE_LINES: usize = 600;
 /// Fails with a list of all places that violate a rule.
 fn assert_none(rule: &str, places: &[String]) {
     assert!(places.is_empty(), "{rule} ({} places)\n  {}", places.len(), places.join("\n  "));
+}
+
+/// Returns the path, number and text of each line that matches.
+fn matching_lines(files: Vec<TextFile>, pattern: &Regex) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in files {
+        let lines = file.text.lines().enumerate().filter(|(_, line)| pattern.is_match(line));
+        found.extend(lines.map(|(at, line)| format!("{}:{}: {}", file.path, at + 1, line.trim())));
+    }
+    found
 }
 
 #[test]
@@ -68,12 +78,7 @@ fn text_has_no_tabs_and_no_trailing_white_space() {
 fn comments_have_no_marks_of_unfinished_work() {
     // In two parts, so that this line is not found.
     let mark = Regex::new(concat!(r"//.*\b(TO", "DO|FIX", "ME|XX", r"X)\b")).expect("a regular expression");
-    let mut found = Vec::new();
-    for file in rust_files() {
-        let lines = file.text.lines().enumerate().filter(|(_, line)| mark.is_match(line));
-        found.extend(lines.map(|(at, _)| format!("{}:{}", file.path, at + 1)));
-    }
-    assert_none("finish the work", &found);
+    assert_none("finish the work", &matching_lines(rust_files(), &mark));
 }
 
 /// Clippy requires `SAFETY:` comments too, but only in code that is compiled on this machine.
@@ -99,12 +104,7 @@ fn neon_code_argues_every_unsafe_block() {
 fn no_file_has_an_absolute_path() {
     // If the letters follow another folder or a host, the path is not absolute.
     let absolute = Regex::new(r"(^|[^\w.-])/(root|home|work|Users)/").expect("a regular expression");
-    let mut found = Vec::new();
-    for file in text_files() {
-        let lines = file.text.lines().enumerate().filter(|(_, line)| absolute.is_match(line));
-        found.extend(lines.map(|(at, line)| format!("{}:{}: {}", file.path, at + 1, line.trim())));
-    }
-    assert_none("use a path relative to the root", &found);
+    assert_none("use a path relative to the root", &matching_lines(text_files(), &absolute));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub struct MemoryHog {
 }
 
 /// The first argument of a program that runs as a [`MemoryHog`].
-pub const MEMORY_HOG_FLAG: &str = "--be-a-hog";
+const MEMORY_HOG_FLAG: &str = "--be-a-hog";
 
 impl MemoryHog {
     /// Returns the arguments with which the program is started.
@@ -91,10 +91,12 @@ impl CpuHog {
         };
         std::thread::scope(|scope| {
             let mut started = (0..threads).map(|_| std::thread::Builder::new().spawn_scoped(scope, spin));
-            if started.all(|thread| thread.is_ok()) {
+            let all_started = started.all(|thread| thread.is_ok());
+            if all_started {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
             }
             stop.store(true, Ordering::Relaxed);
+            assert!(all_started, "cannot start {threads} threads");
         });
         true
     }

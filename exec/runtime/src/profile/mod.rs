@@ -6,13 +6,15 @@
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
-//! use hearth_runtime::profile::{MeasuredLinks, ProfileOptions, profile};
+//! use hearth_runtime::profile::{ProfileOptions, profile};
 //!
+//! # use hearth_runtime::profile::{LinkError, MeasuredLinks, ProfileError};
+//! # fn example(measure_links: fn() -> Result<MeasuredLinks, LinkError>) -> Result<(), ProfileError> {
 //! let options = ProfileOptions { name: "laptop".into(), quick: true, ..ProfileOptions::default() };
-//! # fn measure_links() -> Result<MeasuredLinks, hearth_runtime::profile::LinkError> { unimplemented!() }
 //! let device = profile(&options, measure_links, |step| eprintln!("{step}"))?;
 //! println!("{}", device.to_yaml());
-//! # Ok::<(), hearth_runtime::profile::ProfileError>(())
+//! # Ok(())
+//! # }
 //! ```
 
 mod kernels;
