@@ -63,7 +63,15 @@ const DOCUMENTS: [Document; 6] = [
         path: "docs/guides/first-ring.md",
         replaced: &[
             ("hearth synth --preset 1b --quant q4_k_m -o model.gguf", "cp MODEL model.gguf"),
-            ("hearth profile --model", "hearth profile --quick --model"),
+            (
+                "hearth profile --model model.gguf --name desktop",
+                "hearth profile --quick --model model.gguf --name desktop",
+            ),
+            (
+                "hearth profile --model model.gguf --name laptop -o laptop.yaml",
+                "sed 's/desktop/laptop/' desktop.yaml > laptop.yaml",
+            ),
+            ("hearth profile --quick --peer", "hearth profile --quick --model model.gguf --peer"),
             (
                 "hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop",
                 "hearth worker --listen 127.0.0.1:PORT1 --model model.gguf --key ring.key & wait_for_port PORT1",

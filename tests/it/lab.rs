@@ -16,7 +16,7 @@ use crate::processes::{
 fn write_scenario(folder: &Folder, limits: &str) -> String {
     let profile = format!("profile: measured, limits: {{threads: 1{limits}}}");
     let devices = format!("  - {{name: a, {profile}}}\n  - {{name: b, {profile}}}");
-    let text = fast_scenario(&devices, 64, "prompt: 6, generate: 5");
+    let text = fast_scenario(&devices, 64, "prompt: 4, generate: 5");
     let text = text.replace("name: test", "name: lab-test").replace("llama-8b", "tiny");
     let planner = "planner: {strategy: manual, windows: [3, 2]}\n";
     folder.write("scenario.yaml", text + planner + "residency: {policy: windowed, prefetch: true}\n")
@@ -26,8 +26,25 @@ fn write_scenario(folder: &Folder, limits: &str) -> String {
 fn check(folder: &Folder, limits: &str) -> Value {
     let (file, model) = (write_scenario(folder, limits), model("q8_0"));
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
-    let arguments = ["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
-    let result = parse(&outputs(&arguments, 0).0);
+    let result = parse(
+        &outputs(
+            &[
+                "lab",
+                &file,
+                "--model",
+                &model,
+                "--scratch",
+                &scratch,
+                "--profiles",
+                &shared_profiles(),
+                "--report",
+                &report,
+                "--json",
+            ],
+            0,
+        )
+        .0,
+    );
     for run in ["predicted", "measured"] {
         let run = &result[run];
         assert_eq!(run["outcome"], "ok");
@@ -48,6 +65,12 @@ fn check(folder: &Folder, limits: &str) -> Value {
     result
 }
 
+/// Returns the folder of device profiles that the tests share, because measuring a device takes most of a lab's time.
+/// The tests in `lab_suite` have the same prompt, model and limits, on which a profile depends.
+pub fn shared_profiles() -> String {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("profiles").display().to_string()
+}
+
 /// Returns the folder of memory control groups; `None` if this process is not allowed to create groups.
 pub fn memory_groups(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
@@ -63,12 +86,22 @@ pub fn memory_groups(test: &str) -> Option<PathBuf> {
 
 /// Starts a slow lab. Also returns the prefix of the names of its files and control groups.
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
-    let file = write_scenario(folder, ", memory: 40 MiB, disk_read: 10 MB/s");
-    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &folder.path_of("")])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the lab starts");
+    let file = write_scenario(folder, ", disk_read: 10 MB/s");
+    let scratch = folder.path_of("");
+    let lab = hearth(&[
+        "lab",
+        &file,
+        "--model",
+        &model("q8_0"),
+        "--scratch",
+        &scratch,
+        "--profiles",
+        &shared_profiles(),
+    ])
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .expect("the lab starts");
     let prefix = format!("hearth-lab-{}", lab.id());
     (lab, prefix)
 }
@@ -154,12 +187,12 @@ fn stopped_worker_is_killed_by_the_next_lab() {
 #[test]
 fn two_devices_with_limits() {
     let Some(_) = memory_groups("two_devices_with_limits") else { return };
-    let result = check(&Folder::on_disk(), ", memory: 26 MiB, disk_read: 100 MB/s");
+    let result = check(&Folder::on_disk(), ", memory: 48 MiB, disk_read: 100 MB/s");
     let devices = list(&result["groups"]);
     assert_eq!(devices.len(), 2);
     for device in devices {
         let number = |name: &str| number(&device[name]);
-        assert_eq!(number("memory_limit"), f64::from(26 << 20), "{device}");
+        assert_eq!(number("memory_limit"), f64::from(48 << 20), "{device}");
         assert_eq!(number("oom_kills"), 0.0, "{device}");
         assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");
         let (throttle, trace) = (number("throttle_bytes_per_token"), number("trace_bytes_per_token"));

@@ -4,35 +4,51 @@
 //! (`hearth lab --suite scenarios/lab`).
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::lab::memory_groups;
-use crate::processes::{assert_refused, list, number, output_texts, parse, run, texts};
+use crate::lab::{memory_groups, shared_profiles};
+use crate::processes::{assert_refused, list, number, outputs, parse, texts};
 use crate::repository::root;
 
-/// Runs a suite that writes to the subfolder `out`. Returns the results, standard error and the exit code.
-fn suite(scenarios: &str, folder: &Folder, out: &str) -> (Value, String, Option<i32>) {
-    let arguments =
-        ["lab", "--suite", scenarios, "--scratch", &folder.path_of(""), "-o", &folder.path_of(out), "--json"];
-    let output = run(&arguments);
-    let (stdout, stderr) = output_texts(&output);
-    // The exit code is 3 if an error exceeds its limit, which happens on a busy machine.
-    assert!([Some(0), Some(3)].contains(&output.status.code()), "{stderr}");
-    (parse(&stdout), stderr, output.status.code())
-}
-
 #[test]
-fn interrupted_suite_continues() {
-    let Some(_) = memory_groups("interrupted_suite_continues") else { return };
+fn suite_skips_finished_and_failed_scenarios() {
+    let Some(_) = memory_groups("suite_skips_finished_and_failed_scenarios") else { return };
     let folder = Folder::on_disk();
-    let scenarios = root().join("scenarios/lab/ci").display().to_string();
-    let (result, stderr, _) = suite(&scenarios, &folder, "out");
-    assert_eq!(result["failed"], json!([]), "{stderr}");
-    assert_eq!(texts(&result["cases"], "name"), ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{stderr}");
+    let models = root().join("tests/data/models").display().to_string();
+    fs::create_dir(folder.path().join("suite")).expect("a folder");
+    for file in fs::read_dir(root().join("scenarios/lab/ci")).expect("the folder").flatten() {
+        let text = fs::read_to_string(file.path())
+            .expect("a scenario")
+            .replace("../../../tests/data/models", &models);
+        let name = file.file_name().display().to_string();
+        if name == "ci-links.yaml" {
+            let broken = text.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken");
+            folder.write("suite/ci-broken.yaml", broken);
+        }
+        folder.write(&format!("suite/{name}"), text);
+    }
+    fs::create_dir(folder.path().join("out")).expect("a folder");
+    fs::create_dir_all(shared_profiles()).expect("a folder");
+    symlink(shared_profiles(), folder.path_of("out/profiles")).expect("a link");
+    let run_suite = || {
+        let [suite, scratch, out] = ["suite", "", "out"].map(|name| folder.path_of(name));
+        let (stdout, stderr) =
+            outputs(&["lab", "--suite", &suite, "--scratch", &scratch, "-o", &out, "--json"], 3);
+        let result = parse(&stdout);
+        assert_eq!(texts(&result["failed"], "name"), ["ci-broken"], "{stderr}");
+        assert_eq!(
+            texts(&result["cases"], "name"),
+            ["ci-dies", "ci-drafts", "ci-links", "ci-weak"],
+            "{stderr}"
+        );
+        (result, stderr)
+    };
+    let (result, _) = run_suite();
     for case in list(&result["cases"]) {
         let run = &case["runs"][0];
         for kind in ["predicted", "measured"] {
@@ -50,24 +66,13 @@ fn interrupted_suite_continues() {
     }
     assert!(folder.read("out/runs/ci-dies/measured.trace").contains("\"event\""), "the trace has its events");
     // Finished scenarios are not run again.
-    let (again, stderr, _) = suite(&scenarios, &folder, "out");
+    let (again, stderr) = run_suite();
     assert_eq!(stderr.matches("is already done").count(), 4, "{stderr}");
     let predictions = |result: &Value| {
         let cases = list(&result["cases"]).iter();
         cases.map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(predictions(&again), predictions(&result));
-    // A scenario that fails does not stop the others.
-    fs::create_dir(folder.path().join("broken")).expect("a folder");
-    let links = fs::read_to_string(root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
-    let models = root().join("tests/data/models").display().to_string();
-    let links = links.replace("../../../tests/data/models", &models);
-    folder.write("broken/a.yaml", links.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken"));
-    folder.write("broken/b.yaml", links);
-    let (result, stderr, code) = suite(&folder.path_of("broken"), &folder, "second");
-    assert_eq!(code, Some(3), "{stderr}");
-    assert_eq!(list(&result["cases"]).len(), 1);
-    assert_eq!(result["failed"][0]["name"], "ci-broken");
 }
 
 #[test]
