@@ -16,8 +16,6 @@ use std::time::Duration;
 use hearth_ring::{EmulatedPath, EmulatedPaths};
 use serde::{Deserialize, Serialize};
 
-use crate::diagnostics::Failure;
-
 /// Maximum size of the file in bytes.
 /// source: assumed
 const MAX_BYTES: u64 = 1 << 20;
@@ -42,10 +40,6 @@ impl EmulatedLinks {
         }
         let text = fs::read_to_string(path).map_err(named)?;
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
-    }
-
-    pub fn to_json(&self) -> Result<String, Failure> {
-        serde_json::to_string_pretty(self).map_err(Failure::failed)
     }
 }
 
@@ -87,7 +81,7 @@ mod tests {
             default_path: near.clone(),
             paths_by_address: BTreeMap::from([("a:1".into(), far.clone())]),
         };
-        fs::write(&file, links.to_json().expect("JSON")).expect("it is written");
+        fs::write(&file, serde_json::to_vec(&links).expect("JSON")).expect("it is written");
         assert_eq!(paths(Some("a:1")).expect("a path"), far);
         assert_eq!(paths(Some("b:1")).expect("a path"), near);
         assert_eq!(paths(None).expect("a path"), near);

@@ -10,6 +10,9 @@ use hearth_runtime::BackendFactory;
 use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;
 
+#[cfg(not(feature = "gpu"))]
+pub const NO_GPU: &str = "this build computes on CPUs only: it was compiled without the feature `gpu`";
+
 /// Returns `None`: this build has no GPU backend.
 #[cfg(not(feature = "gpu"))]
 pub fn backend_factory(_: GpuWeights) -> Option<BackendFactory> {
@@ -54,8 +57,7 @@ pub mod tuned_kernels {
 
     /// Returns the path of the file with the tuned kernels; `None` without a cache folder.
     pub fn path() -> Option<PathBuf> {
-        let folder =
-            |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
         Some(cache.join("hearth").join("gpu-kernels"))
     }
@@ -69,12 +71,7 @@ pub mod tuned_kernels {
 
 #[cfg(not(feature = "gpu"))]
 pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
-    match args.gpu {
-        crate::cli::MeasureGpu::Always => Err(Failure::invalid(
-            "this build computes on CPUs only: it was compiled without the feature `gpu`",
-        )),
-        _ => Ok(None),
-    }
+    if args.gpu == crate::cli::MeasureGpu::Always { Err(Failure::invalid(NO_GPU)) } else { Ok(None) }
 }
 
 #[cfg(feature = "gpu")]
@@ -101,11 +98,8 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
             return Ok(None);
         }
         None => {
-            return Err(Failure::invalid(format!(
-                "the driver does not report the memory size of `{}`",
-                facts.name
-            ))
-            .hint("set the usable memory with --gpu-memory"));
+            let what = format!("the driver does not report the memory size of `{}`", facts.name);
+            return Err(Failure::invalid(what).hint("set the usable memory with --gpu-memory"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::failed)?;
@@ -123,7 +117,6 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         None => Sourced::new(Bytes::mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
     let effort = if args.quick { Effort::quick() } else { Effort::full() };
-    hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort)
-        .map(Some)
-        .map_err(Failure::failed)
+    let measured = hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort);
+    measured.map(Some).map_err(Failure::failed)
 }

@@ -40,13 +40,7 @@ impl Drop for Cancellation {
 /// Calls `handler` in a separate thread at every SIGINT and SIGTERM.
 pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     spawn_listener(async move {
-        let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-        let (Ok(mut interrupted), Ok(mut terminated)) = signals else { return };
-        loop {
-            tokio::select! {
-                _ = interrupted.recv() => {}
-                _ = terminated.recv() => {}
-            }
+        while next_signal().await.is_ok() {
             handler();
         }
     });
@@ -54,14 +48,16 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
 
 /// Waits for SIGINT or SIGTERM.
 pub async fn termination_signal() {
-    let Ok(mut terminated) = signal(SignalKind::terminate()) else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
+    let _ = next_signal().await;
+}
+
+async fn next_signal() -> std::io::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminated.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
     }
+    Ok(())
 }
 
 async fn exit_or_cancel() {

@@ -45,7 +45,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns the arguments of the command line as text.
 fn arguments() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }

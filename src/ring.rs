@@ -157,7 +157,6 @@ fn report_fetching() -> OnFetch {
     })
 }
 
-/// Returns how the head reacts to the loss of a device.
 fn recovery_policy(
     args: &RingArgs,
     scenario: Option<LoadedScenario>,

@@ -26,8 +26,7 @@ devices:
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Arc::new(Plan::from_yaml(PLAN)?);
     let mut ring: Vec<_> = (0..plan.devices.len()).map(|index| Schedule::new(plan.clone(), index)).collect();
-    let token = Pass::new(0, 0, 1, true);
-    let mut next = Some((0, Event::Begin(token)));
+    let mut next = Some((0, Event::Begin(Pass::new(0, 0, 1, true))));
     while let Some((index, event)) = next.take() {
         for step in ring[index].react(&event)? {
             println!("{:<8} {}", plan.devices[index].name, description(&plan, &step));

@@ -1,11 +1,10 @@
 //! A scenario's devices, links and model, with every reference replaced by the profile that it names.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_profiles::link::path::{Endpoint, WirelessPath};
-use hearth_profiles::link::wifi::{Wifi, WifiChannel};
+use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Link};
 
@@ -28,8 +27,6 @@ pub struct Member {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkTable {
     links: Links,
-    /// Maps each Wi-Fi station to the index of its channel.
-    channels: BTreeMap<String, usize>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -41,11 +38,7 @@ pub enum Connection<'a> {
 
 impl LinkTable {
     pub fn new(links: Links) -> Self {
-        let channels = links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate());
-        let stations = |(index, channel): (usize, &WifiChannel)| {
-            channel.stations.iter().map(move |station| (station.clone(), index)).collect::<Vec<_>>()
-        };
-        Self { channels: channels.flat_map(stations).collect(), links }
+        Self { links }
     }
 
     /// Returns the link between two devices for which the scenario has no entry in `links.between`.
@@ -65,7 +58,7 @@ impl LinkTable {
             match named.unreachable {
                 Some(Unreachable::Both) => return None,
                 Some(Unreachable::Forward) if forward(&named.devices) => return None,
-                _ => {}
+                Some(Unreachable::Forward) | None => {}
             }
             if let Some(link) = &named.link {
                 return Some(Connection::Link(link));
@@ -87,15 +80,16 @@ impl LinkTable {
     /// Returns the Wi-Fi path between two devices if at least one of them is a station.
     fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
         let wifi = self.links.wifi.as_ref()?;
-        let end = |name: &str| match self.channels.get(name) {
-            Some(&index) => {
-                let channel = &wifi.channels[index];
-                Endpoint::Station { index, channel, rate: channel.station_rate(name) }
-            }
-            None => Endpoint::Wire(&self.links.default),
+        let station = |name: &str| {
+            let mut channels = wifi.channels.iter().enumerate();
+            let (index, channel) = channels.find(|(_, it)| it.stations.iter().any(|it| it == name))?;
+            Some(Endpoint::Station { index, channel, rate: channel.station_rate(name) })
         };
-        let is_wireless = self.channels.contains_key(from) || self.channels.contains_key(to);
-        is_wireless.then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
+        let (sender, receiver) = (station(from), station(to));
+        let is_wireless = sender.is_some() || receiver.is_some();
+        let [sender, receiver] =
+            [sender, receiver].map(|station| station.unwrap_or(Endpoint::Wire(&self.links.default)));
+        is_wireless.then_some(WirelessPath { sender, receiver, tcp: &wifi.tcp })
     }
 
     /// Checks that every device of a valid plan can reach all devices that it sends to.

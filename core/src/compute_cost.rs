@@ -1,11 +1,9 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
 //! A roofline for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
-//! format and the time to read the weights at the processor's read bandwidth. Decoding reads every weight once per
-//! token; a rate that was measured with weights streamed from memory covers both terms. A batch of tokens shares one
-//! read of the weights. Attention takes the longer of its arithmetic and the time to read the keys and values of all
-//! positions so far. The copy of the new keys and values and the fixed overhead of a layer are added if the profile
-//! has them.
+//! format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one read of the
+//! weights; for one token, a rate that was measured with weights streamed from memory covers both terms. Attention
+//! takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
 //! which one thread can stream weights, however fast the disk is ([`stream_rate`]).

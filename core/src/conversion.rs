@@ -42,8 +42,7 @@ pub fn converted_model(
     ends: Option<Format>,
     of_layer: impl Fn(u32) -> Option<Format>,
 ) -> ModelProfile {
-    let layers =
-        (0..).zip(&model.layers).map(|(layer, group)| converted_group(group, of_layer(layer))).collect();
+    let layers = (0..).zip(&model.layers).map(|(at, group)| converted_group(group, of_layer(at))).collect();
     let (input, output) = (converted_group(&model.input, ends), converted_group(&model.output, ends));
     ModelProfile { layers, input, output, ..model.clone() }
 }

@@ -7,8 +7,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::overlap::{ChoiceTables, best_choice, fastest_plan};
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, Breakdown, Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice,
-    Overlap, Proposal, Rules, SearchLimit, SearchStep, Strategy,
+    Assignment, Breakdown, DeviceTiming, Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective,
+    OrderChoice, Overlap, Proposal, Rules, SearchLimit, SearchStep, Strategy,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -99,14 +99,6 @@ impl Explanation {
     }
 }
 
-/// The timing of a device with one more layer in its window; the fields are as in [`crate::DeviceTiming`].
-#[derive(Clone, Copy)]
-struct WiderWindowTimes {
-    seconds: f64,
-    busy: f64,
-    over: bool,
-}
-
 impl PlanToExplain<'_, '_> {
     /// Returns the minimum seconds per token of plans with the same head and whole rounds, if devices may be dropped.
     /// Returns `None` if the search was limited, or if the plan has a partial last round and is faster.
@@ -135,7 +127,7 @@ impl PlanToExplain<'_, '_> {
         let terms = &self.breakdown.devices[device];
         let window = self.assignment.window_layers[device];
         let wider = RoundWindow { layers: window + 1, ..model.round_window(self.assignment, device) };
-        let wider_times = self.wider_window_times(wider);
+        let timing = self.wider_window_timing(wider);
         // If hops depend on the next device, this is an estimate; it is the same before and after.
         let hops = f64::from(terms.share.windows) * model.devices[device].hop;
         let (slowest, wait) = self.breakdown.disk_wait.unwrap_or((device, 0.0));
@@ -143,15 +135,15 @@ impl PlanToExplain<'_, '_> {
             terms.compute + terms.memory + terms.disk + hops - if slowest == device { wait } else { 0.0 };
         DeviceExplanation {
             name: model.device_name(device),
-            binding_constraints: self.binding_constraints(wider, wider_times),
-            extra_layer_seconds: wider_times.map(|wider| match self.objective {
-                Objective::Paper => wider.seconds - own,
+            binding_constraints: self.binding_constraints(wider, timing.as_ref()),
+            extra_layer_seconds: timing.map(|wider| match self.objective {
+                Objective::Paper => wider.terms.seconds() - own,
                 // The wait for the slowest disk remains, and no token is faster than the slowest disk.
                 Objective::SteadyState => {
                     let all = self.breakdown.seconds;
                     let others = all - wait - own;
                     let floor = if wait > 0.0 { all } else { 0.0 };
-                    (others + wider.seconds).max(wider.busy).max(floor) - all
+                    (others + wider.terms.seconds()).max(wider.busy_seconds).max(floor) - all
                 }
             }),
             drop_reason: (window == 0).then(|| self.drop_reason(device, tables)),
@@ -159,24 +151,23 @@ impl PlanToExplain<'_, '_> {
         }
     }
 
-    /// Evaluates a window that is one layer wider, with its best split. Returns `None` if it is not allowed.
-    fn wider_window_times(&self, window: RoundWindow) -> Option<WiderWindowTimes> {
+    /// Evaluates a window that is one layer wider, with its best split and an estimate of its hops. Returns `None` if
+    /// it is not allowed.
+    fn wider_window_timing(&self, window: RoundWindow) -> Option<DeviceTiming> {
         let (model, RoundWindow { device, head, .. }) = (self.model, window);
         match self.objective {
-            Objective::Paper => model.best_split(window).map(|split| {
-                let share = window.share(model.model_layers(), split.gpu_layers);
-                let over = model.terms(device, head, share).exceeds_memory;
-                WiderWindowTimes { seconds: split.seconds, busy: 0.0, over }
-            }),
+            Objective::Paper => {
+                let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
+                Some(DeviceTiming { terms: model.terms(device, head, share), busy_seconds: 0.0 })
+            }
             // A window cannot have more layers than the model.
             Objective::SteadyState if window.layers > model.model_layers() => None,
             Objective::SteadyState => {
                 let choice = best_choice(model, window)?;
                 let work = model.device_work(window, choice.gpu_layers);
-                let timing = model.timing(&work, &choice.residency)?;
-                let hops = f64::from(work.share.windows) * model.devices[device].hop;
-                let (seconds, busy) = (choice.own_seconds + hops, choice.busy_seconds);
-                Some(WiderWindowTimes { seconds, busy, over: timing.terms.exceeds_memory })
+                let mut timing = model.timing(&work, &choice.residency)?;
+                timing.terms.communication = f64::from(work.share.windows) * model.devices[device].hop;
+                Some(timing)
             }
         }
     }
@@ -192,7 +183,7 @@ impl PlanToExplain<'_, '_> {
     fn binding_constraints(
         &self,
         wider: RoundWindow,
-        times: Option<WiderWindowTimes>,
+        timing: Option<&DeviceTiming>,
     ) -> Vec<BindingConstraint> {
         let RoundWindow { device, head, .. } = wider;
         let (window, gpu) = (self.assignment.window_layers[device], self.assignment.gpu_layers[device]);
@@ -207,12 +198,12 @@ impl PlanToExplain<'_, '_> {
         if most > 0 && gpu == most && gpu <= window {
             found.push(BindingConstraint::GpuMemory);
         }
-        match times {
+        match timing {
             None if window < self.model.model_layers() => found.push(BindingConstraint::SlowDisk),
             Some(_) if self.breakdown.devices[device].exceeds_memory => {
                 found.push(BindingConstraint::Overloaded);
             }
-            Some(times) if times.over => found.push(BindingConstraint::Memory),
+            Some(timing) if timing.terms.exceeds_memory => found.push(BindingConstraint::Memory),
             None | Some(_) => {}
         }
         found

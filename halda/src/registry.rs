@@ -1,10 +1,10 @@
 //! The registry of strategies by name, for the command line, scenarios and examples.
 
-use hearth_schema::scenario::{PlannerOptions, RingOrder};
+use hearth_schema::scenario::PlannerOptions;
 
 use crate::{
     EdgeShard, Even, Exact, Exhaustive, Halda, HeadChoice, LinguaLinked, Manual, MemoryProportional,
-    MemorySizes, OrderChoice, Overlap, PerformanceProportional, Rules, Single, Strategy,
+    OrderChoice, Overlap, PerformanceProportional, Rules, Single, Strategy,
 };
 
 /// The options of all strategies. Each strategy uses those that apply to it.
@@ -15,8 +15,8 @@ pub struct StrategyOptions {
     pub head: Option<usize>,
     /// Whether `overlap` and `exact` choose the head.
     pub best_head: bool,
-    /// Whether `overlap` and `exact` choose the order of the ring.
-    pub best_order: bool,
+    /// The order of the ring for `overlap`, `exact` and `exhaustive`.
+    pub order: OrderChoice,
     /// The number of rounds per token (k); `None` lets the strategy choose it.
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,
@@ -30,7 +30,7 @@ impl From<&PlannerOptions> for StrategyOptions {
         Self {
             best_head: options.best_head,
             rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
-            best_order: options.order == Some(RingOrder::Best),
+            order: options.order.unwrap_or_default(),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
             gpu_layers: options.gpu_layers.clone(),
@@ -70,10 +70,9 @@ pub const STRATEGY_NAMES: [&str; 13] = [
 /// # Errors
 /// If there is no such strategy, or it lacks an option that it needs.
 pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
-    let StrategyOptions { rules, rounds, .. } = *options;
+    let StrategyOptions { rules, rounds, order, .. } = *options;
     let first = options.head.unwrap_or(0);
     let head = if options.best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
-    let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
     Ok(match name {
         "exact" => Box::new(Exact { rules, head, rounds, order }),
         "overlap" => Box::new(Overlap { rules, head, rounds, order }),
@@ -82,11 +81,11 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
             Box::new(Halda { may_drop: rules.may_drop, head: first, rounds, ..base })
         }
         "single" => Box::new(Single { device: options.head }),
-        "mem" => Box::new(MemoryProportional::default()),
+        "mem" => Box::new(MemoryProportional::Available),
         "mem-total" => {
             let total =
                 required("mem-total", options.total_memory.clone(), "the total memory of every device")?;
-            Box::new(MemoryProportional { sizes: MemorySizes::Total(total) })
+            Box::new(MemoryProportional::Total(total))
         }
         "perf" => Box::new(PerformanceProportional),
         "edgeshard" => Box::new(EdgeShard),

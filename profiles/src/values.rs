@@ -10,7 +10,6 @@ use std::marker::PhantomData;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::format::Format;
@@ -55,7 +54,8 @@ fn non_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
 }
 
 /// A map from weight formats to values. Not every format has a value.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct PerFormat<T>(pub BTreeMap<Format, T>);
 
 impl<T> Default for PerFormat<T> {
@@ -95,12 +95,6 @@ impl<T: JsonSchema> JsonSchema for PerFormat<T> {
             "propertyNames": generator.subschema_for::<Format>(),
             "additionalProperties": generator.subschema_for::<T>(),
         })
-    }
-}
-
-impl<T: Serialize> Serialize for PerFormat<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(&self.0)
     }
 }
 

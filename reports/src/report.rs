@@ -5,7 +5,7 @@
 //!
 //! Traces are validated first, so that all other code can rely on their times and device indices.
 
-use hearth_core::metrics::token_times::TokenTimes;
+use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::Trace;
 
 use crate::charts::lines::LineChart;
@@ -28,18 +28,8 @@ pub enum ReportError {
     NoTraces,
     #[error("trace {trace} has {devices} devices; a report can have at most {MAX_DEVICES}")]
     TooManyDevices { trace: usize, devices: usize },
-    #[error(
-        "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: record it again"
-    )]
-    UnknownDevice { trace: usize, what: &'static str, index: usize, device: u16 },
-    #[error(
-        "trace {trace}, {what} {index}: {start} to {end} ns is not a valid interval within 104 days; the trace is damaged: record it again"
-    )]
-    BadSpan { trace: usize, what: &'static str, index: usize, start: u64, end: u64 },
-    #[error(
-        "trace {trace}: the token of pass {pass} ends before the previous token; the trace is damaged: record it again"
-    )]
-    TokenOrder { trace: usize, pass: u32 },
+    #[error("{location}: {problem}; the trace is damaged: record it again")]
+    Damaged { location: String, problem: String },
 }
 
 #[derive(Debug, Clone)]
@@ -103,25 +93,27 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
     if devices > MAX_DEVICES {
         return Err(ReportError::TooManyDevices { trace: number, devices });
     }
-    let steps = trace.records.iter().map(|record| (record.device, record.start, record.end)).enumerate();
-    let counters = trace.readings.iter().map(|reading| (reading.device, reading.at, reading.at)).enumerate();
-    for (index, run_event) in trace.run_events.iter().enumerate() {
-        let (start, end) = (run_event.start, run_event.end.unwrap_or(run_event.start));
-        if end < start || end > MAX_TIME {
-            return Err(ReportError::BadSpan { trace: number, what: "event", index, start, end });
-        }
-    }
-    let all = steps.map(|step| ("step", step)).chain(counters.map(|counter| ("counter", counter)));
-    for (what, (index, (device, start, end))) in all {
-        if usize::from(device) >= devices {
-            return Err(ReportError::UnknownDevice { trace: number, what, index, device });
+    let damaged = |location: String, problem: String| Err(ReportError::Damaged { location, problem });
+    // The kind, the device (`None` if the trace only has its name), the start and the end of each line.
+    let events = trace.run_events.iter().map(|it| ("event", None, it.start, it.end.unwrap_or(it.start)));
+    let steps = trace.records.iter().map(|it| ("step", Some(it.device), it.start, it.end));
+    let counters = trace.readings.iter().map(|it| ("counter", Some(it.device), it.at, it.at));
+    let lines = events.enumerate().chain(steps.enumerate()).chain(counters.enumerate());
+    for (index, (what, device, start, end)) in lines {
+        let location = || format!("trace {number}, {what} {index}");
+        if let Some(device) = device.filter(|device| usize::from(*device) >= devices) {
+            return damaged(location(), format!("device {device} is not in the header"));
         }
         if end < start || end > MAX_TIME {
-            return Err(ReportError::BadSpan { trace: number, what, index, start, end });
+            let problem = format!("{start} to {end} ns is not a valid interval within 104 days");
+            return damaged(location(), problem);
         }
     }
     match TokenTimes::from_trace(trace).decode_steps.iter().find(|token| token.end < token.start) {
-        Some(token) => Err(ReportError::TokenOrder { trace: number, pass: token.pass }),
+        Some(DecodeStep { pass, .. }) => {
+            let problem = format!("the token of pass {pass} ends before the previous token");
+            damaged(format!("trace {number}"), problem)
+        }
         None => Ok(()),
     }
 }

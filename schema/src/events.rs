@@ -16,13 +16,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::document::DocumentError;
+use hearth_profiles::units::UnitError;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::editor::or_text;
+use crate::shorthand::map_or_text;
 
 /// Maximum number of events in a scenario, larger than in any scenario written by hand, and small enough to scan all
 /// events for every change.
@@ -171,61 +171,60 @@ impl Event {
         first.filter(|_| changes.next().is_none())
     }
 
-    fn validate(&self, place: &str) -> Result<Change, DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+    /// Returns the change of a valid event, or what is wrong with the event.
+    fn validate(&self) -> Result<Change, String> {
         let Some(change) = self.change() else {
             let known =
                 "`load`, `memory`, `swap`, `slow`, `disk_load`, `leaves: true`, `returns` or `stalls: true`";
-            return refuse(format!("give exactly one of {known}"));
+            return Err(format!("give exactly one of {known}"));
         };
         let key = change.key();
         if self.at.is_some() == self.token.is_some() {
-            return refuse("give either `at` (a time) or `token` (a number of generated tokens)".into());
+            return Err("give either `at` (a time) or `token` (a number of generated tokens)".into());
         }
         if self.token == Some(0) {
-            return refuse("`token` counts from 1; use `at: 0 s` for the start of the run".into());
+            return Err("`token` counts from 1; use `at: 0 s` for the start of the run".into());
         }
         if self.device.is_none() && change != Change::Stalls {
-            return refuse(format!("`{key}` needs a `device`"));
+            return Err(format!("`{key}` needs a `device`"));
         }
         for (name, time) in [("at", self.at), ("for", self.duration)] {
             if time.is_some_and(|time| time > MAX_TIME) {
-                return refuse(format!("`{name}` is longer than {MAX_TIME}"));
+                return Err(format!("`{name}` is longer than {MAX_TIME}"));
             }
         }
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
         match self.duration {
-            Some(_) if has_no_duration => refuse(format!("`{key}` has no `for`: end it with a later event")),
-            None if change == Change::Stalls => refuse(format!("`{key}` needs `for`, a duration")),
-            Some(duration) if duration.0 <= 0.0 => refuse("`for` is 0 s: give a longer duration".into()),
-            _ => self.check_values(change, place).map(|()| change),
+            Some(_) if has_no_duration => Err(format!("`{key}` has no `for`: end it with a later event")),
+            None if change == Change::Stalls => Err(format!("`{key}` needs `for`, a duration")),
+            Some(duration) if duration.0 <= 0.0 => Err("`for` is 0 s: give a longer duration".into()),
+            _ => self.check_values(change).map(|()| change),
         }
     }
 
-    fn check_values(&self, change: Change, place: &str) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+    fn check_values(&self, change: Change) -> Result<(), String> {
         let within = |share: Fraction| (MIN_SHARE_LEFT..=1.0).contains(&share.0);
         match change {
             Change::Load(load) if load.threads > MAX_THREADS => {
-                refuse(format!("`load` must be at most {MAX_THREADS} threads"))
+                Err(format!("`load` must be at most {MAX_THREADS} threads"))
             }
             Change::Load(Load { gpu_available: Some(left), .. }) if !within(left) => {
-                refuse("`load.gpu` is the share of the GPU that remains: it must be 1 % to 100 %".into())
+                Err("`load.gpu` is the share of the GPU that remains: it must be 1 % to 100 %".into())
             }
             Change::Slow(left) if !within(left) => {
-                refuse("`slow` is the share of the clock rate that remains: it must be 1 % to 100 %".into())
+                Err("`slow` is the share of the clock rate that remains: it must be 1 % to 100 %".into())
             }
             Change::DiskLoad(taken) if !within(Fraction(1.0 - taken.0)) => {
-                refuse("`disk_load` is the share that other programs use: it must be 0 % to 99 %".into())
+                Err("`disk_load` is the share that other programs use: it must be 0 % to 99 %".into())
             }
             Change::Memory(MemoryLoad { ramp_time: Some(ramp), .. })
                 if ramp > self.duration.unwrap_or(MAX_TIME) || ramp > MAX_TIME =>
             {
-                refuse("`memory.over` is longer than the event: it must be at most as long as `for`".into())
+                Err("`memory.over` is longer than the event: it must be at most as long as `for`".into())
             }
-            Change::Swap(swap) if swap.rate.0 <= 0.0 => refuse("`swap.rate` must be more than 0".into()),
+            Change::Swap(swap) if swap.rate.0 <= 0.0 => Err("`swap.rate` must be more than 0".into()),
             Change::Swap(swap) if !(1.0..=1000.0).contains(&swap.compression) => {
-                refuse("`swap.compression` is original over compressed size: it must be 1 to 1000".into())
+                Err("`swap.compression` is original over compressed size: it must be 1 to 1000".into())
             }
             _ => Ok(()),
         }
@@ -251,7 +250,8 @@ pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), Document
             let what = format!("{place} names `{name}`, which is not a device here");
             return Err(DocumentError::invalid(what));
         }
-        changes.push(event.validate(&place)?);
+        let change = event.validate().map_err(|what| DocumentError::invalid(format!("{place}: {what}")))?;
+        changes.push(change);
     }
     validate_overlaps(events, &changes)?;
     validate_presence(events, &changes)
@@ -320,64 +320,22 @@ fn or_size(map: &mut Schema) {
     or_text(map, &Bytes::json_schema(&mut SchemaGenerator::default()));
 }
 
-impl Serialize for Load {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Load::serialize(self, serializer)
+map_or_text!(Load, "threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`");
+map_or_text!(MemoryLoad, "a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`");
+
+impl Load {
+    fn from_text(words: &str) -> Result<Load, String> {
+        let count = words.strip_suffix("threads").or_else(|| words.strip_suffix("thread"));
+        let threads = count.and_then(|count| count.trim().parse().ok());
+        let threads =
+            threads.ok_or_else(|| format!("`{words}` is not a number of threads, such as `4 threads`"))?;
+        Ok(Load { threads, gpu_available: None })
     }
 }
 
-impl<'de> Deserialize<'de> for Load {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WordsOrMap;
-        impl<'de> Visitor<'de> for WordsOrMap {
-            type Value = Load;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<Self::Value, E> {
-                let count = words.strip_suffix("threads").or_else(|| words.strip_suffix("thread"));
-                let threads = count.and_then(|count| count.trim().parse().ok());
-                let threads = threads.ok_or_else(|| {
-                    E::custom(format!("`{words}` is not a number of threads, such as `4 threads`"))
-                })?;
-                Ok(Load { threads, gpu_available: None })
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-                Load::deserialize(MapAccessDeserializer::new(map))
-            }
-        }
-        deserializer.deserialize_any(WordsOrMap)
-    }
-}
-
-impl Serialize for MemoryLoad {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        MemoryLoad::serialize(self, serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for MemoryLoad {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct SizeOrMap;
-        impl<'de> Visitor<'de> for SizeOrMap {
-            type Value = MemoryLoad;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, size: &str) -> Result<Self::Value, E> {
-                Ok(MemoryLoad { size: size.parse().map_err(E::custom)?, ramp_time: None })
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-                MemoryLoad::deserialize(MapAccessDeserializer::new(map))
-            }
-        }
-        deserializer.deserialize_any(SizeOrMap)
+impl MemoryLoad {
+    fn from_text(size: &str) -> Result<MemoryLoad, UnitError> {
+        Ok(MemoryLoad { size: size.parse()?, ramp_time: None })
     }
 }
 

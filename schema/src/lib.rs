@@ -17,6 +17,7 @@ pub mod plan;
 pub mod residency;
 pub mod run_events;
 pub mod scenario;
+mod shorthand;
 pub mod trace;
 pub mod workload;
 

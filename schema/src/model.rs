@@ -75,12 +75,6 @@ pub enum ActivationFormat {
 }
 
 impl ActivationFormat {
-    /// Whether this is the default, which is omitted in documents.
-    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-    pub fn is_default(&self) -> bool {
-        *self == ActivationFormat::F32
-    }
-
     /// Returns the size of the activations of one token in a message, in bytes.
     pub fn token_bytes(self, shape: &ModelShape) -> Bytes {
         let wide = shape.activation_bytes();

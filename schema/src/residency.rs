@@ -2,26 +2,22 @@
 //!
 //! A device reads its share of the weights once per token. If the share is larger than memory, a page cache that
 //! evicts the least recently used pages reads all of it from disk for every token. A scenario sets a policy for all
-//! devices or for each device. The plan passes it to simulator and executor:
+//! devices or for each device. The plan passes it to simulator and executor.
 //!
-//! - [`Residency::Os`], [`Residency::Windowed`]: the operating system evicts pages; it is advised of the next window;
-//! - [`Residency::Managed`]: the device keeps the pieces that fit in memory and streams the others through a bounded
-//!   buffer (`hearth_core::residency`).
+//! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems, which only their planners use: these
+//! systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them.
 //!
-//! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems and are simulated only: these
-//! systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them. Only the
-//! planners of these systems use them.
-//!
-//! Not here: how pages are read and evicted.
+//! Not here: how pages are read and evicted, and which pieces a managed device keeps (`hearth_core::residency`).
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Bytes, Format};
 use schemars::{JsonSchema, Schema, json_schema};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{IntoDeserializer, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::de::IntoDeserializer;
+use serde::de::value::Error;
+use serde::{Deserialize, Serialize};
 
 use crate::editor::or_text;
+use crate::shorthand::map_or_text;
 
 /// The policy that decides which weights stay in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -120,33 +116,7 @@ fn is_yes(value: &bool) -> bool {
     *value
 }
 
-impl Serialize for ResidencyOptions {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        ResidencyOptions::serialize(self, serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for ResidencyOptions {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WordOrMap;
-        impl<'de> Visitor<'de> for WordOrMap {
-            type Value = ResidencyOptions;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Self::Value, E> {
-                Residency::deserialize(word.into_deserializer()).map(ResidencyOptions::with_policy)
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-                ResidencyOptions::deserialize(MapAccessDeserializer::new(map))
-            }
-        }
-        deserializer.deserialize_any(WordOrMap)
-    }
-}
+map_or_text!(ResidencyOptions, "a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`");
 
 impl Default for ResidencyOptions {
     fn default() -> Self {
@@ -155,6 +125,10 @@ impl Default for ResidencyOptions {
 }
 
 impl ResidencyOptions {
+    fn from_text(policy: &str) -> Result<Self, Error> {
+        Residency::deserialize(policy.into_deserializer()).map(Self::with_policy)
+    }
+
     /// Creates the default options of a policy.
     pub const fn with_policy(policy: Residency) -> Self {
         Self {
@@ -250,17 +224,15 @@ impl ResidencyOptions {
         self.validate_pinned(place)?;
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let managed = self.policy == Residency::Managed;
-        let stray = if managed {
-            [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
+        let (stray, policies, other) = if managed {
+            let stray =
+                [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())];
+            (stray, "`os` and `windowed`", "`managed`")
         } else {
-            [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept.is_some())]
+            let stray = [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept.is_some())];
+            (stray, "`managed`", "`os` or `windowed`")
         };
         if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
-            let (policies, other) = if managed {
-                ("`os` and `windowed`", "`managed`")
-            } else {
-                ("`managed`", "`os` or `windowed`")
-            };
             return refuse(format!(
                 "`{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
             ));

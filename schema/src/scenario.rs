@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::host_and_port;
 use crate::events::{self, Event};
+use crate::pass::is_default;
 use crate::residency::ResidencyOptions;
 
 pub use crate::model::{ActivationFormat, KvFormat, ModelRef};
@@ -37,7 +38,7 @@ pub struct Scenario {
     #[serde(default)]
     pub kv_cache: KvFormat,
     /// The format of activations in messages between devices.
-    #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub activations: ActivationFormat,
     pub workload: Workload,
     /// The devices; the first is the head unless another says `head: true`.

@@ -34,14 +34,12 @@ const MAX_LINES: usize = 50_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The simulator.
     Simulated,
-    /// The executor.
     Measured,
 }
 
 /// A device in the header of a trace.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracedDevice {
     /// The name in the plan.
@@ -87,9 +85,10 @@ pub struct Header {
 }
 
 /// The resource that a step uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
+    #[default]
     Cpu,
     Gpu,
     /// The NPU of a SoC.
@@ -105,12 +104,13 @@ pub enum Resource {
 }
 
 /// The kind of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Embedding rows are looked up.
     Embed,
     /// Layers are computed.
+    #[default]
     Compute,
     /// Logits are computed and a token is sampled.
     Output,
@@ -154,7 +154,7 @@ pub struct Cost {
 }
 
 /// A step of a device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// The index of the device in the header.
@@ -176,7 +176,6 @@ pub struct Record {
     /// The device at the other end of a message, or the device whose message started the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u16>,
-    /// The cost of a computing step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
 }
@@ -229,7 +228,6 @@ pub struct Reading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
-    /// Main memory.
     Main,
     /// Dedicated GPU memory.
     Gpu,
@@ -301,7 +299,6 @@ pub struct Trace {
     pub passes: Vec<Pass>,
     /// The steps, ordered by start time within each device.
     pub records: Vec<Record>,
-    /// The values of the counters.
     pub readings: Vec<Reading>,
     /// Devices with too little memory, if the run ended out of memory.
     pub shortages: Vec<Shortage>,

@@ -28,10 +28,10 @@ pub struct Workload {
     /// The number of tokens to generate per request.
     pub generate: u32,
     /// The number of requests of this size, which all start when the run begins.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
     /// Maximum number of prompt tokens in one batch.
-    #[serde(default = "largest_batch", skip_serializing_if = "is_largest_batch")]
+    #[serde(default = "number::<MAX_PASS_TOKENS>", skip_serializing_if = "is_number::<MAX_PASS_TOKENS>")]
     pub micro_batch: u32,
     /// Speculative decoding with a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,22 +56,15 @@ pub struct Speculation {
     pub processor: Option<Processor>,
 }
 
-pub(crate) fn one() -> u32 {
-    1
+/// Returns `N`, the default of a key.
+pub(crate) fn number<const N: u32>() -> u32 {
+    N
 }
 
+/// Whether a number is the default `N`, which is omitted in documents.
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-pub(crate) fn is_one(count: &u32) -> bool {
-    *count == 1
-}
-
-fn largest_batch() -> u32 {
-    MAX_PASS_TOKENS
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_largest_batch(tokens: &u32) -> bool {
-    *tokens == MAX_PASS_TOKENS
+pub(crate) fn is_number<const N: u32>(number: &u32) -> bool {
+    *number == N
 }
 
 impl Workload {

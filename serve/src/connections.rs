@@ -68,40 +68,36 @@ struct WriteTimeout<S> {
 impl<S: Unpin> WriteTimeout<S> {
     fn with_deadline<T>(
         &mut self,
-        context: &mut Context,
+        cx: &mut Context,
         write: impl FnOnce(Pin<&mut S>, &mut Context) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        let result = write(Pin::new(&mut self.stream), context);
+        let result = write(Pin::new(&mut self.stream), cx);
         if result.is_ready() {
             self.deadline = None;
             return result;
         }
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_DEADLINE)));
-        deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        deadline.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context,
-        buffer: &mut ReadBuf,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context, buffer: &mut ReadBuf) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.with_deadline(context, |stream, context| stream.poll_write(context, bytes))
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.with_deadline(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<io::Result<()>> {
-        self.with_deadline(context, AsyncWrite::poll_flush)
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context) -> Poll<io::Result<()>> {
+        self.with_deadline(cx, AsyncWrite::poll_flush)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<io::Result<()>> {
-        self.with_deadline(context, AsyncWrite::poll_shutdown)
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context) -> Poll<io::Result<()>> {
+        self.with_deadline(cx, AsyncWrite::poll_shutdown)
     }
 }
 

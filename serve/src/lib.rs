@@ -161,12 +161,9 @@ async fn retrieve_model(
     Ok(Json(state.model_object()))
 }
 
-async fn create_chat_completion(
-    State(state): State<Arc<AppState>>,
-    JsonBody(body): JsonBody<ChatRequest>,
-) -> Response {
+async fn create_chat_completion(State(state): State<Arc<AppState>>, body: JsonBody<ChatRequest>) -> Response {
     let id = state.next_request_id();
-    let parsed = body.and_then(|chat| {
+    let parsed = body.0.and_then(|chat| {
         let params = state.params(&chat.common, id)?;
         Ok((vec![state.chat_tokens(chat)?], params))
     });
@@ -175,10 +172,10 @@ async fn create_chat_completion(
 
 async fn create_completion(
     State(state): State<Arc<AppState>>,
-    JsonBody(body): JsonBody<CompletionRequest>,
+    body: JsonBody<CompletionRequest>,
 ) -> Response {
     let id = state.next_request_id();
-    let parsed = body.and_then(|completion| {
+    let parsed = body.0.and_then(|completion| {
         let params = state.params(&completion.common, id)?;
         let prompts = completion.prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));

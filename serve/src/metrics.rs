@@ -103,36 +103,29 @@ impl Default for Metrics {
         all.register_with_unit("time_to_first_token", help, Unit::Seconds, ttft.clone());
         Self {
             started: Instant::now(),
-            requests: register(all, "requests", "Requests answered"),
-            cancelled: register(all, "requests_cancelled", cancelled),
-            active: register(all, "requests_active", "Requests running or waiting"),
-            tokens: register(all, "tokens", token_kinds),
+            requests: metric(all, "requests", "Requests answered", None),
+            cancelled: metric(all, "requests_cancelled", cancelled, None),
+            active: metric(all, "requests_active", "Requests running or waiting", None),
+            tokens: metric(all, "tokens", token_kinds, None),
             ttft,
-            rings: register(all, "rings", "Rings that came up"),
-            ring_up: register(all, "ring_up", "Whether the ring takes requests"),
-            uptime: register_with_unit(all, "uptime", "Time since the server started", Unit::Seconds),
-            device_seconds: register_with_unit(all, "device", states, Unit::Seconds),
-            device_read_bytes: register_with_unit(all, "device_read", "Weights read from disk", Unit::Bytes),
+            rings: metric(all, "rings", "Rings that came up", None),
+            ring_up: metric(all, "ring_up", "Whether the ring takes requests", None),
+            uptime: metric(all, "uptime", "Time since the server started", Some(Unit::Seconds)),
+            device_seconds: metric(all, "device", states, Some(Unit::Seconds)),
+            device_read_bytes: metric(all, "device_read", "Weights read from disk", Some(Unit::Bytes)),
             devices: Mutex::default(),
             registry,
         }
     }
 }
 
-fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+/// Creates a metric and registers it.
+fn metric<M: Metric + Clone + Default>(all: &mut Registry, name: &str, help: &str, unit: Option<Unit>) -> M {
     let metric = M::default();
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-fn register_with_unit<M: Metric + Clone + Default>(
-    registry: &mut Registry,
-    name: &str,
-    help: &str,
-    unit: Unit,
-) -> M {
-    let metric = M::default();
-    registry.register_with_unit(name, help, unit, metric.clone());
+    match unit {
+        Some(unit) => all.register_with_unit(name, help, unit, metric.clone()),
+        None => all.register(name, help, metric.clone()),
+    }
     metric
 }
 

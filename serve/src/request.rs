@@ -16,8 +16,7 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_PROMPTS: usize = 64;
 
 /// The fields that chat and text completions share.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 pub struct CommonFields {
     pub model: Option<String>,
     max_tokens: Option<u32>,
@@ -68,7 +67,6 @@ pub struct ChatRequest {
 #[derive(Debug, Deserialize)]
 struct MessageField {
     role: String,
-    #[serde(default)]
     content: Option<Content>,
 }
 
@@ -83,7 +81,6 @@ enum Content {
 struct Part {
     #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
     text: Option<String>,
 }
 
@@ -287,9 +284,8 @@ mod tests {
     #[test]
     fn prompts_are_texts_or_tokens() {
         let prompts = |prompt: &Value| {
-            serde_json::from_value::<CompletionRequest>(json!({"prompt": prompt}))
-                .expect("a request")
-                .prompts()
+            let request = serde_json::from_value(json!({"prompt": prompt}));
+            CompletionRequest::prompts(request.expect("a request"))
         };
         assert_eq!(prompts(&json!("a")), Ok(vec![Prompt::Text("a".into())]));
         assert_eq!(prompts(&json!(["a", "b"])).map(|all| all.len()), Ok(2));

@@ -112,7 +112,7 @@ fn choice_object(index: usize, key: &str, content: &Value, finish: Option<Finish
 pub fn stream(header: ResponseHeader, generations: Vec<Generation>, include_usage: bool) -> Response {
     let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
     tokio::spawn(send_all(header, generations, include_usage, event_tx));
-    Sse::new(EventStream { event_rx }).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    Sse::new(EventStream(event_rx)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
 /// Sends the chunks of all generations. Stops, and cancels them, when the client disconnects or one of them fails.
@@ -169,14 +169,12 @@ async fn send_one(
 }
 
 /// A stream of the server-sent events from a channel.
-struct EventStream {
-    event_rx: mpsc::Receiver<String>,
-}
+struct EventStream(mpsc::Receiver<String>);
 
 impl Stream for EventStream {
     type Item = Result<Event, Infallible>;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<Option<Self::Item>> {
-        self.event_rx.poll_recv(context).map(|data| data.map(|data| Ok(Event::default().data(data))))
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx).map(|data| data.map(|data| Ok(Event::default().data(data))))
     }
 }

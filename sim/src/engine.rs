@@ -7,8 +7,6 @@
 //! The completion time of a shared resource changes whenever a job starts or ends, so its pending event must be
 //! replaced. The resource uses a [`Timer`]: setting a timer increments its generation, which makes its entry in the
 //! heap stale. Stale entries are dropped when they reach the top of the heap.
-//!
-//! The caller's loop is `while let Some(event) = engine.next_event()`.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -115,3 +115,39 @@ impl MobileGpu {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::model::shipped;
+
+    use super::WeightFormat::{Mixed, Q8};
+    use super::*;
+
+    const GPU: MobileGpu =
+        MobileGpu { arithmetic_rate: FlopsPerSecond(5e12), bandwidth: BytesPerSecond(60e9) };
+
+    #[test]
+    fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
+        let shape = shipped("llama-8b").expect("shipped").shape;
+        // A prompt of one token takes W / BW, as decoding without a cache does.
+        let one = GPU.prefill_speed(&shape, Q8, 1);
+        assert!((one / GPU.decode_speed(&shape, Q8, 0) - 1.0).abs() < 1e-9);
+        assert!(GPU.prefill_speed(&shape, Mixed, 1) > one * 1.5);
+        let long = |weights| GPU.prefill_speed(&shape, weights, 1024);
+        assert_eq!(long(Q8), long(Mixed));
+    }
+
+    #[test]
+    fn fit_inverts_predictions() {
+        let shape = shipped("llama-8b").expect("shipped").shape;
+        let measured = [Q8, Mixed].map(|weights| MeasuredSpeeds {
+            weights,
+            prefill: GPU.prefill_speed(&shape, weights, 1024),
+            decode: GPU.decode_speed(&shape, weights, 1152),
+        });
+        let found = MobileGpu::fit(&shape, &measured, 1024, 1152).expect("measurements");
+        assert!((found.arithmetic_rate.0 / GPU.arithmetic_rate.0 - 1.0).abs() < 1e-9, "{found:?}");
+        assert!((found.bandwidth.0 / GPU.bandwidth.0 - 1.0).abs() < 1e-9, "{found:?}");
+        assert_eq!(MobileGpu::fit(&shape, &[], 1024, 1152), None);
+    }
+}

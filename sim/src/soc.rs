@@ -11,7 +11,7 @@
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
-use hearth_core::soc::sync::KernelWait;
+use hearth_core::soc::sync::poll_time;
 use hearth_core::soc::{SocLatencyModel, SyncInterval};
 use hearth_profiles::device::{Device, Soc};
 use hearth_profiles::{Bytes, Seconds};
@@ -185,8 +185,8 @@ impl SocSimulation<'_> {
         if interval.event_count > 0 {
             let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
             self.run_cpu(events);
-            let wait = KernelWait::for_kernel(Seconds::from_nanos(waited), self.sleep);
-            let cost = Some(Cost { cpu: wait.poll_time.to_nanos(), copy: events, ..Cost::default() });
+            let polled = poll_time(Seconds::from_nanos(waited), self.sleep);
+            let cost = Some(Cost { cpu: polled.to_nanos(), copy: events, ..Cost::default() });
             let record = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
             self.push_detail(Record { end: self.engine.now(), cost, layers, ..record });
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::RingOrder;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use hearth_workflow::{Budget, Overrides, Progress};
 
 use super::choice;
@@ -98,19 +98,19 @@ const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
 
 impl PlanningArgs {
     pub fn overrides(&self) -> Overrides {
-        Overrides {
+        let planner = PlannerOptions {
             strategy: self.strategy.clone(),
             rounds: self.rounds,
             windows: self.windows.clone(),
             gpu_layers: self.gpu_layers.clone(),
             keep_all: self.keep_all,
-            best_head: self.best_head,
             order: self.order,
-            residency: self.residency,
-            stream_buffer: self.stream_buffer,
+            best_head: self.best_head,
+            slow_disk: None,
             weights_as: self.weights_as,
             air_time: self.air_time,
-        }
+        };
+        Overrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
     }
 
     /// Returns the search budget of `refine`.

@@ -124,10 +124,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     match &comparisons[..] {
         [only] if json => print_json(only)?,
         several if json => print_json(&several)?,
-        all => all.iter().try_for_each(|comparison| {
-            say!("{}", table(comparison));
-            Ok::<_, Failure>(())
-        })?,
+        all => say!("{}", all.iter().map(table).collect::<String>()),
     }
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
@@ -207,7 +204,6 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
     serde_json::from_str(&output).map_err(|error| format!("`{name}` printed no result: {error}"))
 }
 
-/// Reads a stream to its end in a new thread and sends the text.
 fn read_in_background(mut from: impl Read + Send + 'static) -> Receiver<String> {
     let (text_tx, text_rx) = mpsc::channel();
     std::thread::spawn(move || {

@@ -67,15 +67,12 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
     let (generated, error) = match run_over_transport(key, emulation, run)? {
         Ok(generated) => (Some(generated), None),
-        Err(FailedRequest { error, partial_result }) => {
-            (partial_result.map(|generated| *generated), Some(error))
-        }
+        Err(FailedRequest { error, partial_result }) => (partial_result.map(|result| *result), Some(error)),
     };
     // Keeps the error for later, so that the output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
     let written = written.map_or(Ok(()), |(output, path)| write_run(path, &output.trace, &output.plans));
-    let has_tokens =
-        |generated: &GenerationResult| generated.sequences.iter().any(|tokens| !tokens.is_empty());
+    let has_tokens = |generated: &GenerationResult| !generated.sequences.iter().all(Vec::is_empty);
     if error.is_some() && !json && generated.as_ref().is_some_and(has_tokens) {
         // The streamed tokens do not end with a newline.
         say!("\n");

@@ -7,9 +7,7 @@ use crate::diagnostics::Failure;
 
 #[cfg(not(feature = "gpu"))]
 pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
-    super::print_result(json, &Vec::<u8>::new(), |_| {
-        "this build computes on CPUs only: it was compiled without the feature `gpu`\n".to_owned()
-    })
+    super::print_result(json, &Vec::<u8>::new(), |_| format!("{}\n", crate::gpu::NO_GPU))
 }
 
 #[cfg(feature = "gpu")]
@@ -83,11 +81,8 @@ mod listing {
             Some(Err(error)) if args.tune => return Err(Failure::failed(error)),
             Some(Err(error)) => (None, Some(error.to_string())),
         };
-        let kernels = match &opened {
-            Some(gpu) if args.tune => Some(tune(gpu)?),
-            Some(gpu) => Some(selected_kernels(gpu)),
-            None => None,
-        };
+        let kernels = |gpu| if args.tune { tune(gpu) } else { Ok(selected_kernels(gpu)) };
+        let kernels = opened.as_ref().map(kernels).transpose()?;
         let mut list: Vec<Adapter> = found.into_iter().map(adapter).collect();
         if let Some(first) = list.first_mut() {
             first.kernels = kernels;
@@ -216,18 +211,9 @@ mod listing {
 
         #[test]
         fn adapter_that_cannot_be_opened_is_listed_with_the_reason() {
-            let capabilities = Capabilities {
-                packed_dot: true,
-                subgroups: Some((8, 32)),
-                shader_f16: false,
-                timestamps: false,
-                max_binding_bytes: 1 << 27,
-                max_buffer_bytes: 1 << 28,
-                workgroup_memory_bytes: 32 << 10,
-                max_workgroup_threads: 256,
-            };
             let named = |name: &str| {
                 let (api, driver) = ("vulkan".to_owned(), "a driver".to_owned());
+                let capabilities = Capabilities::default();
                 adapter(AdapterInfo { name: name.into(), kind: "discrete", api, driver, capabilities })
             };
             let broken = Adapter { cannot_open: Some("the driver is too old".into()), ..named("one") };

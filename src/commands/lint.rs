@@ -30,16 +30,9 @@ fn table(findings: &[Finding]) -> String {
         let Finding { severity, code, what, location, fix } = finding;
         let _ = writeln!(text, "{severity}[{code}]: {what}\n  where: {location}\n  hint:  {fix}");
     }
-    let counted = [
-        (Severity::Error, "error", "errors"),
-        (Severity::Warning, "warning", "warnings"),
-        (Severity::Note, "note", "notes"),
-    ]
-    .map(|(severity, one, more)| {
-        match findings.iter().filter(|finding| finding.severity == severity).count() {
-            1 => format!("1 {one}"),
-            count => format!("{count} {more}"),
-        }
+    let counted = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
+        let count = findings.iter().filter(|finding| finding.severity == severity).count();
+        format!("{count} {severity}{}", if count == 1 { "" } else { "s" })
     });
     let _ = writeln!(text, "{}", counted.join(", "));
     text

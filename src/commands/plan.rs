@@ -75,11 +75,7 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
     let mut text = format!(
         "ms per token; simulated: the mean after the first of {SCORE_TOKENS} generated tokens; * fastest\n"
     );
-    let _ = writeln!(
-        text,
-        "  {:<13} {:>13} {:>13} {:>6}  windows (GPU layers)",
-        "strategy", "expected", "simulated", "rounds"
-    );
+    text.push_str("  strategy           expected     simulated rounds  windows (GPU layers)\n");
     for row in rows {
         let mark = if row.is_best { '*' } else { ' ' };
         let Some(plan) = row.plan.as_ref().map(PlanSummary::of) else {

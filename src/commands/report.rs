@@ -23,10 +23,8 @@ fn published(name: &str) -> Result<PublishedResults, Failure> {
     let path = Path::new(name);
     if path.extension().is_none() && !path.exists() {
         let what = format!("no document of published numbers is called `{name}`");
-        return Err(Failure::invalid(what).hint(format!(
-            "use one of {}, or the path of a document",
-            SHIPPED_DOCUMENTS.map(|(name, _)| name).join(", ")
-        )));
+        let known = SHIPPED_DOCUMENTS.map(|(name, _)| name).join(", ");
+        return Err(Failure::invalid(what).hint(format!("use one of {known}, or the path of a document")));
     }
     Ok(read(path)?)
 }

@@ -73,8 +73,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         request_count: AtomicU64::new(0),
     });
     let shared = state.clone();
-    builder.options.on_run_event =
-        Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
+    builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
     let task = ServeTask { args, builder, state, request_rx, json };
     let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
     run_over_transport(key, emulation, task)?.map(|()| ExitCode::SUCCESS)
@@ -112,11 +111,13 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     Ok(Some(text))
 }
 
+type Requests = mpsc::UnboundedReceiver<Request>;
+
 struct ServeTask<'a> {
     args: &'a ServeArgs,
     builder: RingBuilder,
     state: Arc<AppState>,
-    request_rx: mpsc::UnboundedReceiver<Request>,
+    request_rx: Requests,
     json: bool,
 }
 
@@ -168,16 +169,13 @@ impl TransportTask for ServeTask<'_> {
         };
         let line = if json { serde_json::to_string(&ready).map_err(Failure::failed)? } else { ready.text() };
         say!("{line}\n");
-        let ended_by = tokio::select! {
-            () = serve(listener, router(state.clone())) => Failure::failed("the HTTP server stopped"),
-            failure = supervisor.run(&transport, ring, request_rx) => failure,
-            () = termination_signal() => {
-                supervisor.shut_down().await;
-                return Ok(());
-            }
+        let ended = tokio::select! {
+            () = serve(listener, router(state.clone())) => Err(Failure::failed("the HTTP server stopped")),
+            failure = supervisor.run(&transport, ring, request_rx) => Err(failure),
+            () = termination_signal() => Ok(()),
         };
         supervisor.shut_down().await;
-        Err(ended_by)
+        ended
     }
 }
 
@@ -190,12 +188,7 @@ struct RingSupervisor<'a> {
 
 impl RingSupervisor<'_> {
     /// Serves requests and replaces the ring if it fails. Returns only if it cannot continue.
-    async fn run<T: Transport>(
-        &self,
-        transport: &T,
-        mut ring: Ring<T>,
-        mut request_rx: mpsc::UnboundedReceiver<Request>,
-    ) -> Failure {
+    async fn run<T: Transport>(&self, transport: &T, mut ring: Ring<T>, mut request_rx: Requests) -> Failure {
         loop {
             let (back, ended) = ring.serve(self.serve_options(), request_rx).await;
             request_rx = back;
@@ -217,11 +210,7 @@ impl RingSupervisor<'_> {
     }
 
     /// Connects a new ring as soon as the devices are reachable. Requests fail until then.
-    async fn reconnect<T: Transport>(
-        &self,
-        transport: &T,
-        request_rx: &mut mpsc::UnboundedReceiver<Request>,
-    ) -> Ring<T> {
+    async fn reconnect<T: Transport>(&self, transport: &T, request_rx: &mut Requests) -> Ring<T> {
         loop {
             tokio::time::sleep(RETRY_INTERVAL).await;
             while let Ok(request) = request_rx.try_recv() {

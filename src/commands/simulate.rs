@@ -82,13 +82,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-fn show(
-    plan: &Plan,
-    output: &RunOutput,
-    ignored: &str,
-    events: &str,
-    is_cold_soc: bool,
-) -> Result<(), Failure> {
+fn show(plan: &Plan, output: &RunOutput, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
     say!("{}", plan::table(plan));
     if let Some(predicted) = plan.predicted {
         let tpot = predicted.tpot;
@@ -97,7 +91,7 @@ fn show(
     say!("\n{ignored}{}{events}\n", run::table(&output.metrics));
     match &output.soc {
         Some(numbers) => say!("{}", soc::lines(numbers)),
-        None if is_cold_soc => say!("{}\n", soc::COLD_START_NOTE),
+        None if is_cold => say!("{}\n", soc::COLD_START_NOTE),
         None => {}
     }
     if let Some(note) = disagreement(plan, &output.metrics) {

@@ -64,9 +64,7 @@ fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {
     for RankedVariant { what, saved_ms, evaluation, .. } in ranked {
         let saved = saved_ms.map_or("-".to_owned(), |saved| format!("{saved:+.1}"));
         let _ = match evaluation.tpot_ms {
-            Some(time) => {
-                writeln!(text, "  {saved:>10} {time:>11.1}  {what:<width$}  {}", plan(evaluation))
-            }
+            Some(time) => writeln!(text, "  {saved:>10} {time:>11.1}  {what:<width$}  {}", plan(evaluation)),
             None => writeln!(text, "  {saved:>10} {:>11}  {what:<width$}  {}", "-", evaluation.outcome),
         };
     }

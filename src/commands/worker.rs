@@ -120,8 +120,7 @@ fn announce(
             Failure::invalid("this machine has no host name to announce").hint("set a name with --name")
         );
     };
-    let result = Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() });
-    match result {
+    match Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() }) {
         Ok(announcement) => Ok(Some((name, announcement))),
         // This is an error only if the announcement was requested: heads that know the address do not need it.
         Err(error) if args.announce == Announce::Always || args.name.is_some() => {

@@ -8,14 +8,14 @@ use hearth_profiles::Bytes;
 /// Returns a table with a line for each device: bytes read per token (disk throttle, trace) and memory counters.
 pub fn table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
-        "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills",
+        "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills\n",
     );
     let bytes = |number: Option<u64>| number.map_or("-".into(), |number| Bytes(number).to_string());
     let rounded = |number: f64| bytes(Some(number.max(0.0) as u64));
     for device in devices {
-        let _ = write!(
+        let _ = writeln!(
             text,
-            "\n{:<12}{:>12}{:>14}{:>15}{:>16}{:>14}{:>12}",
+            "{:<12}{:>12}{:>14}{:>15}{:>16}{:>14}{:>12}",
             device.name,
             device.throttle_bytes_per_token.map_or("-".into(), rounded),
             rounded(device.trace_bytes_per_token),
@@ -25,7 +25,6 @@ pub fn table(devices: &[DeviceUsage]) -> String {
             device.oom_kills.map_or("-".into(), |kills| kills.to_string())
         );
     }
-    text.push('\n');
     text
 }
 

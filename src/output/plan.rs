@@ -66,9 +66,7 @@ impl PlanSummary {
             strategy: plan.planner.strategy.clone(),
             kind: plan.kind.parallelism(),
             rounds: plan.rounds,
-            predicted: PlannerPrediction {
-                tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()),
-            },
+            predicted: PlannerPrediction { tpot_ms: plan.predicted.map(|it| it.tpot.as_millis()) },
             devices: plan.devices.iter().enumerate().map(device).collect(),
             dropped: plan.dropped.clone(),
             explanation: plan.explanation.clone(),
@@ -88,11 +86,7 @@ pub fn table(plan: &Plan) -> String {
         if plan.rounds == 1 { "" } else { "s" },
         plan.planner.strategy
     );
-    let _ = writeln!(
-        text,
-        "  {:<14} {:<7} {:>6} {:>5}  {:<9} layers",
-        "device", "role", "window", "gpu", "residency"
-    );
+    text.push_str("  device         role    window   gpu  residency layers\n");
     for (index, device) in plan.devices.iter().enumerate() {
         let windows: Vec<String> =
             plan.windows(index).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();

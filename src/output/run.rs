@@ -49,7 +49,6 @@ fn number(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.1}"))
 }
 
-/// Adds a line for each sequence and a line for speculative decoding.
 fn sequences(text: &mut String, metrics: &Metrics) {
     for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
         let _ = writeln!(
@@ -137,11 +136,8 @@ fn shortages(metrics: &Metrics) -> String {
 }
 
 fn devices(metrics: &Metrics) -> String {
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",
-        "device", "busy ms", "disk wait ms", "hidden ms", "read MB/token", "resident MB", "pressure"
+    let mut text = String::from(
+        "  device            busy ms disk wait ms    hidden ms  read MB/token  resident MB  pressure\n",
     );
     for device in &metrics.devices {
         if device.trace_lost {

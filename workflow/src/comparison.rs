@@ -28,28 +28,21 @@ pub struct StrategyResult {
 pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: Budget) -> Vec<StrategyResult> {
     let has_windows = loaded.scenario.planner.windows.is_some();
     let strategies = STRATEGY_NAMES.into_iter().chain([REFINE]);
-    let mut results: Vec<StrategyResult> = strategies
-        .filter(|&strategy| strategy != "exhaustive" && (strategy != "manual" || has_windows))
-        .map(|strategy| result(strategy, loaded, cluster, budget))
-        .collect();
+    let compared = |name: &&str| *name != "exhaustive" && (*name != "manual" || has_windows);
+    let result = |strategy: &'static str| {
+        budget.progress.report(&format!("planning with `{strategy}`"), 0, 0);
+        let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
+        let plan = planning::make(loaded, cluster, &options, budget);
+        let scored =
+            plan.as_ref().map_err(Error::clone).and_then(|plan| score(plan, cluster, &loaded.scenario));
+        let refusal_reason = scored.as_ref().err().map(Error::what);
+        StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, refusal_reason }
+    };
+    let mut results: Vec<StrategyResult> = strategies.filter(compared).map(result).collect();
     let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);
     let best = results.iter().filter_map(time).min_by(f64::total_cmp);
     for result in &mut results {
         result.is_best = best.is_some() && time(result) == best;
     }
     results
-}
-
-fn result(
-    strategy: &'static str,
-    loaded: &LoadedScenario,
-    cluster: &Cluster,
-    budget: Budget,
-) -> StrategyResult {
-    budget.progress.report(&format!("planning with `{strategy}`"), 0, 0);
-    let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
-    let plan = planning::make(loaded, cluster, &options, budget);
-    let scored = plan.as_ref().map_err(Error::clone).and_then(|plan| score(plan, cluster, &loaded.scenario));
-    let refusal_reason = scored.as_ref().err().map(Error::what);
-    StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, refusal_reason }
 }

@@ -54,9 +54,8 @@ pub fn check_run_outputs<'p>(
     check_outputs([trace], inputs.iter().copied())?;
     let later: Vec<PathBuf> =
         (1..=MAX_LATER_PLANS).map(|number| canonical_path(&later_plan(trace, number))).collect();
-    let Some(input) = inputs.into_iter().find(|input| later.contains(&canonical_path(input))) else {
-        return Ok(());
-    };
+    let input = inputs.into_iter().find(|input| later.contains(&canonical_path(input)));
+    let Some(input) = input else { return Ok(()) };
     Err(Error::invalid("a plan made during the run would overwrite this file")
         .at(input.display())
         .hint("give the trace another name: this plan belongs to a run whose trace has the same name"))

@@ -49,11 +49,8 @@ impl Evaluation {
     /// Evaluates a cluster: makes a plan, unless one is given, and simulates it.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
         limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
-        let made = given.map_or_else(
-            || planning::make(loaded, &cluster, &loaded.scenario.planner, Budget::NONE),
-            |plan| Ok(plan.clone()),
-        );
-        let plan = match made {
+        let make = || planning::make(loaded, &cluster, &loaded.scenario.planner, Budget::NONE);
+        let plan = match given.cloned().map_or_else(make, Ok) {
             Ok(plan) => plan,
             Err(error) => return Self::default().ended(&format!("no plan: {}", error.what())),
         };

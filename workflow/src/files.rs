@@ -104,9 +104,8 @@ fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
         return Ok(None);
     }
     let target = canonical_path(path);
-    let nameless =
-        || Error::invalid("this path does not name a file").at(path.display()).hint("check the path");
-    let name = target.file_name().ok_or_else(nameless)?;
+    let error = || Error::invalid("this path does not name a file").at(path.display()).hint("check the path");
+    let name = target.file_name().ok_or_else(error)?;
     check_folder(path)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))

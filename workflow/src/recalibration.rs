@@ -1,9 +1,7 @@
 //! Corrects the profile of a device with the trace of a measured run.
 //!
-//! A profile is measured within seconds, but in a run of hours a device may be slower. The inputs are the trace of a
-//! run and the trace of its simulation with the profile. The measured CPU time of the device's passes of one token is
-//! compared with the simulated one. The ratio of the medians is applied to all rates on which such a pass depends,
-//! and the sources say so.
+//! A profile is measured within seconds, but in a run of hours a device may be slower. All rates on which a pass of
+//! one token depends are corrected by the ratio of its measured to its simulated CPU time, the ratio of the medians.
 //!
 //! Rates that only prefill uses (`matmul`) do not change, and neither do disk, memory and links, because waiting for
 //! them depends on other devices, too. The recalibrated profile must be validated with another run: for the same run,

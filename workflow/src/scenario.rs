@@ -156,9 +156,8 @@ impl LoadedScenario {
         let entries = &self.scenario.devices;
         let mut devices: Vec<Device> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
-            let is_equal =
-                |other: &DeviceEntry| other.profile == entry.profile && other.limits == entry.limits;
-            let mut device = match entries[..index].iter().position(is_equal) {
+            let equals = |other: &DeviceEntry| other.profile == entry.profile && other.limits == entry.limits;
+            let mut device = match entries[..index].iter().position(equals) {
                 Some(equal) => devices[equal].clone(),
                 None => find(index, entry)?,
             };

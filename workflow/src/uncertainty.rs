@@ -3,10 +3,8 @@
 //! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding
 //! for a published number, the error of the fit for an inferred one, and a large value for an assumed one. All
 //! quantities with a unit and a source are drawn together from log-normal distributions around their values, and the
-//! run is simulated with each draw. Eight of ten runs lie between the tenth and the ninetieth percentile. If the plan
-//! does not fit, the time of a draw is infinite. Then each parameter alone is decreased and increased by its
-//! uncertainty, and those that change the time most are reported. The size of the installed memory is known and not
-//! drawn. All draws use the same plan.
+//! same plan is simulated with each draw. If it does not fit, the time of the draw is infinite. Then each parameter
+//! alone is decreased and increased by its uncertainty, and those that change the time most are reported.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -47,12 +45,8 @@ struct Parameter {
     sigma: f64,
 }
 
-/// The devices and the links of a cluster as YAML values.
-struct ClusterDocuments {
-    names: Vec<String>,
-    /// The devices in the order of the cluster, then the links.
-    documents: Vec<Value>,
-}
+/// The devices in the order of the cluster, then the links, each with its name and as a YAML value.
+struct ClusterDocuments(Vec<(String, Value)>);
 
 /// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
 pub fn spread(
@@ -121,19 +115,21 @@ fn most_sensitive(
 
 impl ClusterDocuments {
     fn of(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
-        let mut names: Vec<String> = cluster.members.iter().map(|member| member.name.clone()).collect();
-        let devices = cluster.members.iter().map(|member| serde_yaml::to_value(&member.device));
-        let mut documents = devices.collect::<Result<Vec<_>, _>>().map_err(Error::failed)?;
-        names.push("links".to_owned());
-        documents.push(serde_yaml::to_value(&scenario.links).map_err(Error::failed)?);
-        Ok(Self { names, documents })
+        let mut documents = Vec::new();
+        for member in &cluster.members {
+            let device = serde_yaml::to_value(&member.device).map_err(Error::failed)?;
+            documents.push((member.name.clone(), device));
+        }
+        let links = serde_yaml::to_value(&scenario.links).map_err(Error::failed)?;
+        documents.push(("links".to_owned(), links));
+        Ok(Self(documents))
     }
 
     fn parameters(&self, plan: &Plan) -> Vec<Parameter> {
         let mut parameters = Vec::new();
-        let last = self.documents.len() - 1;
-        for (owner, document) in self.documents.iter().enumerate() {
-            if owner == last || plan.device_index(&self.names[owner]).is_some() {
+        let last = self.0.len() - 1;
+        for (owner, (name, document)) in self.0.iter().enumerate() {
+            if owner == last || plan.device_index(name).is_some() {
                 collect(document, owner, &mut Vec::new(), &mut parameters);
             }
         }
@@ -141,12 +137,12 @@ impl ClusterDocuments {
     }
 
     fn name(&self, parameter: &Parameter) -> String {
-        format!("{} {}", self.names[parameter.owner], parameter.keys.join("."))
+        format!("{} {}", self.0[parameter.owner].0, parameter.keys.join("."))
     }
 
     /// Returns the cluster with each parameter multiplied by its factor.
     fn scaled(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
-        let mut documents = self.documents.clone();
+        let mut documents: Vec<Value> = self.0.iter().map(|(_, document)| document.clone()).collect();
         for (parameter, &factor) in parameters.iter().zip(factors) {
             if factor.to_bits() != 1.0_f64.to_bits() {
                 multiply(&mut documents[parameter.owner], &parameter.keys, factor);

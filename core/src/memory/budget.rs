@@ -1,8 +1,7 @@
 //! The memory budget of a device with mapped weights: key-value cache, buffers, and the remaining memory for weights.
 //!
-//! The unreclaimable part also includes a GPU's copy of weights if the GPU shares main memory. The remaining memory
-//! caches pages of the mapped file: the weights of the CPU, and with Metal also those of the GPU, up to the size of
-//! Metal's working set. The equation is in [`crate::memory`].
+//! The equation is in [`crate::memory`]. The buffers include a GPU's copy of weights if the GPU shares main memory.
+//! Cached are the weights of the CPU, and with Metal also those of the GPU, up to the size of Metal's working set.
 
 use std::ops::Range;
 

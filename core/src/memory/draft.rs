@@ -65,15 +65,12 @@ pub fn check_plan(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     if requested > planned {
         return Err(DraftError::Sequences { requested, planned });
     }
+    let one_sided = |planned, requested| Err(DraftError::OneSided { planned, requested });
     let (planned, draft) = match (&plan.draft, &cluster.draft) {
         (None, None) => return Ok(()),
+        (Some(_), None) => return one_sided("a draft model", "no `speculation`"),
+        (None, Some(_)) => return one_sided("no draft model", "`speculation`"),
         (Some(planned), Some(draft)) => (planned, draft),
-        (planned, _) => {
-            let only_planned = ("a draft model", "no `speculation`");
-            let (planned, requested) =
-                if planned.is_some() { only_planned } else { ("no draft model", "`speculation`") };
-            return Err(DraftError::OneSided { planned, requested });
-        }
     };
     if planned.model.shape_digest != draft.shape_digest() || planned.model.layers != draft.shape.layers.0 {
         let (planned, given) = (planned.model.name.clone(), draft.name.clone());

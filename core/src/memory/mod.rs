@@ -9,9 +9,8 @@
 //! weight cache  = available - unreclaimable
 //! ```
 //!
-//! The unreclaimable part cannot be evicted. The key-value cache is allocated for the whole context of every sequence
-//! before the first token. Mapped weights may exceed the weight cache; the excess is read from disk for every token.
-//! If the unreclaimable part does not fit, the run fails before it begins.
+//! The key-value cache is allocated before the first token. Mapped weights may exceed the weight cache; the excess is
+//! read from disk for every token. If the unreclaimable part does not fit, the run fails before it begins.
 //!
 //! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the same equations in
 //! the symbols of the paper, for windows that are not part of a plan yet (`hearth_halda::latency`).
@@ -143,7 +142,6 @@ impl DeviceMemory {
     }
 }
 
-/// Returns the shortage of a memory that is too small.
 fn shortage(index: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
     let shortage = Shortage { device: index as u16, memory, needed: needed.0, available: available.0 };
     (needed > available).then_some(shortage)

@@ -1,13 +1,10 @@
 //! Pinned memory: the memory of a device that copies its weights into anonymous memory, whose pages are never
 //! dropped.
 //!
-//! Systems that do not map the model file work like this (prima.cpp paper, appendix A.8):
-//!
-//! - weights are stored in the format of the computation; if they are converted on the GPU, a copy in the format of
-//!   the CPU stays in main memory;
-//! - the head stores the embedding and the output matrix, and may have loaded the whole model to slice it;
-//! - a sliding window needs the memory of its largest sequence of blocks. The output matrix of the head passes through
-//!   the window too ([`streamed_blocks`]), and embedding rows are read on demand.
+//! This is how systems work that do not map the model file (prima.cpp paper, appendix A.8). Weights are stored in the
+//! format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main memory.
+//! The head stores the embedding and the output matrix, and may have loaded the whole model to slice it. With a
+//! sliding window embedding rows are read on demand.
 //!
 //! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU layers
 //! that do not fit in GPU memory are converted again for every token, from the copy in main memory. Without swap space
@@ -25,7 +22,7 @@ use crate::conversion::{converted_group, converted_model};
 use crate::tensor::SlicedModel;
 
 /// The memory that one device with copied weights needs for a plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PinnedMemory {
     /// Weights in main memory, including copies of GPU weights.
     pub weights: Bytes,
@@ -114,16 +111,13 @@ impl<'a> Account<'a> {
         let gpu_buffer = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.compute_buffer.value);
         let gpu_available = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let memory = PinnedMemory {
-            weights: Bytes::ZERO,
-            cpu_weights: Bytes::ZERO,
-            loaded_model: Bytes::ZERO,
-            kv_cache: Bytes::ZERO,
             buffers: device.cpu.compute_buffer.value + shared,
             gpu_used: gpu_buffer,
             uploads: vec![Bytes::ZERO; model.layers.len()],
             available: main.obtainable_bytes(),
             gpu_available,
             free_swap: swap.saturating_sub(swapped_out),
+            ..PinnedMemory::default()
         };
         Self { memory, model, device, gpu_free: gpu_available.saturating_sub(gpu_buffer) }
     }
@@ -157,10 +151,9 @@ impl<'a> Account<'a> {
             if plan.output == Processor::Gpu {
                 let on_gpu = converted_group(&self.model.output, residency.weight_format(true)).bytes();
                 let copy = residency.gpu_weights_as.map_or(Bytes::ZERO, |_| ends.output_bytes());
-                let (own, shared) =
-                    if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
+                let (own, main) = if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
                 self.memory.gpu_used += own;
-                self.memory.weights += shared;
+                self.memory.weights += main;
             } else {
                 self.memory.cpu_weights += ends.output_bytes();
             }
@@ -181,7 +174,7 @@ impl<'a> Account<'a> {
             }
         } else {
             self.memory.cpu_weights = sliced.layers_bytes();
-            self.memory.kv_cache = cache * model.shape.layers;
+            self.memory.kv_cache = cache * u64::from(model.shape.layers.0);
         }
         if index == 0 {
             self.memory.cpu_weights += sliced.attention.output_bytes();

@@ -103,9 +103,6 @@ mod tests {
         assert_eq!(impact.tpot_ms, phases(10.0, 20.0, 10.0));
         assert_eq!(impact.max_ms, phases(10.0, 20.0, 10.0));
         assert_eq!(impact.pressure, phases(0.1, 0.5, 0.1));
-        let mut text = Vec::new();
-        trace.write(&mut text).expect("memory");
-        assert_eq!(Trace::read(&mut text.as_slice()).expect("a trace"), trace);
         let endless = RunEvent { end: None, ..game };
         assert_eq!(event_impact(&trace, &endless).tpot_ms.after, None);
     }

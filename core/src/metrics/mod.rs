@@ -269,7 +269,6 @@ fn is_work(step: &Record) -> bool {
     matches!(step.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare)
 }
 
-/// Adds a step's time to the terms.
 fn charge(terms: &mut Terms, record: &Record) {
     let wall = millis(record.duration());
     if record.resource == Resource::Gpu {

@@ -32,14 +32,8 @@ pub fn run_event(kind: RunEventKind, device: &str, [start, end]: [u64; 2]) -> Ru
 /// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
 /// clock is 5 seconds ahead, so only the durations of its steps may matter.
 pub fn trace() -> Trace {
-    let device = |name: &str| TracedDevice {
-        name: name.into(),
-        profile_digest: None,
-        memory_total: 1000,
-        kernel: None,
-        unvalidated: None,
-        policy: None,
-    };
+    let device =
+        |name: &str| TracedDevice { name: name.into(), memory_total: 1000, ..TracedDevice::default() };
     let pass = |index, tokens| Pass::new(index, 0, tokens, true);
     let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
     Trace {
@@ -96,7 +90,7 @@ fn the_terms_sum_to_the_token_time() {
 
 #[test]
 fn trace_is_unchanged_by_writing_and_reading() {
-    let trace = trace();
+    let trace = Trace { run_events: vec![run_event(RunEventKind::Load, "head", [25, 60])], ..trace() };
     let mut text = Vec::new();
     trace.write(&mut text).unwrap();
     assert_eq!(Trace::read(&mut text.as_slice()).unwrap(), trace);

@@ -65,12 +65,8 @@ impl TokenTimes {
     }
 
     pub(super) fn from_records(trace: &Trace, by_pass: &ByPass<'_>) -> Self {
-        let accepted: BTreeMap<u32, u64> = trace
-            .readings
-            .iter()
-            .filter(|reading| reading.counter == Counter::Accepted)
-            .map(|reading| (reading.pass, reading.value))
-            .collect();
+        let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
+        let accepted: BTreeMap<u32, u64> = accepted.map(|reading| (reading.pass, reading.value)).collect();
         let mut times = Self::default();
         // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();

@@ -3,15 +3,13 @@
 //! A pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections, the simulator
 //! in simulated time.
 //!
-//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring. First
-//! every device prepares for an epoch and drops its work. When all have prepared, they receive the plan and connect.
-//! When all are ready, passes may begin. Each request and each new ring has an epoch, and responses of earlier epochs
-//! are ignored.
+//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring: first
+//! every device prepares for an epoch and drops its work, then all receive the plan and connect. Each request and each
+//! new ring has an epoch, and responses of earlier epochs are ignored.
 //!
-//! When a device is lost, the head plans for the remaining devices. If the connection between two available devices
-//! breaks, the same ring is built once more. If a connection breaks again before the next token is complete, the
-//! unreachable device is treated as lost. So the number of epochs between two tokens is at most the number of devices
-//! plus `FORGIVEN_CUTS`, and no sequence of failures makes the head retry forever.
+//! When a device is lost, the head plans for the remaining devices. If a connection between two available devices
+//! breaks, the same ring is built once more; if one breaks again before the next token, the unreachable device is
+//! treated as lost. So the number of epochs between two tokens is at most the number of devices plus `FORGIVEN_CUTS`.
 //!
 //! Not here: how a plan is found ([`Replanner`], `spread`), whether it fits the memory of the devices (the runner
 //! reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).

@@ -70,7 +70,6 @@ mod tests {
 
     use super::*;
     use crate::schedule::tests::plan;
-    use hearth_schema::plan::Role;
 
     fn lost(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|&name| name.into()).collect()
@@ -97,11 +96,7 @@ mod tests {
         ) {
             let ring: u32 = windows.iter().sum();
             prop_assume!(ring > 0);
-            let mut plan = plan(layers, &windows, false);
-            for (index, device) in plan.devices.iter_mut().enumerate().skip(1) {
-                device.role = if windows[index] == 0 { Role::Relay } else { Role::Worker };
-            }
-            plan.rounds = layers.div_ceil(ring);
+            let plan = plan(layers, &windows, false);
             prop_assume!(plan.validate().is_ok());
             let lost = |index: usize| index > 0 && mask >> index & 1 == 1;
             let names = (0..windows.len()).filter(|&index| lost(index));

@@ -56,19 +56,16 @@ fn replanned(missing: usize) -> Step {
     Step::Replanned { missing: Some(name(missing)) }
 }
 
-/// The state before a ring of `count` devices is built.
 fn new(count: usize) -> Recovery {
     Recovery::new(Arc::new(plan_for(&devices(count))))
 }
 
-/// Reports that all workers of a ring of `count` devices are prepared.
 fn prepare_all(head: &mut Recovery, count: usize, epoch: u32) {
     for index in 1..count {
         head.react(prepared(index, epoch));
     }
 }
 
-/// The state of a running ring of `count` devices.
 fn running(count: usize) -> Recovery {
     let mut head = new(count);
     assert_eq!(head.react(Event::Start).first(), Some(&Step::Prepare { epoch: 1 }));
@@ -185,7 +182,6 @@ fn unusable_plans_are_refused() {
     }
 }
 
-/// Returns the event with a plan for the available devices of a ring of `count`.
 fn plan_for_available(head: &Recovery, count: usize) -> Event {
     let available = devices(count).difference(&head.unavailable_devices()).cloned().collect();
     Event::Planned(Box::new(plan_for(&available)))

@@ -17,7 +17,7 @@ const NOISE_DIVISOR: u64 = 64;
 /// source: assumed
 const MAX_WAIT: u32 = 64;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptBudget {
     max: u64,
     pub bytes: u64,
@@ -34,7 +34,7 @@ pub struct KeptBudget {
 impl KeptBudget {
     /// Creates a budget of at most `max` bytes, which starts at this maximum.
     pub fn new(max: u64) -> Self {
-        Self { max, bytes: max, wait: 1, lasted: 0, grown: false, settling: false }
+        Self { max, bytes: max, wait: 1, ..Self::default() }
     }
 
     /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
@@ -82,6 +82,7 @@ mod tests {
     fn budget_shrinks_at_once_and_grows_back() {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.update_after_token(0, Some(2000)));
+        assert!(!budget.update_after_token(10, Some(5000)), "single evicted pages are ignored");
         assert!(budget.update_after_token(600, Some(400)));
         assert!(!budget.update_after_token(400, Some(400)), "the rest was evicted by the same scan");
         assert_eq!(budget.bytes, 400);
@@ -125,12 +126,6 @@ mod tests {
             budget.update_after_token(0, None);
         }
         assert_eq!(budget.bytes, 1000);
-    }
-
-    #[test]
-    fn single_evicted_pages_are_ignored() {
-        let mut budget = KeptBudget::new(1000);
-        assert!(!budget.update_after_token(10, Some(5000)));
     }
 
     proptest! {

@@ -2,14 +2,9 @@
 //!
 //! The share of a device (its weights for a token) is divided into pieces. Some are kept in memory. The others stream
 //! through a buffer of bounded size: they are read before their use and evicted after it. One helper thread processes
-//! the requested parts in order. For each piece it
-//!
-//! 1. starts a read without waiting for it, if the piece is not in memory ([`Step::Read`]). A piece that is not kept
-//!    needs free space in the buffer. Reads of up to [`READ_DEPTH`] are in flight at the same time to keep the disk
-//!    busy;
-//! 2. evicts used pieces if it cannot start a read ([`Step::Evict`]);
-//! 3. waits for the oldest read if there is nothing to evict ([`Step::Await`]);
-//! 4. confirms that the piece is in memory ([`Step::Confirm`]), in the order of use. Then the computation can use it.
+//! the requested parts in order. It starts reads without waiting for them, up to [`READ_DEPTH`] at the same time. If
+//! it cannot start a read, it evicts used pieces, and if there are none, it waits for the oldest read. The computation
+//! can use a piece once the helper has confirmed that it is in memory.
 //!
 //! Kept pieces are ordinary page cache, so the system can evict them. After each pass the kept set is adapted to the
 //! available memory ([`KeptBudget`]).
@@ -137,7 +132,7 @@ struct Piece {
 }
 
 /// The state of managed residency on one device.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ManagedResidency {
     options: ResidencyOptions,
     processors: u32,
@@ -178,15 +173,7 @@ impl ManagedResidency {
             order: visits.concat(),
             pieces: bytes.iter().map(piece).collect(),
             capacity: options.stream_buffer_bytes().0,
-            buffered: 0,
-            parts: VecDeque::new(),
-            computing: false,
-            in_flight: VecDeque::new(),
-            evictable: VecDeque::new(),
-            pass: None,
-            lost: 0,
-            measured: false,
-            measure_due: false,
+            ..Self::default()
         }
     }
 

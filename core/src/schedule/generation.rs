@@ -9,13 +9,10 @@
 //! sampled.
 //!
 //! With a draft model a pass contains the last token and the drafted tokens after it. The large model accepts the
-//! drafts before the first draft that it would not have sampled, and adds one token of its own. Rejected drafts are
-//! rolled back, and the next pass begins after the last accepted token. With acceptance `a` and `n` drafts, a pass
-//! generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1). No more tokens are drafted
-//! than the sequence can still generate.
+//! drafts before the first draft that it would not have sampled, and adds one token of its own. With acceptance `a`
+//! and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1).
 //!
-//! In a server each sequence is a slot whose cache is kept between requests. A request reuses the cached prefix that
-//! it has in common with the previous request of the slot.
+//! In a server each sequence is a slot whose cache is kept between requests.
 //!
 //! Not here: which drafts are accepted, which the executor computes and the simulator draws at random, and the steps
 //! of a pass on a device ([`super::Schedule`]).

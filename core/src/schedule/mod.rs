@@ -5,14 +5,11 @@
 //!
 //! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
 //! computes its window, sends the activations to the next device, releases the window if the plan says so, and then
-//! prefetches its next window (Fig. 4). A device with managed residency starts to prefetch before it computes: the
-//! size of its buffer limits the prefetch, and evictions free space in it. A partial last round skips devices without
-//! layers, but not relays. The head embeds before the first round and computes the output after the last.
+//! prefetches its next window (Fig. 4). A device with managed residency prefetches before it computes, because the
+//! size of its buffer limits the prefetch. A partial last round skips devices without layers, but not relays.
 //!
-//! Several passes of one or more sequences may be in flight; they keep their order on every device. With a draft
-//! model the head drafts before it embeds a pass with drafts. It runs the draft model on a batch of the prompt after
-//! it has sent that batch. If a pass begins at a position that a device has already cached, the drafts from that
-//! position on were rejected, and the device rolls them back first.
+//! Several passes may be in flight; they keep their order on every device. With a draft model the head drafts before
+//! it embeds a pass with drafts, and runs the draft model on a batch of the prompt after it has sent that batch.
 //!
 //! Not here: which pass enters the ring next ([`Generation`]), and how a step is executed.
 

@@ -59,9 +59,8 @@ impl DecodeLatency<'_> {
     /// NPU alone has the same bandwidth as the GPU alone (HeteroLLM paper, section 3.3).
     pub fn npu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         let weight = self.gpu.read_time(self.gpu.bytes_per_weight) * self.npu_tiles();
-        self.layer(shape, |matmul| {
-            SyncInterval::with_events(vec![], vec![weight * matmul.weight_count()], self.sync)
-        })
+        let graph = |matmul: Matmul| vec![weight * matmul.weight_count()];
+        self.layer(shape, |matmul| SyncInterval::with_events(vec![], graph(matmul), self.sync))
     }
 
     /// Returns the seconds for a matmul that is split between GPU and NPU, without sync events.

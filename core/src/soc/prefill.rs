@@ -51,9 +51,7 @@ pub fn layer_intervals(
         Strategy::GpuOnly | Strategy::Best => return gpu_intervals(&solver.gpu, shape, chunk),
         Strategy::HeteroTensor => each(&|matmul| solver.solve(matmul, tokens).interval),
         Strategy::NpuOnly => each(&|matmul| npu_interval(solver, &[matmul], &padded)),
-        Strategy::HeteroLayer => {
-            groups.clone().map(|group| vec![faster_interval(solver, &group, tokens, &padded)])
-        }
+        Strategy::HeteroLayer => groups.clone().map(|it| vec![faster_interval(solver, &it, tokens, &padded)]),
         Strategy::Padding => whole(&padded),
         Strategy::Pipe => whole(&fastest_cover(solver, shape, tokens)),
         Strategy::OnlinePrepare => whole(&[tokens]),
@@ -83,7 +81,7 @@ fn npu_interval(solver: &Solver, group: &[Matmul], graphs: &[u64]) -> SyncInterv
 fn faster_interval(solver: &Solver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
     let npu = npu_interval(solver, group, graphs);
     let gpu = gpu_interval(&solver.gpu, group, tokens);
-    if gpu.gpu_time() <= npu.npu_time() + solver.sync.planned_pair_cost() { gpu } else { npu }
+    if gpu.gpu_time() <= npu.npu_time() + solver.sync.planned_pair_cost { gpu } else { npu }
 }
 
 /// Joins the matmuls and the other kernels of a layer in the order of execution.

@@ -29,28 +29,10 @@ const ROW_STEP: u64 = 256;
 /// source: HeteroLLM paper, section 4.3
 const TOKEN_STEP: u64 = 32;
 
-/// The kind of split of a matmul.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SplitKind {
-    /// The whole matmul on the GPU.
-    Gpu,
-    /// The whole matmul on the NPU.
-    Npu,
-    /// Split by rows of the weights.
-    Row,
-    /// Split by tokens, with one graph.
-    Sequence,
-    /// Split by tokens, with several graphs.
-    MultiSequence,
-    /// Split by tokens and rows, or by rows with padded tokens.
-    Hybrid,
-}
-
 /// The partition of a matmul between GPU and NPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partition {
-    pub split_kind: SplitKind,
-    /// Sizes in tokens of the NPU graphs, which run one after another.
+    /// Sizes in tokens of the NPU graphs, which run one after another; empty if the GPU computes the whole matmul.
     pub graph_sizes: Vec<u64>,
     /// Tokens for which the GPU computes all rows.
     pub margin_tokens: u64,
@@ -98,7 +80,7 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = self.sync.planned_pair_cost();
+        let pair = self.sync.planned_pair_cost;
         for rows in gpu_row_counts(matmul.outputs) {
             let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
             let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
@@ -114,7 +96,7 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions that use graphs of standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let (pair, sizes) = (self.sync.planned_pair_cost(), &self.sizes.sizes);
+        let (pair, sizes) = (self.sync.planned_pair_cost, &self.sizes.sizes);
         let sets: Vec<&[u64]> =
             self.sizes.covering_sets(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
@@ -144,21 +126,12 @@ impl Solver<'_> {
         ];
         let gpu_times: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
         let npu_times: Vec<f64> = graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
-        let pads = graphs.iter().sum::<u64>() > tokens - margin;
-        let split_kind = match (margin > 0, rows > 0) {
-            _ if graphs.is_empty() => SplitKind::Gpu,
-            (false, false) => SplitKind::Npu,
-            (true, true) => SplitKind::Hybrid,
-            (false, true) if pads => SplitKind::Hybrid,
-            (false, true) => SplitKind::Row,
-            (true, false) if graphs.len() > 1 => SplitKind::MultiSequence,
-            (true, false) => SplitKind::Sequence,
+        let interval = if graphs.is_empty() {
+            SyncInterval::without_events(gpu_times)
+        } else {
+            SyncInterval::with_events(gpu_times, npu_times, self.sync)
         };
-        let interval = match split_kind {
-            SplitKind::Gpu => SyncInterval::without_events(gpu_times),
-            _ => SyncInterval::with_events(gpu_times, npu_times, self.sync),
-        };
-        Partition { split_kind, graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
+        Partition { graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }
 }
 

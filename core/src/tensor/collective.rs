@@ -54,16 +54,9 @@ impl Collective {
         }
     }
 
-    /// Returns the total number of messages that a device receives.
+    /// Returns the total number of messages that a device receives. In every pattern it sends as many.
     pub fn awaited_messages(self, index: usize) -> usize {
-        let others = self.devices - 1;
-        match self.pattern {
-            _ if others == 0 => 0,
-            AllReduce::Star if index > 0 => 1,
-            AllReduce::AllGather | AllReduce::Star => others,
-            AllReduce::Ring => 2 * others,
-            AllReduce::OverTheAir => 0,
-        }
+        self.due_messages(index, usize::MAX / 2)
     }
 
     /// Returns the size of one message for a partial result of `partial` bytes.
@@ -77,8 +70,8 @@ impl Collective {
     /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
     /// token.
     pub fn receivers(self, index: usize) -> Vec<usize> {
-        let all = self.due_messages(index, usize::MAX / 2);
-        let mut receivers: BTreeSet<usize> = (0..all).map(|number| self.receiver(index, number)).collect();
+        let sent = 0..self.awaited_messages(index);
+        let mut receivers: BTreeSet<usize> = sent.map(|number| self.receiver(index, number)).collect();
         if index == 0 {
             receivers.extend(1..self.devices);
         }

@@ -1,17 +1,14 @@
 //! Slicing: the part of each layer's weights that a device stores in a tensor-parallel plan.
 //!
-//! A layer has attention matrices (queries, keys, values, output) and feed-forward matrices (gate, up, down). A
-//! device stores a share of the attention matrices equal to its share of the key-value heads, and a share of the
-//! feed-forward matrices equal to its share of the rows. Bytes are divided by cumulative shares, so the bytes of all
-//! devices sum exactly to those of the layer. Norms are small, and every device stores them.
+//! A device stores a share of the attention matrices equal to its share of the key-value heads, a share of the
+//! feed-forward matrices equal to its share of the rows, and all norms, which are small. Bytes are divided by
+//! cumulative shares, so the bytes of all devices sum exactly to those of the layer.
 //!
 //! A model profile only has the bytes of a layer by format. The bytes of a format are divided between attention and
 //! feed-forward block in proportion to their numbers of weights. This is exact if all matrices have the same format,
 //! as in systems that convert weights.
 //!
-//! [`SlicedModel`] is the part of the model on one device. [`crate::compute_cost`] computes its time.
-//!
-//! Not here: the memory of a slice ([`crate::memory`]).
+//! Not here: the memory of a slice ([`crate::memory`]), and its time ([`crate::compute_cost`]).
 
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
@@ -65,9 +62,8 @@ impl SlicedModel {
             attention.push(sliced(&first, heads));
             feed_forward.push(sliced(&second, rows));
         }
-        let share = |count: u32| (u64::from(count) * heads.own / heads.whole) as u32;
-        let shape =
-            ModelShape { heads: share(shape.heads), kv_heads: share(shape.kv_heads), ..shape.clone() };
+        let part = |count: u32| (u64::from(count) * heads.own / heads.whole) as u32;
+        let shape = ModelShape { heads: part(shape.heads), kv_heads: part(shape.kv_heads), ..shape.clone() };
         let attention = ModelProfile {
             shape,
             layers: attention,

@@ -14,7 +14,14 @@ const PATTERNS: [AllReduce; 4] =
 
 /// The text of a plan for Llama 3 8B with these slices of key-value heads and feed-forward rows.
 fn text(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
-    let mut text = format!(
+    let slice = |(index, (heads, rows)): (usize, &(u32, u32))| {
+        format!("    - {{device: d{index}, kv_heads: {heads}, feed_forward: {rows}}}\n")
+    };
+    let device = |index: usize| {
+        let role = if index == 0 { "head" } else { "worker" };
+        format!("- {{name: d{index}, role: {role}, window: 32, gpu_layers: 0, residency: {{{residency}}}}}\n")
+    };
+    format!(
         "schema: plan/1
 scenario: {{name: t, digest: 'sha256:0'}}
 model: {{name: llama-8b, shape_digest: 'shape:0', layers: 32}}
@@ -23,21 +30,14 @@ kind:
   tensor:
     {kind}
     slices:
-"
-    );
-    for (index, (heads, rows)) in slices.iter().enumerate() {
-        let slice = format!("    - {{device: d{index}, kv_heads: {heads}, feed_forward: {rows}}}\n");
-        text.push_str(&slice);
-    }
-    text += "rounds: 1\ncontext: 64\nkv_cache: f16\ndevices:\n";
-    for index in 0..slices.len() {
-        let role = if index == 0 { "head" } else { "worker" };
-        let device = format!(
-            "- {{name: d{index}, role: {role}, window: 32, gpu_layers: 0, residency: {{{residency}}}}}\n"
-        );
-        text.push_str(&device);
-    }
-    text
+{}rounds: 1
+context: 64
+kv_cache: f16
+devices:
+{}",
+        slices.iter().enumerate().map(slice).collect::<String>(),
+        (0..slices.len()).map(device).collect::<String>()
+    )
 }
 
 const KIND: &str = "all_reduce: star
@@ -109,9 +109,8 @@ fn slices_that_do_not_cover_the_model_are_refused() {
 
 #[test]
 fn node_sends_the_bytes_of_dllama() {
-    let plan =
-        Plan::from_yaml(&text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED));
-    let plan = plan.expect("a plan");
+    let text = text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED);
+    let plan = Plan::from_yaml(&text).expect("a plan");
     let tensor = plan.kind.tensor().expect("slices");
     let bytes_per_token = |devices: usize| {
         let all_reduce = Collective { pattern: tensor.all_reduce, devices };

@@ -19,6 +19,8 @@ const WIFI: &str = "  wifi:
 ";
 
 fn text(wifi: &str) -> String {
+    let names = ["mac", "laptop", "phone", "tablet", "desktop", "server"];
+    let devices = names.map(|name| format!("{{name: {name}, profile: d1}}")).join(", ");
     format!(
         "schema: scenario/1
 name: t
@@ -26,16 +28,13 @@ seed: 1
 model: {{profile: llama-8b}}
 context: 64
 workload: {{prompt: 8, generate: 4}}
-devices: [{}]
+devices: [{devices}]
 links:
   default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
   between:
     - {{devices: [mac, laptop], link: {{latency: {{value: 0.1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
     - {{devices: [phone, desktop], unreachable: forward}}
-{wifi}",
-        ["mac", "laptop", "phone", "tablet", "desktop", "server"]
-            .map(|name| format!("{{name: {name}, profile: d1}}"))
-            .join(", ")
+{wifi}"
     )
 }
 

@@ -108,16 +108,8 @@ impl GpuBackend {
         let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
         let on_cpu = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
         let cpu_layers = CpuLayers::new(options.weights.clone(), on_cpu, options.cache, options.cpu.clone());
-        GpuBackend {
-            options,
-            on_gpu,
-            gpu: None,
-            cpu_layers,
-            fallback: None,
-            saved_rows: SavedRows::new(),
-            _reservation: None,
-            warnings,
-        }
+        let (gpu, fallback, saved_rows) = (None, None, SavedRows::new());
+        GpuBackend { options, on_gpu, gpu, cpu_layers, fallback, saved_rows, _reservation: None, warnings }
     }
 
     /// Compiles all kernels that a pass needs, so that the first token does not wait for the compiler and errors of
@@ -140,30 +132,23 @@ impl GpuBackend {
         hidden: &mut [f32],
         first: u32,
     ) -> ComputeCost {
-        if let Some(fallback) = &mut self.fallback {
-            return fallback.forward(sequence, layers, hidden, first);
-        }
-        let before = first as usize * self.options.weights.shape().embedding as usize;
-        let mut saved_rows = self.saved_rows.get_mut(&(sequence, layers.start));
-        if let Some(saved_rows) = &mut saved_rows {
-            saved_rows.truncate(before);
-        }
         if let Some(gpu) = &mut self.gpu {
             // If the pass fails, the CPU needs the rows as they were before it.
             let uploaded = hidden.to_vec();
-            let (result, cost) = measured(|| gpu.forward(sequence, layers.clone(), hidden, first));
-            match result {
-                Ok(()) => {
-                    if let Some(saved_rows) = saved_rows {
-                        saved_rows.extend_from_slice(&uploaded);
-                    }
-                    return cost;
-                }
-                Err(error) => {
-                    hidden.copy_from_slice(&uploaded);
-                    self.fall_back(&error);
-                }
+            let before = first as usize * self.options.weights.shape().embedding as usize;
+            let mut saved_rows = self.saved_rows.get_mut(&(sequence, layers.start));
+            if let Some(saved_rows) = &mut saved_rows {
+                saved_rows.truncate(before);
             }
+            let (result, cost) = measured(|| gpu.forward(sequence, layers.clone(), hidden, first));
+            let Err(error) = result else {
+                if let Some(saved_rows) = saved_rows {
+                    saved_rows.extend_from_slice(&uploaded);
+                }
+                return cost;
+            };
+            hidden.copy_from_slice(&uploaded);
+            self.fall_back(&error);
         }
         match &mut self.fallback {
             Some(fallback) => fallback.forward(sequence, layers, hidden, first),

@@ -77,9 +77,8 @@ pub(crate) fn converted_rows<'a>(
 /// Quantises a row: appends its quants to `out`, in texel order, and returns its scale. The scale is NaN if a weight
 /// is not finite.
 pub fn quantise_row(packed: PackedFormat, row: &[f32], out: &mut Vec<u8>) -> f32 {
-    let larger =
-        |max: f32, weight: &f32| if weight.abs() > max || weight.is_nan() { weight.abs() } else { max };
-    let largest = row.iter().fold(0.0, larger);
+    let larger = |max: f32, size: f32| if size > max || size.is_nan() { size } else { max };
+    let largest = row.iter().map(|weight| weight.abs()).fold(0.0, larger);
     let max = if packed == PackedFormat::Row4 { 7.0 } else { 127.0 };
     // Below this limit the inverse is not finite.
     let inverse = if largest > max / f32::MAX { max / largest } else { 0.0 };
@@ -131,14 +130,9 @@ mod tests {
     #[test]
     fn mixed_has_eight_bits_in_attention_and_four_elsewhere() {
         use graph::LayerMatrix::{Down, Gate, Query, Value};
-        assert_eq!(
-            [Query, Value].map(|matrix| Conversion::Mixed.layer_format(matrix)),
-            [Some(PackedFormat::Row8); 2]
-        );
-        assert_eq!(
-            [Gate, Down].map(|matrix| Conversion::Mixed.layer_format(matrix)),
-            [Some(PackedFormat::Row4); 2]
-        );
+        let mixed = |matrix| Conversion::Mixed.layer_format(matrix);
+        assert_eq!([Query, Value].map(mixed), [Some(PackedFormat::Row8); 2]);
+        assert_eq!([Gate, Down].map(mixed), [Some(PackedFormat::Row4); 2]);
         assert_eq!(Conversion::Mixed.output_format(), Some(PackedFormat::Row4));
         assert_eq!(Conversion::Q8.layer_format(Down), Some(PackedFormat::Row8));
         assert_eq!((Conversion::None.layer_format(Down), Conversion::None.output_format()), (None, None));

@@ -95,11 +95,9 @@ enum Grid {
 
 impl Grid {
     fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
-        match self {
+        match *self {
             Grid::Norm => [tokens, 1, 1],
-            Grid::Quantise { length, granularity } => {
-                quantise::workgroup_count(*length, *granularity, tokens)
-            }
+            Grid::Quantise { length, granularity } => quantise::workgroup_count(length, granularity, tokens),
             Grid::Matmul(kernel) => kernel.workgroup_count(tokens),
             Grid::Rotate(kernel) => kernel.workgroup_count(tokens),
             Grid::Attention(kernel) => kernel.workgroup_count(tokens),
@@ -151,7 +149,10 @@ impl GpuLayers {
     pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         if !self.ranges.contains_key(&key) {
-            let launches = self.assemble(&layers)?;
+            let mut launches = vec![(1, self.steps(&layers, Phase::Decode, self.tiling)?)];
+            for tiling in self.tiling.for_batch_sizes() {
+                launches.push((tiling.tokens_per_tile(), self.steps(&layers, Phase::Prefill, tiling)?));
+            }
             self.ranges.insert(key, launches);
         }
         Ok(())
@@ -214,14 +215,6 @@ impl GpuLayers {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
-    }
-
-    fn assemble(&mut self, layers: &Range<u32>) -> Result<Launches, GpuError> {
-        let mut launches = vec![(1, self.steps(layers, Phase::Decode, self.tiling)?)];
-        for tiling in self.tiling.for_batch_sizes() {
-            launches.push((tiling.tokens_per_tile(), self.steps(layers, Phase::Prefill, tiling)?));
-        }
-        Ok(launches)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::packing::{self, PackedFormat};
-use crate::kernels::quantise;
+use crate::kernels::quantise::{self, Granularity};
 
 /// Maximum number of raw bytes in one transfer.
 /// source: assumed, a few transfers per matrix, and little memory in addition to the weights
@@ -75,9 +75,8 @@ impl GpuMatrix {
         let max_groups = max_groups.min(u64::from(u32::MAX / group_rows));
         let max_rows = max_groups as u32 * group_rows;
         if max_rows == 0 {
-            return Err(GpuError::OutOfMemory {
-                what: format!("{group_rows} rows of {row_bytes} bytes each in one buffer"),
-            });
+            let what = format!("{group_rows} rows of {row_bytes} bytes each in one buffer");
+            return Err(GpuError::OutOfMemory { what });
         }
         let mut uploaded = GpuMatrix { packed_format: packed, length, rows, parts: Vec::new(), tiling };
         let mut first_row = 0;
@@ -148,28 +147,27 @@ impl GpuMatrix {
     }
 
     /// Returns the launches of a matmul with `input` [tokens, length], including the quantisation of the input, and
-    /// their output tensor [tokens, rows]. With `integers`, the output is the integer sums of each block, [tokens,
-    /// blocks, rows].
+    /// their output tensor [tokens, rows]. With `writes_integers`, the output is the integer sums of each block,
+    /// [tokens, blocks, rows].
     pub fn matmul_launches(
         &self,
         gpu: &Gpu,
         input: &[f32],
         phase: Phase,
-        integers: bool,
+        writes_integers: bool,
     ) -> Result<(Vec<Launch>, Tensor), GpuError> {
         let (length, elements) = (self.length, input.len() as u64);
         let tokens = input.len() as u32 / length;
         let (params, x) = (gpu.params()?, gpu.upload("inputs", input)?);
         gpu.write(&params, &[Params::pass(tokens, 0)])?;
         let granularity = self.packed_format.input_granularity();
-        let blocks = granularity
-            .filter(|_| integers)
-            .map_or(1, |granularity| length / granularity.block_length(length));
+        let block_length = |granularity: Granularity| granularity.block_length(length);
+        let blocks = granularity.filter(|_| writes_integers).map_or(1, |of| length / block_length(of));
         let out = gpu.zeros("results", u64::from(self.rows) * u64::from(tokens) * u64::from(blocks) * 4)?;
         let mut launches = Vec::new();
         let mut inputs = vec![x];
         if let Some(granularity) = granularity.filter(|_| phase == Phase::Prefill) {
-            let blocks = elements / u64::from(granularity.block_length(length));
+            let blocks = elements / u64::from(block_length(granularity));
             let (quants, scales) = (gpu.zeros("quants", elements)?, gpu.zeros("scales", blocks * 4)?);
             let sums = gpu.zeros("sums", elements / 16 * 4)?;
             let text = quantise::kernel(length, granularity);
@@ -178,8 +176,7 @@ impl GpuMatrix {
             launches.push(gpu.launch("quantise", &text, &tensors, workgroups)?);
             inputs = vec![quants, scales, sums];
         }
-        let kernel =
-            MatmulKernel { phase, writes_integers: integers, ..self.matmul_kernel(gpu, 0, self.rows) };
+        let kernel = MatmulKernel { phase, writes_integers, ..self.matmul_kernel(gpu, 0, self.rows) };
         let others: Vec<&Tensor> = inputs.iter().chain([&out]).collect();
         let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
@@ -199,11 +196,8 @@ impl GpuMatrix {
     ) -> Result<Vec<(MatmulKernel, Launch)>, GpuError> {
         let launch = |part: &MatrixPart| {
             let kernel = MatmulKernel { first_row: part.first_row, rows: part.rows, ..kernel };
-            let tensors: Vec<&Tensor> = [params, &part.texels]
-                .into_iter()
-                .chain(&part.scales)
-                .chain(others.iter().copied())
-                .collect();
+            let own = [params, &part.texels].into_iter().chain(&part.scales);
+            let tensors: Vec<&Tensor> = own.chain(others.iter().copied()).collect();
             let launch = gpu.launch(name, &kernel.kernel()?, &tensors, kernel.workgroup_count(tokens))?;
             Ok((kernel, launch))
         };

@@ -128,15 +128,10 @@ pub fn arbitrary_weights(format: Format, side: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
 }
 
-/// Uploads equal matrices of pseudo-random weights, with at least `total` bytes together.
-fn random_matrices(
-    gpu: &Gpu,
-    format: Format,
-    tiling: Tiling,
-    total: u64,
-) -> Result<Vec<GpuMatrix>, GpuError> {
+/// Uploads equal matrices of pseudo-random weights, with at least `size` bytes together.
+fn random_matrices(gpu: &Gpu, format: Format, tiling: Tiling, size: u64) -> Result<Vec<GpuMatrix>, GpuError> {
     let bytes = arbitrary_weights(format, MATRIX_SIDE);
-    let count = total.div_ceil(bytes.len().max(1) as u64).max(1);
+    let count = size.div_ceil(bytes.len().max(1) as u64).max(1);
     let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }

@@ -115,10 +115,8 @@ const BYTES_PER_THREAD: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 /// of 256 inputs together, so the number of threads must be a multiple of eight.
 fn fits(tiling: &Tiling, device: Capabilities) -> bool {
     let (decode, prefill) = (tiling.slices * tiling.splits, tiling.slices * tiling.token_threads);
-    let threads_fit = [decode, prefill]
-        .iter()
-        .all(|&threads| threads <= device.max_workgroup_threads && threads.is_multiple_of(8));
-    threads_fit && decode * BYTES_PER_THREAD <= device.workgroup_memory_bytes
+    let is_valid = |threads: u32| threads <= device.max_workgroup_threads && threads.is_multiple_of(8);
+    is_valid(decode) && is_valid(prefill) && decode * BYTES_PER_THREAD <= device.workgroup_memory_bytes
 }
 
 /// Returns the candidate tilings that fit a device.
@@ -134,10 +132,8 @@ pub fn candidates(device: Capabilities) -> Vec<Tiling> {
 
 /// Times every candidate and returns them with the fastest first.
 pub fn measure(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
-    let mut timed: Vec<TimedTiling> = candidates(gpu.capabilities())
-        .into_iter()
-        .map(|tiling| TimedTiling { tiling, seconds: Vec::new() })
-        .collect();
+    let untimed = |tiling| TimedTiling { tiling, seconds: Vec::new() };
+    let mut timed: Vec<TimedTiling> = candidates(gpu.capabilities()).into_iter().map(untimed).collect();
     for format in FORMATS {
         let bytes = arbitrary_weights(format, MATRIX_SIDE);
         let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
@@ -192,16 +188,7 @@ mod tests {
     }
 
     fn device(max_workgroup_threads: u32, workgroup_memory_bytes: u32) -> Capabilities {
-        Capabilities {
-            packed_dot: false,
-            subgroups: None,
-            shader_f16: false,
-            timestamps: false,
-            max_binding_bytes: 1 << 27,
-            max_buffer_bytes: 1 << 28,
-            workgroup_memory_bytes,
-            max_workgroup_threads,
-        }
+        Capabilities { workgroup_memory_bytes, max_workgroup_threads, ..Capabilities::default() }
     }
 
     #[test]

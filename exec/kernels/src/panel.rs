@@ -129,6 +129,16 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace { panel: bytemuck::zeroed_box(), sums: Vec::new() });
 }
 
+/// Packed blocks of a panel, and the activations of T tokens.
+struct Tile<'a, const T: usize> {
+    panel: &'a Panel,
+    blocks: Range<usize>,
+    input: [QuantisedRow<'a>; T],
+}
+
+/// Partial sums of sixteen rows for T tokens.
+type Sums<const T: usize> = [[f32; ROWS]; T];
+
 /// Packing and multiplication of panels with one instruction set.
 ///
 /// # Safety
@@ -140,32 +150,23 @@ trait PanelKernel {
     /// Unpacks the given blocks of 32 of each row and interleaves the rows.
     unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
 
-    /// Multiplies the packed blocks of 256 by the activations of T tokens and adds the products to `sums`.
-    unsafe fn multiply256<B: Block256, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    );
+    /// Multiplies the packed blocks of 256 by the activations and adds the products to `sums`.
+    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
 
-    /// Multiplies the packed blocks of 32 by the activations of T tokens and adds the products to `sums`.
-    unsafe fn multiply32<B: Block32, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    );
+    /// Multiplies the packed blocks of 32 by the activations and adds the products to `sums`.
+    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
 }
 
-/// Implements packing for x86-64, where panels contain unsigned bytes, with the `interleave` functions of the module.
-#[cfg(target_arch = "x86_64")]
+/// Implements packing with the `interleave_scales` function of the module, the function `$interleave`, and its argument
+/// `$offset` if panels contain signed bytes.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 macro_rules! pack {
-    ($features:literal) => {
+    ($features:literal, $interleave:expr $(, $offset:expr)?) => {
         #[target_feature(enable = $features)]
         unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
             let count = blocks.len();
             panel.unpack256(rows, blocks);
-            interleave(&panel.unpacked, B::FROM_CODEBOOK, count * 256, &mut panel.quants);
+            $interleave(panel, B::FROM_CODEBOOK, count * 256 $(, $offset)?);
             for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
                 interleave_scales(unpacked, lines);
             }
@@ -175,11 +176,11 @@ macro_rules! pack {
         unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
             let count = blocks.len();
             panel.unpack32(rows, blocks);
-            interleave(&panel.unpacked, B::FROM_CODEBOOK, count * 32, &mut panel.quants);
+            $interleave(panel, B::FROM_CODEBOOK, count * 32 $(, $offset)?);
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 use pack;
 
 /// Computes a part of a matmul, whose format must satisfy [`is_profitable`], in tiles of T tokens, which share the
@@ -231,13 +232,15 @@ macro_rules! multiply_rows {
                     let singles = tiles.len() * T;
                     for (at, sums) in tiles.iter_mut().enumerate() {
                         let input = std::array::from_fn(|t| task.input.$row(at * T + t));
+                        let tile = Tile { panel, blocks: blocks.clone(), input };
                         // SAFETY: the caller's promise.
-                        unsafe { M::$multiply::<B, T>(panel, blocks.clone(), &input, sums) };
+                        unsafe { M::$multiply::<B, T>(&tile, sums) };
                     }
                     for (at, sums) in rest.iter_mut().enumerate() {
                         let input = [task.input.$row(singles + at)];
+                        let tile = Tile { panel, blocks: blocks.clone(), input };
                         // SAFETY: the caller's promise.
-                        unsafe { M::$multiply::<B, 1>(panel, blocks.clone(), &input, std::array::from_mut(sums)) };
+                        unsafe { M::$multiply::<B, 1>(&tile, std::array::from_mut(sums)) };
                     }
                 }
                 // SAFETY: the caller's promise.

@@ -3,14 +3,13 @@
 //!     cargo build --release && cargo run --release -p hearth-lab --example residency_table -- \
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
-//! All programs run with the same limits: throttled disk reads, and memory for a share of the model's file (with
-//! `--devices 3`, of each device's weights) plus 64 MiB. `--peer` is a Python interpreter with llama-cpp-python;
-//! without it, only hearth is measured. Repeats are interleaved. Standard error has the results of every run.
+//! Needs Linux and root. All programs run with the same limits: throttled disk reads, and memory for a share of the
+//! model's file (with `--devices 3`, of each device's weights) plus 64 MiB. `--peer` is a Python interpreter with
+//! llama-cpp-python; without it, only hearth is measured. Standard error has the results of every run.
 //!
 //! The time of a token is the median over the tokens after the first three, then over the repeats; bytes are means
 //! over the same tokens. The column "must be" is the number of bytes that any policy has to read for a token: the
-//! weights that a token uses, plus the unreclaimable memory of the process (and the stream buffer of a managed
-//! device), less the memory limit. Predictions are written before the runs. Needs Linux and root.
+//! weights that it uses, plus the unreclaimable memory (and a managed device's stream buffer), less the memory limit.
 
 #[cfg(target_os = "linux")]
 mod table {
@@ -76,7 +75,8 @@ mod table {
         let scratch = options.model.parent().map(Path::to_path_buf).unwrap_or_default();
         let weights = Weights::open(&options.model)?;
         let layers = weights.shape().layers.0;
-        let extents = [weights.layers_extents(0..layers), weights.output_extents()].concat();
+        let parts = [ModelPart::Layers(0..layers), ModelPart::Output];
+        let extents = parts.map(|part| weights.part_extents(&part)).concat();
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
         let parts = weights.parts().iter().filter_map(|part| fs::metadata(part).ok());
         let file: u64 = parts.map(|part| part.len()).sum();

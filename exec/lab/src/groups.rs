@@ -29,41 +29,52 @@ pub struct DeviceLimits {
     pub cpu: Option<f64>,
 }
 
-/// The control group hierarchy of the machine.
+/// The folder of each controller, which is the same for all controllers in version 2.
 #[derive(Debug, Clone)]
-pub enum Groups {
-    /// Version 1, with the mount point of each controller; `cpu` may not be mounted.
-    V1 { memory: PathBuf, blkio: PathBuf, cpu: Option<PathBuf> },
-    /// Version 2, with its mount point.
-    V2 { root: PathBuf },
+struct Folders {
+    version: Version,
+    memory: PathBuf,
+    disk: PathBuf,
+    /// `None` if the controller is not mounted, or not used by a group.
+    cpu: Option<PathBuf>,
 }
+
+/// The control group hierarchy of the machine: the mount points of its controllers.
+#[derive(Debug, Clone)]
+pub struct Groups(Folders);
 
 /// The control groups of a device. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct Group {
-    memory: PathBuf,
-    disk: PathBuf,
-    cpu: Option<PathBuf>,
-    version: Version,
+    folders: Folders,
     /// The limited disk, as `major:minor`.
     disk_device: String,
+}
+
+impl Folders {
+    fn distinct(&self) -> Vec<&PathBuf> {
+        let mut folders: Vec<_> = [&self.memory, &self.disk].into_iter().chain(&self.cpu).collect();
+        folders.dedup();
+        folders
+    }
 }
 
 impl Groups {
     /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
     pub fn find(root: &Path) -> Result<Groups, LabError> {
         if root.join("cgroup.controllers").exists() {
-            return Ok(Groups::V2 { root: root.into() });
+            let [memory, disk, cpu] = [(); 3].map(|()| root.to_path_buf());
+            return Ok(Groups(Folders { version: Version::Two, memory, disk, cpu: Some(cpu) }));
         }
-        let (memory, blkio) = (root.join("memory"), root.join("blkio"));
-        for (what, folder) in [("memory", &memory), ("disk reads", &blkio)] {
+        let (memory, disk) = (root.join("memory"), root.join("blkio"));
+        for (what, folder) in [("memory", &memory), ("disk reads", &disk)] {
             if !folder.join("cgroup.procs").exists() {
                 let why = format!("{} is not a mounted controller", folder.display());
                 return Err(LabError::NoGroups { what, why });
             }
         }
         let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
-        Ok(Groups::V1 { memory, blkio, cpu })
+        Ok(Groups(Folders { version: Version::One, memory, disk, cpu }))
     }
 
     /// Removes the groups of labs whose process has exited.
@@ -73,8 +84,7 @@ impl Groups {
 
     /// Whether another lab is running on this machine.
     pub fn has_other_labs(&self) -> bool {
-        let (Groups::V1 { memory: folder, .. } | Groups::V2 { root: folder }) = self;
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&self.0.memory).into_iter().flatten().flatten();
         let mut owners = entries.filter_map(|entry| owner(&entry.file_name()));
         owners.any(|owner| owner != std::process::id() && !has_exited(owner))
     }
@@ -85,10 +95,7 @@ impl Groups {
     }
 
     fn remove(&self, which: impl Fn(u32) -> bool) {
-        let folders = match self {
-            Groups::V1 { memory, blkio, cpu } => [memory, blkio].into_iter().chain(cpu).collect(),
-            Groups::V2 { root } => vec![root],
-        };
+        let folders = self.0.distinct();
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
             if owner(&entry.file_name()).is_some_and(&which) {
                 remove_group(&entry.path());
@@ -102,27 +109,20 @@ impl Groups {
         let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
         let disk_device =
             disk_of(file).map_err(|error| no_groups("disk reads", format!("{}: {error}", file.display())))?;
-        let group = match self {
-            Groups::V1 { memory, blkio, cpu } => {
-                let (memory, disk) = (memory.join(&name), blkio.join(&name));
-                let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
-                let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
-                let cpu = cpu.map(|cpu| cpu.join(&name));
-                Group { memory, disk, cpu, version: Version::One, disk_device }
+        let Folders { version, memory, disk, cpu } = &self.0;
+        let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
+        let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
+        if *version == Version::Two {
+            // A controller must be enabled in the parent before a group can use it. An error is ignored here, because
+            // setting the limit fails if the controller is not enabled.
+            for controller in ["+memory", "+io"].into_iter().chain(cpu.map(|_| "+cpu")) {
+                let _ = fs::write(memory.join("cgroup.subtree_control"), controller);
             }
-            Groups::V2 { root } => {
-                // A controller must be enabled in the parent before a group can use it. An error is ignored here,
-                // because setting the limit fails if the controller is not enabled.
-                let own = root.join(&name);
-                let control = root.join("cgroup.subtree_control");
-                for controller in ["+memory", "+io"].into_iter().chain(limits.cpu.map(|_| "+cpu")) {
-                    let _ = fs::write(&control, controller);
-                }
-                let cpu = limits.cpu.map(|_| own.clone());
-                Group { memory: own.clone(), disk: own, cpu, version: Version::Two, disk_device }
-            }
-        };
-        for folder in group.folders() {
+        }
+        let [memory, disk] = [memory, disk].map(|parent| parent.join(&name));
+        let folders = Folders { version: *version, memory, disk, cpu: cpu.map(|parent| parent.join(&name)) };
+        let group = Group { folders, disk_device };
+        for folder in group.folders.distinct() {
             // A group of the same name may remain from an earlier process with the same ID.
             remove_group(folder);
             let path = folder.display();
@@ -137,44 +137,45 @@ impl Groups {
 impl Group {
     /// Sets the limits. A resource that is absent here keeps its current limit.
     pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
+        let Folders { version, memory: folder, disk, .. } = &self.folders;
         if let Some(memory) = limits.memory {
             let memory = memory.0.to_string();
             // A device has no swap: weights that do not fit must be read again, not swapped. The file does not exist
             // if the kernel does not account for swap.
-            if self.version == Version::One {
-                let with_swap = self.memory.join("memory.memsw.limit_in_bytes");
+            if *version == Version::One {
+                let with_swap = folder.join("memory.memsw.limit_in_bytes");
                 let accounts_swap = with_swap.exists();
                 if accounts_swap {
                     // The limit with swap must not be below the memory limit, which may increase.
                     set(&with_swap, "-1")?;
                 }
-                set(&self.memory.join("memory.limit_in_bytes"), &memory)?;
+                set(&folder.join("memory.limit_in_bytes"), &memory)?;
                 if accounts_swap {
                     set(&with_swap, &memory)?;
                 }
             } else {
-                set(&self.memory.join("memory.max"), &memory)?;
-                let _ = fs::write(self.memory.join("memory.swap.max"), "0");
+                set(&folder.join("memory.max"), &memory)?;
+                let _ = fs::write(folder.join("memory.swap.max"), "0");
             }
         }
         if let Some(rate) = limits.disk_read {
             let rate = rate.0.round() as u64;
-            let (name, value) = if self.version == Version::One {
+            let (name, value) = if *version == Version::One {
                 ("blkio.throttle.read_bps_device", format!("{} {rate}", self.disk_device))
             } else {
                 ("io.max", format!("{} rbps={rate}", self.disk_device))
             };
-            set(&self.disk.join(name), &value)?;
+            set(&disk.join(name), &value)?;
         }
         limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_quota(Some(cpu)))
     }
 
     /// Sets the processor limit, or removes it. Does nothing for a group that was created without a processor limit.
     pub fn set_cpu_quota(&self, processors: Option<f64>) -> Result<(), LabError> {
-        let Some(folder) = &self.cpu else { return Ok(()) };
+        let Some(folder) = &self.folders.cpu else { return Ok(()) };
         let period = (quota::EMULATION_PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
-        if self.version == Version::Two {
+        if self.folders.version == Version::Two {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
             return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
         }
@@ -186,37 +187,32 @@ impl Group {
     /// Drops the page cache that is charged to this group, while it has no processes. A page is charged to the first
     /// group that accesses it, and another group cannot release it.
     pub fn drop_page_cache(&self) {
-        let (name, bytes) = match self.version {
+        let (name, bytes) = match self.folders.version {
             Version::One => ("memory.force_empty", 0),
             Version::Two => ("memory.reclaim", self.memory().usage().unwrap_or(0)),
         };
         // The kernel refuses to release pages that others use. They remain, which is fine.
-        let _ = fs::write(self.memory.join(name), bytes.to_string());
-    }
-
-    fn folders(&self) -> Vec<&PathBuf> {
-        let mut folders: Vec<_> = [&self.memory, &self.disk].into_iter().chain(&self.cpu).collect();
-        folders.dedup();
-        folders
+        let _ = fs::write(self.folders.memory.join(name), bytes.to_string());
     }
 
     /// Returns the `cgroup.procs` files to which a process writes its ID to join the groups.
     pub fn procs_files(&self) -> Vec<PathBuf> {
-        self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
+        self.folders.distinct().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
     /// Returns the counter of the bytes that pass the disk throttle of the group.
     pub fn throttle_counter(&self) -> ThrottleCounter {
-        let file = self.disk.join(match self.version {
+        let version = self.folders.version;
+        let file = self.folders.disk.join(match version {
             Version::One => "blkio.throttle.io_service_bytes",
             Version::Two => "io.stat",
         });
-        ThrottleCounter { file, version: self.version, disk_device: self.disk_device.clone() }
+        ThrottleCounter { file, version, disk_device: self.disk_device.clone() }
     }
 
     /// Returns the memory statistics of the group.
     pub fn memory(&self) -> GroupMemory {
-        GroupMemory::new(self.version, &self.memory)
+        GroupMemory::new(self.folders.version, &self.folders.memory)
     }
 }
 
@@ -244,7 +240,7 @@ impl ThrottleCounter {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.folders().into_iter().for_each(|folder| remove_group(folder));
+        self.folders.distinct().into_iter().for_each(|folder| remove_group(folder));
     }
 }
 
@@ -317,17 +313,17 @@ mod tests {
         let tree = tree(&["cgroup.controllers"]);
         let groups = Groups::find(tree.path()).unwrap();
         let group = groups.create(1, tree.path(), limits(Bytes::mib(100), 200e6)).unwrap();
-        assert_eq!(read(&group.memory, "memory.max"), "104857600");
-        assert_eq!(read(&group.memory, "memory.swap.max"), "0");
-        assert!(read(&group.memory, "io.max").ends_with(" rbps=200000000"));
+        assert_eq!(read(&group.folders.memory, "memory.max"), "104857600");
+        assert_eq!(read(&group.folders.memory, "memory.swap.max"), "0");
+        assert!(read(&group.folders.memory, "io.max").ends_with(" rbps=200000000"));
         // A plain file keeps only the last value that was written to it.
         assert_eq!(read(tree.path(), "cgroup.subtree_control"), "+io");
         let stat = format!("9:9 rbytes=7 wbytes=0\n{} rbytes=4096 wbytes=1 rios=1\n", group.disk_device);
-        fs::write(group.memory.join("io.stat"), stat).unwrap();
+        fs::write(group.folders.memory.join("io.stat"), stat).unwrap();
         assert_eq!(group.throttle_counter().bytes_read(), Some(4096));
-        fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
+        fs::write(group.folders.memory.join("memory.current"), "1000\n").unwrap();
         let stat = "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n";
-        fs::write(group.memory.join("memory.stat"), stat).unwrap();
+        fs::write(group.folders.memory.join("memory.stat"), stat).unwrap();
         assert_eq!(group.memory().unreclaimable_bytes(), Some(300));
     }
 
@@ -339,14 +335,14 @@ mod tests {
         let groups = Groups::find(tree.path()).unwrap();
         let limits = limits(Bytes::mib(1), 1e6);
         let group = groups.create(1, tree.path(), limits).unwrap();
-        touch(&group.memory.join("memory.memsw.limit_in_bytes"));
+        touch(&group.folders.memory.join("memory.memsw.limit_in_bytes"));
         group.set_limits(limits).unwrap();
-        assert_eq!(read(&group.memory, "memory.memsw.limit_in_bytes"), "1048576");
+        assert_eq!(read(&group.folders.memory, "memory.memsw.limit_in_bytes"), "1048576");
         assert!(!groups.has_other_labs(), "only this process has groups");
         touch(&tree.path().join("memory/hearth-lab-1-0/cgroup.procs"));
         assert!(groups.has_other_labs(), "process 1 always runs");
-        assert_eq!(read(&group.memory, "memory.limit_in_bytes"), "1048576");
-        assert!(read(&group.disk, "blkio.throttle.read_bps_device").ends_with(" 1000000"));
+        assert_eq!(read(&group.folders.memory, "memory.limit_in_bytes"), "1048576");
+        assert!(read(&group.folders.disk, "blkio.throttle.read_bps_device").ends_with(" 1000000"));
         assert_eq!(group.procs_files().len(), 2);
     }
 
@@ -356,12 +352,12 @@ mod tests {
         let second = tree(&["cgroup.controllers"]);
         let groups = Groups::find(second.path()).unwrap();
         let group = groups.create(1, second.path(), half).unwrap();
-        assert_eq!(read(&group.memory, "cpu.max"), "5000 10000");
+        assert_eq!(read(&group.folders.memory, "cpu.max"), "5000 10000");
         assert_eq!(read(second.path(), "cgroup.subtree_control"), "+cpu");
         group.set_cpu_quota(None).unwrap();
-        assert_eq!(read(&group.memory, "cpu.max"), "max 10000");
+        assert_eq!(read(&group.folders.memory, "cpu.max"), "max 10000");
         let free = groups.create(2, second.path(), DeviceLimits::default()).unwrap();
-        assert!(free.set_cpu_quota(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
+        assert!(free.set_cpu_quota(Some(1.0)).is_ok() && !free.folders.memory.join("cpu.max").exists());
 
         let first = tree(&["memory/cgroup.procs", "blkio/cgroup.procs"]);
         let create = || Groups::find(first.path()).unwrap().create(1, first.path(), half);
@@ -369,7 +365,7 @@ mod tests {
         assert!(refused.contains("processor time"), "{refused}");
         touch(&first.path().join("cpu/cgroup.procs"));
         let group = create().unwrap();
-        let folder = group.cpu.clone().unwrap();
+        let folder = group.folders.cpu.clone().unwrap();
         assert_eq!(read(&folder, "cpu.cfs_period_us"), "10000");
         assert_eq!((read(&folder, "cpu.cfs_quota_us").as_str(), group.procs_files().len()), ("5000", 3));
         group.set_cpu_quota(None).unwrap();

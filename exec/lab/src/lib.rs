@@ -55,10 +55,8 @@ impl LabError {
     /// Returns the path of the file that caused the error, if it is known.
     pub fn path(&self) -> Option<&str> {
         match self {
-            LabError::Limit { path, .. } | LabError::Copy { path, .. } | LabError::Cache { path, .. } => {
-                Some(path)
-            }
-            LabError::NoGroups { .. } | LabError::Process { .. } => None,
+            Self::Limit { path, .. } | Self::Copy { path, .. } | Self::Cache { path, .. } => Some(path),
+            Self::NoGroups { .. } | Self::Process { .. } => None,
         }
     }
 

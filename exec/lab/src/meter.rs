@@ -1,10 +1,9 @@
 //! Measures the bytes that each device reads per token, with the counter of its disk throttle.
 //!
 //! The executor counts the bytes that its process reads, and the kernel counts the bytes that pass the throttle. The
-//! two counters are independent, so that one can be checked against the other. A thread samples the throttle
-//! counters. The times of the tokens relate this process's clock to that of the trace. The throttle counters are
-//! interpolated at the times of the trace's readings, because a device that reads ahead continues to read after it has
-//! sent its activations.
+//! two counters are independent, so that one can be checked against the other. A thread samples the throttle counters,
+//! which are interpolated at the times of the trace's readings, because a device that reads ahead continues to read
+//! after it has sent its activations. The times of the tokens relate this process's clock to that of the trace.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -207,10 +206,9 @@ mod tests {
 
     #[test]
     fn counter_difference_beyond_the_tolerance_is_reported() {
-        let difference = |throttle: Option<f64>, trace: f64| {
-            let throttle_bytes_per_token = throttle;
-            DeviceUsage { throttle_bytes_per_token, trace_bytes_per_token: trace, ..DeviceUsage::default() }
-                .counter_difference()
+        let difference = |throttle_bytes_per_token: Option<f64>, trace_bytes_per_token: f64| {
+            let usage = DeviceUsage::default();
+            DeviceUsage { throttle_bytes_per_token, trace_bytes_per_token, ..usage }.counter_difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);
         assert_eq!(difference(Some(100e6), 150e6), Some(0.5));

@@ -13,8 +13,11 @@ use hearth_core::schedule::ScheduleError;
 /// The hint for two devices that do not have the same key.
 const SAME_KEY: &str = "give both ends the same --key";
 
+/// The result of an operation of the ring.
+pub type Result<T, E = RingError> = std::result::Result<T, E>;
+
 /// An error that prevents a ring from starting, or stops it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// The worker cannot be reached at this address.
     Unreachable { name: String, address: String, reason: String },
@@ -47,11 +50,11 @@ pub enum RingError {
     /// A peer sent an unexpected or invalid message.
     Protocol { name: String, what: String },
     /// The schedule rejected an event, for example activations of an unexpected round.
-    Schedule(ScheduleError),
+    Schedule(#[from] ScheduleError),
     /// A frame cannot be read or written.
-    Wire(WireError),
+    Wire(#[from] WireError),
     /// The layers cannot be loaded or computed.
-    Compute(hearth_runtime::ExecError),
+    Compute(#[from] hearth_runtime::ExecError),
     /// The plan does not fit the model, the machine or the request.
     Plan { what: String, hint: Option<String> },
 }
@@ -166,26 +169,6 @@ impl fmt::Display for RingError {
             write!(f, " in {path}")?;
         }
         self.hint().map_or(Ok(()), |hint| write!(f, "; {hint}"))
-    }
-}
-
-impl std::error::Error for RingError {}
-
-impl From<ScheduleError> for RingError {
-    fn from(error: ScheduleError) -> Self {
-        RingError::Schedule(error)
-    }
-}
-
-impl From<WireError> for RingError {
-    fn from(error: WireError) -> Self {
-        RingError::Wire(error)
-    }
-}
-
-impl From<hearth_runtime::ExecError> for RingError {
-    fn from(error: hearth_runtime::ExecError) -> Self {
-        RingError::Compute(error)
     }
 }
 

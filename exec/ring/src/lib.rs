@@ -24,7 +24,7 @@ pub use coordinator::{
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedPaths, EmulatedTransport};
-pub use error::RingError;
+pub use error::{Result, RingError};
 pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft};
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};

@@ -17,12 +17,12 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::pass::Pass;
 use tokio::sync::mpsc;
 
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, RingError, protocol_error};
 use crate::security::{EncryptedTransport, Key};
 use crate::wire::{
-    ByteStream, DataConnector, DataEvent, DataSink, Frame, Listener, MAX_DOCUMENT_PAYLOAD, Message, Purpose,
-    ReceivedActivations, TcpTransport, Transport, WorkerFacts, bind, open_connection, read_hello,
-    receive_activations, send_welcome, with_deadline,
+    ActivationsHeader, ByteStream, DataConnector, DataEvent, DataSink, Frame, Listener, MAX_DOCUMENT_PAYLOAD,
+    Message, Purpose, ReceivedActivations, TcpTransport, Transport, WorkerFacts, bind, open_connection,
+    read_hello, receive_activations, send_welcome, with_deadline,
 };
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::profile::MeasuredLinks;
@@ -66,11 +66,7 @@ impl ProbeEffort {
 pub const LOOPBACK: &str = "loopback";
 
 /// Measures the link from this machine to itself, and the links to workers, which are encrypted if there is a key.
-pub fn measure_links(
-    addresses: &[String],
-    key: Option<&Key>,
-    effort: ProbeEffort,
-) -> Result<MeasuredLinks, RingError> {
+pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeEffort) -> Result<MeasuredLinks> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(RingError::Threads)?;
     runtime.block_on(async {
@@ -95,7 +91,7 @@ pub async fn measure_link<T: Transport>(
     transport: &T,
     address: &str,
     effort: ProbeEffort,
-) -> Result<PeerLink, RingError> {
+) -> Result<PeerLink> {
     let (mut stream, _) = open_connection(transport, address, address, 0, Purpose::Probe).await?;
     let mut times = Vec::with_capacity(effort.short_exchanges);
     for nonce in 0..effort.short_exchanges.max(1) as u64 {
@@ -123,12 +119,7 @@ pub async fn measure_link<T: Transport>(
 }
 
 /// Sends a ping with a payload of `bytes`. Returns the seconds until the pong arrives.
-async fn exchange(
-    stream: &mut impl ByteStream,
-    peer: &str,
-    nonce: u64,
-    bytes: usize,
-) -> Result<f64, RingError> {
+async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: usize) -> Result<f64> {
     let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
     let begun = wall_nanos();
     let reply = async {
@@ -147,7 +138,7 @@ pub async fn measure_link_to_self<T: Transport>(
     transport: &T,
     address: &str,
     effort: ProbeEffort,
-) -> Result<PeerLink, RingError> {
+) -> Result<PeerLink> {
     let mut listener = bind(transport, address).await?;
     let here = listener.address();
     let replier = tokio::spawn(async move {
@@ -164,11 +155,7 @@ pub async fn measure_link_to_self<T: Transport>(
 }
 
 /// Measures the seconds that the activations of one token take from one compute thread to another on this machine.
-pub async fn measure_hop<T: Transport>(
-    transport: &T,
-    address: &str,
-    effort: ProbeEffort,
-) -> Result<Samples, RingError> {
+pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: ProbeEffort) -> Result<Samples> {
     let (near, far) = (bind(transport, address).await?, bind(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
@@ -180,8 +167,8 @@ pub async fn measure_hop<T: Transport>(
     let to_far = connector(0, &near_inbox).connect(1, "hop", &far_address).await?;
     let to_near = connector(1, &far_inbox).connect(0, "hop", &near_address).await?;
     let echo = tokio::task::spawn_blocking(move || {
-        while let Some(ReceivedActivations { pass, round, activations, .. }) = far_events.blocking_recv() {
-            let frame = Frame { message: Message::activations(0, pass, round, false), payload: activations };
+        while let Some(ReceivedActivations { header, activations, .. }) = far_events.blocking_recv() {
+            let frame = Frame { message: Message::Activations(header), payload: activations };
             if to_near.send(frame).is_err() {
                 return;
             }
@@ -192,8 +179,8 @@ pub async fn measure_hop<T: Transport>(
         for index in 0..effort.short_exchanges.max(1) as u32 {
             std::thread::sleep(PAUSE);
             let pass = Pass::new(index, index, 1, true);
-            let message = Message::activations(0, pass, 0, false);
-            let frame = Frame { message, payload: vec![0; ACTIVATION_BYTES] };
+            let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
+            let frame = Frame { message: Message::Activations(header), payload: vec![0; ACTIVATION_BYTES] };
             let begun = wall_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());
             if back.is_none() {
@@ -234,7 +221,7 @@ fn accept_one(mut listener: impl Listener, sink: DataSink) -> tokio::task::JoinH
 }
 
 /// Replies to every ping of a link measurement with a short pong, whatever the size of the ping.
-pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<(), RingError> {
+pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
         let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD);

@@ -3,10 +3,10 @@
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
 //! It uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
-//! processor's caches and is read from start to end. For each format it prints, for scalar and SIMD kernels, the
-//! bytes of weights per second, and the ratio of this rate to that of only summing the same bytes. The two measurements
-//! alternate.
-//! Times are the CPU time of the thread, because the machine may be shared; the best of several passes counts.
+//! processor's caches and is read from start to end. For each format it prints, for scalar and SIMD kernels, the bytes
+//! of weights per second, and the ratio of this rate to that of only summing the same bytes. The two measurements
+//! alternate. Times are the CPU time of the thread, because the machine may be shared; the best of several passes
+//! counts.
 
 use std::error::Error;
 use std::sync::Arc;

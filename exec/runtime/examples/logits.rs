@@ -9,9 +9,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use hearth_runtime::{
-    CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Pool, PoolOptions, Stage, Weights,
-};
+use hearth_runtime::{CacheFormat, Cpu, Engine, ExecError, Pool, PoolOptions, Weights};
 
 /// Number of tokens in a pass.
 const PASS: usize = 16;
@@ -23,16 +21,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let weights = Arc::new(Weights::open(path)?);
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let cpu = Cpu::new(Arc::new(pool));
-    let layers = 0..weights.shape().layers.0;
-    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
-    let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
-    let mut input_output = InputOutputLayers::new(weights, cpu);
+    let mut engine = Engine::new(weights, cpu, tokens.len() as u32, CacheFormat::F32)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for (pass, tokens) in tokens.chunks(PASS).enumerate() {
-        let positions: Vec<u32> = ((pass * PASS) as u32..).take(tokens.len()).collect();
-        let mut hidden = input_output.embed(tokens)?;
-        stage.forward(layers.clone(), &mut hidden, &positions)?;
-        for logit in input_output.logits(&hidden)? {
+    for tokens in tokens.chunks(PASS) {
+        let hidden = engine.pass(tokens)?;
+        for logit in engine.input_output.logits(&hidden)? {
             out.write_all(&logit.to_le_bytes())?;
         }
     }

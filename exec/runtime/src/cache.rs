@@ -53,6 +53,15 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
+    /// Writes the keys [`kv_heads`, `key_length`] and values [`kv_heads`, `value_length`] of the token at `position`.
+    pub(crate) fn set(&mut self, position: usize, keys: &[f32], values: &[f32]) {
+        for (rows, heads) in [(&mut self.keys, keys), (&mut self.values, values)] {
+            for (head, row) in heads.chunks_exact(rows.length).enumerate() {
+                rows.set(head, position, row);
+            }
+        }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.keys.bytes() + self.values.bytes()
     }

@@ -1,12 +1,10 @@
 //! Chat templates: convert messages to the tokens of a prompt.
 //!
 //! A model file has a Jinja template (`tokenizer.chat_template`), which adds the control tokens of the model to the
-//! messages. Control tokens written by the template are recognised. Control tokens in a message are treated as text:
-//! before the template runs, a Unicode noncharacter is inserted after every character with which a control token
-//! begins, and before a message that could complete one. It is removed after the rendered text is split at control
-//! tokens. If a message contains a text for which the template searches, such as `</think>`, nothing is inserted
-//! there, so that the template finds it. A role that contains a control token is refused. Therefore a user cannot end
-//! a turn, and a template can trim or search messages.
+//! messages. Control tokens written by the template are recognised; those in a message are treated as text, so that a
+//! user cannot end a turn. For this a Unicode noncharacter is inserted into messages before the template runs
+//! (`Tokenizer::guard`) and removed after the rendered text is split at control tokens. A role that contains a control
+//! token is refused.
 //!
 //! Templates come from the model file and may be malicious. They can access only the messages. They have no clock, so
 //! that the same messages give the same tokens. Their length, their steps and their output are limited, and they run

@@ -367,7 +367,7 @@ struct LayerPass<'a> {
 impl LayerPass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
-        let Buffers { input, attended, query, key, value, change, .. } = buffers;
+        let Buffers { input, query, key, value, .. } = &mut *buffers;
         cpu.rms_norm_rows(hidden, tensors.attention_norm, parameters.epsilon, input);
         let [query_matrix, key_matrix, value_matrix, matrix, ..] = tensors.matrices;
         let [query_bias, key_bias, value_bias, bias, ..] = tensors.biases;
@@ -380,10 +380,9 @@ impl LayerPass<'_> {
         self.add_bias_and_norm(query, query_bias, tensors.query_norm);
         self.add_bias_and_norm(key, key_bias, tensors.key_norm);
         self.add_bias_and_norm(value, value_bias, None);
-        let pairs = parameters.rope.frequencies.len();
-        let angles = &buffers.angles[self.before * pairs..][..self.tokens * pairs];
-        self.rotate_and_store(cache, query, key, value, angles);
-        self.attend(cache, query, &mut buffers.scores, attended);
+        self.rotate_and_store(cache, buffers);
+        self.attend(cache, buffers);
+        let Buffers { attended, change, .. } = buffers;
         cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, tensors.post_attention_norm);
         cpu.add(hidden, change, matrix.rows);
@@ -425,25 +424,21 @@ impl LayerPass<'_> {
     }
 
     /// Applies the rotary embedding to queries and keys, and writes keys and values to the cache.
-    fn rotate_and_store(
-        &self,
-        cache: &mut LayerCache,
-        query: &mut [f32],
-        key: &mut [f32],
-        value: &[f32],
-        angles: &[[f32; 2]],
-    ) {
+    fn rotate_and_store(&self, cache: &mut LayerCache, buffers: &mut Buffers) {
+        let Buffers { query, key, value, angles, .. } = buffers;
         let shape = self.weights.shape();
-        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+        let key_length = shape.key_length as usize;
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
-        let (pairs, style) = (angles.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
+        let rope = &self.weights.hyperparameters().rope;
+        let pairs = rope.frequencies.len();
+        let angles = &angles[self.before * pairs..][..self.tokens * pairs];
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
         self.cpu.for_each_token(self.tokens, query_width + key_width, |token| {
             // SAFETY: each token is in one chunk.
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
                 let angles = &angles[token * pairs..][..pairs];
-                match style {
+                match rope.pairs {
                     Pairs::Interleaved => elementwise::rotate(self.cpu.instructions, head, angles),
                     Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, angles),
                 }
@@ -452,16 +447,12 @@ impl LayerPass<'_> {
         for (token, (keys, values)) in
             key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
         {
-            for (head, key) in keys.chunks_exact(key_length).enumerate() {
-                cache.keys.set(head, self.first + token, key);
-            }
-            for (head, value) in values.chunks_exact(value_length).enumerate() {
-                cache.values.set(head, self.first + token, value);
-            }
+            cache.set(self.first + token, keys, values);
         }
     }
 
-    fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], attended: &mut Activations) {
+    fn attend(&self, cache: &LayerCache, buffers: &mut Buffers) {
+        let Buffers { query, scores, attended, .. } = buffers;
         let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
         let (tokens, heads) = (self.tokens, shape.heads as usize);
         let group = heads / shape.kv_heads as usize;

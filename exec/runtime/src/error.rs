@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use hearth_profiles::Format;
 use hearth_profiles::gguf::GgufError;
 
 /// An error of opening or running a model.
@@ -22,15 +21,8 @@ pub enum ExecError {
         path = .path.display()
     )]
     Partial { path: PathBuf },
-    #[error("tensor `{tensor}` has type {format}, but must be f32: convert the model again")]
-    NotF32 { tensor: String, format: Format },
-    #[error("tensor `{tensor}` is missing: the conversion is incomplete; convert or fetch the model again")]
-    MissingTensor { tensor: String },
-    #[error(
-        "tensor `{tensor}` is not part of the {architecture} architecture: \
-         the model is a variant (experts, adapters) that is not supported; use a model without it"
-    )]
-    UnexpectedTensor { tensor: String, architecture: String },
+    #[error("tensor `{tensor}` {problem}: {hint}")]
+    Tensor { tensor: String, problem: String, hint: &'static str },
     #[error(
         "the logits of row {row} of the pass are not finite ({found}): weights are damaged or overflow; \
          fetch the model again, or use another quantisation of it"
@@ -38,27 +30,6 @@ pub enum ExecError {
     NotFinite {
         /// The index of the token in the pass, counted from 0.
         row: usize,
-        found: f32,
-    },
-    #[error(
-        "tensor `{tensor}` has dimensions {found:?}, but the metadata imply {expected:?}: \
-         convert or fetch the model again"
-    )]
-    Dimensions {
-        tensor: String,
-        /// The dimensions in the file, row length first.
-        found: Vec<u64>,
-        expected: Vec<u64>,
-    },
-    #[error("tensor `{tensor}` is at byte {offset}, {problem}: fetch the model again")]
-    TensorOffset { tensor: String, offset: u64, problem: &'static str },
-    #[error(
-        "tensor `rope_freqs.weight` has {found} as factor {pair}, but factors must be positive and finite: \
-         convert or fetch the model again"
-    )]
-    RopeFactor {
-        /// The index of the rotated pair of dimensions, counted from 0.
-        pair: usize,
         found: f32,
     },
     #[error("key `{key}` is {found}: {hint}")]

@@ -117,12 +117,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
             Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &angles),
         }
     }
-    for (head, key) in key.chunks_exact(key_length).enumerate() {
-        cache.keys.set(head, position as usize, key);
-    }
-    for (head, value) in value.chunks_exact(value_length).enumerate() {
-        cache.values.set(head, position as usize, value);
-    }
+    cache.set(position as usize, &key, &value);
 
     let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;

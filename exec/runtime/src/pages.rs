@@ -11,10 +11,6 @@ use std::fs::File;
 
 use hearth_profiles::measure::drop_cache;
 
-/// Maximum bytes of one `MADV_WILLNEED` call. A call reads at most one read-ahead window; 128 KiB is the smallest
-/// common window.
-const WILL_NEED_BYTES: usize = 128 << 10;
-
 /// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn page_bytes() -> usize {
@@ -72,31 +68,9 @@ pub fn is_residency_reported(file: &File) -> bool {
     }
 }
 
-/// Starts to read a region, without waiting. Returns the bytes that the kernel accepted.
-pub fn will_need(region: &[u8]) -> u64 {
-    advise(region, WILL_NEED_BYTES, Advice::WillNeed)
-}
-
-/// Starts to read a region with a single call, which the kernel silently shortens to one read-ahead window.
-pub fn will_need_unsplit(region: &[u8]) {
-    advise(region, usize::MAX, Advice::WillNeed);
-}
-
 /// Reads a region and maps its pages, waiting until this is done. Returns the bytes that the kernel accepted.
 pub fn populate(region: &[u8]) -> u64 {
-    // Kernels before 5.14 do not have this advice; pages that are not read now are read when they are touched.
-    advise(region, usize::MAX, Advice::PopulateRead)
-}
-
-/// Advises the kernel that a whole mapping is accessed randomly: a page fault then reads one page, without
-/// read-ahead.
-pub fn advise_random(mapping: &[u8]) {
-    advise(mapping, usize::MAX, Advice::Random);
-}
-
-/// Reverts [`advise_random`].
-pub fn advise_normal(mapping: &[u8]) {
-    advise(mapping, usize::MAX, Advice::Normal);
+    advise(region, Advice::PopulateRead)
 }
 
 /// Returns the number of online processors. Each of them may cache some memory charges of a control group.
@@ -119,30 +93,39 @@ pub fn evict(region: &[u8], file: &File, offset: u64) {
     let page = page_bytes() as u64;
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
     let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
-    advise(&inside[..(end - begin) as usize], usize::MAX, Advice::DontNeed);
+    advise(&inside[..(end - begin) as usize], Advice::DontNeed);
     drop_cache(file, &(begin..end));
 }
 
 /// The advice argument of `madvise`.
-#[derive(Clone, Copy)]
-enum Advice {
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Advice {
+    /// Start to read a region, without waiting.
     WillNeed,
+    /// Start to read a region with a single call, which the kernel silently shortens to one read-ahead window.
+    WillNeedUnsplit,
+    /// Read a region and map its pages. Kernels before 5.14 do not have this advice; pages that are not read now are
+    /// read when they are touched.
     PopulateRead,
+    /// Expect random access: a page fault then reads one page, without read-ahead.
     Random,
+    /// Revert `Random`.
     Normal,
+    /// Unmap the pages.
     DontNeed,
 }
 
-/// Calls `madvise` for a region, widened to whole pages, in steps of `step` bytes. Returns the bytes that the kernel
-/// accepted.
+/// Advises the kernel about a region, widened to whole pages. Returns the bytes that the kernel accepted.
 #[cfg(any(target_os = "android", target_os = "linux"))]
-fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
-    let advice = match advice {
-        Advice::WillNeed => libc::MADV_WILLNEED,
-        Advice::PopulateRead => libc::MADV_POPULATE_READ,
-        Advice::Random => libc::MADV_RANDOM,
-        Advice::Normal => libc::MADV_NORMAL,
-        Advice::DontNeed => libc::MADV_DONTNEED,
+pub(crate) fn advise(region: &[u8], advice: Advice) -> u64 {
+    let (advice, step) = match advice {
+        // A call reads at most one read-ahead window; 128 KiB is the smallest common window.
+        Advice::WillNeed => (libc::MADV_WILLNEED, 128 << 10),
+        Advice::WillNeedUnsplit => (libc::MADV_WILLNEED, usize::MAX),
+        Advice::PopulateRead => (libc::MADV_POPULATE_READ, usize::MAX),
+        Advice::Random => (libc::MADV_RANDOM, usize::MAX),
+        Advice::Normal => (libc::MADV_NORMAL, usize::MAX),
+        Advice::DontNeed => (libc::MADV_DONTNEED, usize::MAX),
     };
     let begin = region.as_ptr() as usize;
     let (mut at, end) = (begin & !(page_bytes() - 1), begin + region.len());
@@ -161,6 +144,6 @@ fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
 }
 
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
-fn advise(_region: &[u8], _step: usize, _advice: Advice) -> u64 {
+pub(crate) fn advise(_region: &[u8], _advice: Advice) -> u64 {
     0
 }

@@ -58,7 +58,7 @@ struct Caller {
 
 type Job = dyn Fn(usize) + Sync;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     /// The number of the phase (epoch) in the high half, then the bit [`OPEN`], then the number of workers inside.
     state: AtomicU64,
@@ -73,7 +73,7 @@ struct Shared {
 }
 
 /// The state of a worker, alone on its cache lines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 struct WorkerSlot {
     parked: AtomicBool,
@@ -102,20 +102,8 @@ impl Pool {
     /// Starts the worker threads.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
-        let slot = |_| WorkerSlot {
-            parked: AtomicBool::new(false),
-            report: UnsafeCell::new(WorkerReport::default()),
-        };
-        let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            job: UnsafeCell::new(None),
-            stop: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
-            caller_parked: AtomicBool::new(false),
-            caller: UnsafeCell::new(None),
-            slots: (0..workers).map(slot).collect(),
-            spin_ns: options.spin_ns,
-        });
+        let slots = (0..workers).map(|_| WorkerSlot::default()).collect();
+        let shared = Arc::new(Shared { slots, spin_ns: options.spin_ns, ..Shared::default() });
         let start = |index: usize| {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {

@@ -47,16 +47,12 @@ const BETA_SLOW: f32 = 1.0;
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
-enum Scaling {
-    Linear {
-        factor: f64,
-    },
-    /// YaRN: angles up to pair `low` are unchanged, those from pair `high` on are divided by `factor`.
-    Yarn {
-        factor: f64,
-        low: f64,
-        high: f64,
-    },
+/// The scaling of the rotation angles.
+struct Scaling {
+    factor: f64,
+    /// YaRN: angles up to the first pair are unchanged, and those from the second one on are divided by `factor`.
+    /// Without it, all angles are divided.
+    ramp: Option<[f64; 2]>,
 }
 
 impl Rope {
@@ -117,22 +113,15 @@ fn pairs(architecture: Architecture) -> Pairs {
 
 impl Scaling {
     fn angle_factor(&self, pair: u32) -> f64 {
-        match *self {
-            Scaling::Linear { factor } => 1.0 / factor,
-            Scaling::Yarn { factor, low, high } => {
-                // source: ggml's guard against a ramp of zero width
-                let ramp = (f64::from(pair) - low) / (high - low).max(0.001);
-                let kept = 1.0 - ramp.clamp(0.0, 1.0);
-                kept + (1.0 - kept) / factor
-            }
-        }
+        let Some([low, high]) = self.ramp else { return 1.0 / self.factor };
+        // source: ggml's guard against a ramp of zero width
+        let ramp = (f64::from(pair) - low) / (high - low).max(0.001);
+        let kept = 1.0 - ramp.clamp(0.0, 1.0);
+        kept + (1.0 - kept) / self.factor
     }
 
     fn magnitude(&self) -> f64 {
-        match *self {
-            Scaling::Linear { .. } => 1.0,
-            Scaling::Yarn { factor, .. } => 1.0 + MAGNITUDE_SLOPE * libm::log(factor),
-        }
+        self.ramp.map_or(1.0, |_| 1.0 + MAGNITUDE_SLOPE * libm::log(self.factor))
     }
 }
 
@@ -150,10 +139,10 @@ fn scaling(
         None => (metadata.get_f32(&old_key)?.unwrap_or(1.0), &old_key),
     };
     match metadata.get_str(&type_key)? {
-        Some("none") => Ok(Scaling::Linear { factor: 1.0 }),
+        Some("none") => Ok(Scaling { factor: 1.0, ramp: None }),
         None | Some("linear") => {
             check_positive(used, factor)?;
-            Ok(Scaling::Linear { factor: f64::from(factor) })
+            Ok(Scaling { factor: f64::from(factor), ramp: None })
         }
         Some("yarn") => {
             check_yarn(metadata, shape, base, used, factor)?;
@@ -168,7 +157,7 @@ fn scaling(
             let fast = pair(bound("scaling.yarn_beta_fast", BETA_FAST)?);
             let slow = pair(bound("scaling.yarn_beta_slow", BETA_SLOW)?);
             let (low, high) = (fast.floor().max(0.0), slow.ceil().min(f64::from(dimensions) - 1.0));
-            Ok(Scaling::Yarn { factor: f64::from(factor), low, high })
+            Ok(Scaling { factor: f64::from(factor), ramp: Some([low, high]) })
         }
         Some(other) => Err(ExecError::Metadata {
             key: type_key,

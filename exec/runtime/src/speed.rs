@@ -9,6 +9,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::measure::Samples;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,7 @@ use crate::clock::wall_nanos;
 use crate::error::ExecError;
 use crate::memory::MemoryWatch;
 use crate::sampler::greedy;
-use crate::{CacheOptions, Cpu, Extent, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
+use crate::{Cpu, Engine, Extent, Pool, PoolOptions, Weights};
 
 /// The options of a speed measurement.
 #[derive(Debug, Clone)]
@@ -69,22 +70,16 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     let pool = PoolOptions { threads: options.threads.max(1), ..PoolOptions::default() };
     let pool = Arc::new(Pool::new(pool).map_err(|source| ExecError::Threads { source })?);
     let cpu = Cpu::new(Arc::clone(&pool));
-    let layers = weights.shape().layers.0;
     let max_prompt = options.prompt_lengths.iter().copied().max().unwrap_or(0);
     let context = max_prompt.max(options.decode_tokens + 1);
-    let cache = CacheOptions { context, format: CacheFormat::F16, sequences: 1 };
-    let mut engine = Engine {
-        stage: Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?,
-        input_output: InputOutputLayers::new(Arc::clone(&weights), cpu.clone()),
-        layers,
-    };
-    engine.pass(&[0], 0)?;
+    let mut engine = Engine::new(Arc::clone(&weights), cpu.clone(), context, CacheFormat::F16)?;
+    engine.next_logits(&[0])?;
     let load_s = seconds_since(start);
     let mut token = 0;
     let mut times = Vec::new();
-    for position in 1..=options.decode_tokens {
+    for _ in 0..options.decode_tokens {
         let start = wall_nanos();
-        token = engine.pass(&[token], position)?;
+        token = greedy(&engine.next_logits(&[token])?);
         times.push(seconds_since(start));
     }
     let resident_bytes = MemoryWatch::shared().resident_bytes();
@@ -93,13 +88,14 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     for &tokens in &options.prompt_lengths {
         // The work does not depend on which tokens the prompt has.
         let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
-        engine.stage.truncate(0);
+        engine.restart();
         let start = wall_nanos();
-        engine.pass(&prompt, 0)?;
+        engine.next_logits(&prompt)?;
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
     let resident_bytes_after_prompts = MemoryWatch::shared().resident_bytes();
-    let extents = [weights.layers_extents(0..layers), weights.output_extents()].concat();
+    let parts = [ModelPart::Layers(0..weights.shape().layers.0), ModelPart::Output];
+    let extents = parts.map(|part| weights.part_extents(&part)).concat();
     Ok(Speed {
         load_s,
         prefill,
@@ -114,23 +110,6 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
 
 fn seconds_since(start: u64) -> f64 {
     (wall_nanos() - start) as f64 * 1e-9
-}
-
-/// All layers of a model, with its input and output layer.
-struct Engine {
-    stage: Stage,
-    input_output: InputOutputLayers,
-    layers: u32,
-}
-
-impl Engine {
-    /// Runs a pass over tokens at positions from `first` on and returns the most likely next token.
-    fn pass(&mut self, tokens: &[u32], first: u32) -> Result<u32, ExecError> {
-        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
-        let mut hidden = self.input_output.embed(tokens)?;
-        self.stage.forward(0..self.layers, &mut hidden, &positions)?;
-        Ok(greedy(&self.input_output.logits_of_last(&hidden)?))
-    }
 }
 
 /// Returns the best rate of several passes in which all threads read these bytes, in bytes per second.

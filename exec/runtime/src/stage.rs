@@ -1,29 +1,8 @@
 //! A stage: the layers of one device of the ring, with their KV caches.
 //!
 //! A stage owns some ranges of layers (its windows) and their KV caches. The ring passes it rows of activations and
-//! the range of layers to run. A process that runs the whole model has one stage with all layers. All arguments that
-//! come from other devices are checked here.
-//!
-//! ```no_run
-//! # fn main() -> Result<(), hearth_runtime::ExecError> {
-//! use std::sync::Arc;
-//! use hearth_runtime::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
-//!
-//! let weights = Arc::new(Weights::open("llama.gguf")?);
-//! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
-//! let cpu = Cpu::new(Arc::new(pool));
-//! let layers = 0..weights.shape().layers.0;
-//! let cache = CacheOptions { context: 2048, format: CacheFormat::F16, sequences: 1 };
-//! let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
-//! let mut input_output = InputOutputLayers::new(weights, cpu);
-//!
-//! let tokens = [1, 15043];
-//! let mut hidden = input_output.embed(&tokens)?; // [tokens, embedding]
-//! stage.forward(layers, &mut hidden, &[0, 1])?;
-//! let logits = input_output.logits_of_last(&hidden)?; // [vocabulary]
-//! # Ok(())
-//! # }
-//! ```
+//! the range of layers to run. A process that runs the whole model ([`crate::engine`]) has one stage with all layers.
+//! All arguments that come from other devices are checked here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

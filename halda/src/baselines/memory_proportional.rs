@@ -9,53 +9,41 @@
 //! slow disk does not fit, the plan is an error.
 
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
-use crate::{Assignment, Device, Gpu, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError};
+use crate::{Assignment, Device, Gpu, LatencyModel, Proposal, Strategy, StrategyError};
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum MemorySizes {
-    /// The available memory without swap, as in prima.cpp without Halda ("RAM/VRAM ratios" in the paper): the working
-    /// set with Metal, RAM plus GPU memory with CUDA, otherwise RAM.
-    #[default]
+/// The memory sizes to which the layers of a plan are proportional.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemoryProportional {
+    /// `mem`: the available memory without swap, as in prima.cpp without Halda ("RAM/VRAM ratios" in the paper): the
+    /// working set with Metal, RAM plus GPU memory with CUDA, otherwise RAM.
     Available,
-    /// The total memory of each device in any unit, as in exo; see [`crate::problem::total_memory`].
+    /// `mem-total`: the total memory of each device in any unit, as in exo; see [`crate::problem::total_memory`].
     Total(Vec<u64>),
-}
-
-/// The strategy `mem`, or `mem-total` with [`MemorySizes::Total`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MemoryProportional {
-    pub sizes: MemorySizes,
 }
 
 impl Strategy for MemoryProportional {
     fn name(&self) -> &'static str {
-        match self.sizes {
-            MemorySizes::Available => "mem",
-            MemorySizes::Total(_) => "mem-total",
-        }
+        if *self == Self::Available { "mem" } else { "mem-total" }
     }
 
     fn options(&self) -> Vec<String> {
-        let sizes = if self.sizes == MemorySizes::Available { "available" } else { "total" };
+        let sizes = if *self == Self::Available { "available" } else { "total" };
         vec![format!("memory={sizes}")]
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let devices = &model.instance().devices;
-        let sizes: Vec<u64> = match &self.sizes {
-            MemorySizes::Available => devices.iter().map(available).collect(),
-            MemorySizes::Total(sizes) if sizes.len() != devices.len() => {
+        let sizes: Vec<u64> = match self {
+            Self::Available => devices.iter().map(available).collect(),
+            Self::Total(sizes) if sizes.len() != devices.len() => {
                 return Err(StrategyError::MemoryCount { given: sizes.len(), devices: devices.len() });
             }
-            MemorySizes::Total(sizes) => sizes.clone(),
+            Self::Total(sizes) => sizes.clone(),
         };
         let mut window_layers =
             cumulative_rounding(&sizes, model.model_layers()).ok_or(StrategyError::NoMemory)?;
         ensure_head_layer(&mut window_layers);
-        let most = |(device, window): (usize, &u32)| {
-            let (head, ring_layers) = (device == 0, model.model_layers());
-            model.max_gpu_layers(RoundWindow { device, head, ring_layers, layers_before: 0, layers: *window })
-        };
+        let most = |(device, layers): (usize, &u32)| model.max_gpu_layers_in_one_round(device, 0, *layers);
         let gpu_layers = window_layers.iter().enumerate().map(most).collect();
         Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }

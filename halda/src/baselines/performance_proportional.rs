@@ -10,9 +10,8 @@
 //!    when it is full, to their disks, from which they are read for every token.
 //!
 //! The "other devices" of step 2 are interpreted as GPUs, because the rule is for "GPU clusters" and the fallback adds
-//! CPUs. In another interpretation, a device without a GPU fills its RAM in step 2. On devices estimated from the
-//! paper's Fig. 10 with the 70B model, that takes 3.1 times the optimum, and this interpretation 1.3 times. In the
-//! paper, the strategy takes 1.6 times the time of Halda.
+//! CPUs. On devices estimated from the paper's Fig. 10 with the 70B model, this takes 1.3 times the optimum, and 3.1
+//! times if devices without a GPU fill their RAM in step 2. In the paper, the strategy takes 1.6 times Halda's time.
 //!
 //! A GPU that cannot hold a layer, or is slower than the CPU of its device, is ignored in steps 1 and 2
 //! (`crate::capacity`). Step 3 uses no slow disks. As many layers of a window as fit are on the GPU. If the window of
@@ -25,7 +24,7 @@ use crate::baselines::proportional_shares::{
 };
 use crate::capacity::LayerCapacity;
 use crate::latency::coefficients::DeviceCosts;
-use crate::{Assignment, InfeasibleReason, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError};
+use crate::{Assignment, InfeasibleReason, LatencyModel, Proposal, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerformanceProportional;
@@ -39,25 +38,14 @@ impl Strategy for PerformanceProportional {
         let capacities = LayerCapacity::of_all_devices(model);
         let mut window_layers = windows(model, &capacities)?;
         ensure_head_layer(&mut window_layers);
-        let gpu_layers = window_layers
-            .iter()
-            .zip(&capacities)
-            .enumerate()
-            .map(|(device, (window, capacity))| {
-                if capacity.gpu_first {
-                    let (head, ring_layers) = (device == 0, model.model_layers());
-                    model.max_gpu_layers(RoundWindow {
-                        device,
-                        head,
-                        ring_layers,
-                        layers_before: 0,
-                        layers: *window,
-                    })
-                } else {
-                    capacity.gpu_layers(*window)
-                }
-            })
-            .collect();
+        let split = |(device, (layers, capacity)): (usize, (&u32, &LayerCapacity))| {
+            if capacity.gpu_first {
+                model.max_gpu_layers_in_one_round(device, 0, *layers)
+            } else {
+                capacity.gpu_layers(*layers)
+            }
+        };
+        let gpu_layers = window_layers.iter().zip(&capacities).enumerate().map(split).collect();
         Ok(Proposal::new(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
@@ -66,17 +54,14 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
     let layers = model.model_layers();
     let costs = &model.devices;
     let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
-    let best: Vec<f64> = costs
-        .iter()
-        .zip(capacities)
-        .map(|(device, capacity)| if capacity.gpu_first { device.gpu_layer() } else { device.cpu_layer() })
-        .collect();
+    let fastest = |(device, capacity): (&DeviceCosts, &LayerCapacity)| {
+        if capacity.gpu_first { device.gpu_layer() } else { device.cpu_layer() }
+    };
+    let best: Vec<f64> = costs.iter().zip(capacities).map(fastest).collect();
     let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
 
-    let first: Vec<u32> = capacities
-        .iter()
-        .map(|capacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu })
-        .collect();
+    let on_fastest = |capacity: &LayerCapacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu };
+    let first: Vec<u32> = capacities.iter().map(on_fastest).collect();
     let mut windows = proportional_within_capacity(&power, &first, layers);
 
     let free_on_gpu = |(capacity, window): (&LayerCapacity, &u32)| {

@@ -37,31 +37,22 @@ pub(crate) fn proportional_within_capacity(weights: &[u64], capacity: &[u32], la
 }
 
 /// Distributes the layers that are in no window yet in proportion to the weights, at most `capacity` to each device.
+/// Layers above the total capacity are not assigned.
 pub(crate) fn distribute_remaining(windows: &mut [u32], weights: &[u64], capacity: &[u32], layers: u32) {
-    let left = layers - windows.iter().sum::<u32>();
-    for (window, more) in windows.iter_mut().zip(distribute_within_capacity(weights, capacity, left)) {
-        *window += more;
-    }
-}
-
-/// As [`distribute_remaining`], for `layers` layers. Layers above the total capacity are not assigned.
-fn distribute_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
-    let mut placed = vec![0; capacity.len()];
-    let mut left = layers;
+    let mut free = capacity.to_vec();
+    let mut left = layers - windows.iter().sum::<u32>();
     while left > 0 {
         // The minimum weight is one, so that every device with free capacity eventually gets layers.
-        let open_weight = |device: usize| {
-            if placed[device] < capacity[device] { weights[device].max(1) } else { 0 }
-        };
-        let sizes: Vec<u64> = (0..weights.len()).map(open_weight).collect();
+        let open_weight = |(weight, free): (&u64, &u32)| if *free > 0 { (*weight).max(1) } else { 0 };
+        let sizes: Vec<u64> = weights.iter().zip(&free).map(open_weight).collect();
         let Some(shares) = cumulative_rounding(&sizes, left) else { break };
         for (device, share) in shares.into_iter().enumerate() {
-            let taken = share.min(capacity[device] - placed[device]);
-            placed[device] += taken;
+            let taken = share.min(free[device]);
+            windows[device] += taken;
+            free[device] -= taken;
             left -= taken;
         }
     }
-    placed
 }
 
 /// Converts seconds per layer to integer weights in proportion to layers per second.
@@ -104,7 +95,9 @@ mod tests {
             ("no capacity", &[1, 1], &[0, 0], 14, &[0, 0]),
             ("no layers", &[1, 1], &[9, 9], 0, &[0, 0]),
         ] {
-            assert_eq!(distribute_within_capacity(weights, capacity, layers), expected, "{case}");
+            let mut windows = vec![0; weights.len()];
+            distribute_remaining(&mut windows, weights, capacity, layers);
+            assert_eq!(windows, expected, "{case}");
         }
     }
 

@@ -5,9 +5,7 @@
 //!
 //! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU.
 
-use crate::{
-    Assignment, HeadChoice, LatencyModel, Proposal, RoundWindow, Strategy, StrategyError, violations,
-};
+use crate::{Assignment, HeadChoice, LatencyModel, Proposal, Strategy, StrategyError, violations};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Single {
@@ -46,7 +44,6 @@ fn alone(model: &LatencyModel, device: usize) -> Assignment {
     let mut window_layers = vec![0; model.device_count()];
     let mut gpu_layers = window_layers.clone();
     window_layers[device] = layers;
-    let all = RoundWindow { device, head: true, ring_layers: layers, layers_before: 0, layers };
-    gpu_layers[device] = model.max_gpu_layers(all);
+    gpu_layers[device] = model.max_gpu_layers_in_one_round(device, device, layers);
     Assignment::new(device, 1, window_layers, gpu_layers)
 }

@@ -14,9 +14,11 @@
 
 use std::ops::AddAssign;
 
+use hearth_profiles::device::Os;
+
 use crate::latency::hop_times::HopTimes;
 use crate::problem::instance::PerFormat;
-use crate::{Device, Gpu, Instance, InstanceError, OperatingSystem, ReadRates};
+use crate::{Device, Gpu, Instance, InstanceError, ReadRates};
 
 /// What a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -116,16 +118,13 @@ impl ModelSizes {
             let run = (run + surplus).max(0);
             (run, most.max(run))
         });
+        let mut times = instance.devices.iter().filter_map(|device| device.runtime.work_times.as_ref());
+        let equal_times = times.all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers));
         Self {
             max_run_surplus,
             total_surplus: surpluses.map(|surplus| surplus.max(0)).sum(),
             layer_bytes_prefix_sums: prefix_sums(&layer_bytes),
-            uniform_layers: all_equal(&model.layer_bytes)
-                && instance
-                    .devices
-                    .iter()
-                    .filter_map(|device| device.runtime.work_times.as_ref())
-                    .all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers)),
+            uniform_layers: all_equal(&model.layer_bytes) && equal_times,
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -197,26 +196,23 @@ impl DeviceCosts {
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
             layer_seconds_prefix_sums: work
-                .map(|work| [&work.cpu_layers, &work.gpu_layers].map(|seconds| prefix_sums(seconds))),
+                .map(|work| [prefix_sums(&work.cpu_layers), prefix_sums(&work.gpu_layers)]),
             window_overheads: work
                 .map_or(0.0, |work| work.cpu_output + work.cpu_window_overhead + work.gpu_window_overhead),
             gpu_never_slower: match work {
                 Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
                 None => gpu_compute + gpu_memory_seconds <= cpu_compute + cpu_memory_seconds,
             },
-            steady_state_capacity: (device.ram_available + device.swappable_bytes.min(device.swap_available))
-                as i64,
+            steady_state_capacity: ram_and_swap(device),
             gpu_bytes: gpu_bytes(device, model),
             case_if_exceeded,
         };
         // Divided by the number of devices, so that the sum over all devices is finite too.
-        if costs.max_token_seconds(model, hops.longest_hop(index))
-            < f64::MAX / (instance.devices.len() as f64)
-        {
-            Ok(costs)
-        } else {
-            Err(InstanceError::InfiniteTokenTime { place: device.label(index) })
-        }
+        let limit = f64::MAX / instance.devices.len() as f64;
+        let is_finite = costs.max_token_seconds(model, hops.longest_hop(index)) < limit;
+        is_finite
+            .then_some(costs)
+            .ok_or_else(|| InstanceError::InfiniteTokenTime { place: device.label(index) })
     }
 
     /// Returns an upper bound of the seconds per token that any plan spends on this device.
@@ -268,15 +264,16 @@ fn seconds(work: &PerFormat, speeds: &PerFormat) -> f64 {
 fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     let ram = device.ram_available as i64;
     match (device.os, device.gpu) {
-        (OperatingSystem::Macos, Gpu::Metal) => {
-            (device.metal_available as i64, MemoryCase::ReloadsEverything)
-        }
-        (OperatingSystem::Macos, _) => (ram, MemoryCase::ReloadsExcessMacos),
-        (OperatingSystem::Linux, _) => (ram, MemoryCase::ReloadsExcess),
-        (OperatingSystem::Android, _) => {
-            (ram + device.swappable_bytes.min(device.swap_available) as i64, MemoryCase::ReloadsExcess)
-        }
+        (Os::Macos, Gpu::Metal) => (device.metal_available as i64, MemoryCase::ReloadsEverything),
+        (Os::Macos, _) => (ram, MemoryCase::ReloadsExcessMacos),
+        (Os::Linux, _) => (ram, MemoryCase::ReloadsExcess),
+        (Os::Android, _) => (ram_and_swap(device), MemoryCase::ReloadsExcess),
     }
+}
+
+/// Returns the bytes of RAM that a run can use, including what other programs can swap out.
+fn ram_and_swap(device: &Device) -> i64 {
+    (device.ram_available + device.swappable_bytes.min(device.swap_available)) as i64
 }
 
 /// Returns the bytes for GPU layers, as a worker and as the head: `d_cuda` - `c_gpu` with CUDA, and

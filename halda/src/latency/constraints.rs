@@ -63,14 +63,12 @@ pub enum Violation {
     Unreachable { from: String, to: String },
     #[error("`{device}` is a relay, but the last of {rounds} rounds is partial: relays need whole rounds")]
     RelayInPartialRound { device: String, rounds: u32 },
-    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in its GPU memory")]
-    GpuMemory { device: String, layers: u32, fit: i64 },
+    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in {memory}")]
+    GpuMemory { device: String, layers: u32, fit: i64, memory: &'static str },
     #[error(
         "the {layers} GPU layers of `{device}` take {needed} bytes, but its GPU has {available} bytes for them"
     )]
     GpuBytes { device: String, layers: u32, needed: i64, available: i64 },
-    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in Metal's working set")]
-    MetalWorkingSet { device: String, layers: u32, fit: i64 },
     #[error(
         "`{device}` needs {need:.0} bytes of memory but has {capacity}, and its disk ({disk_read_rate:.0} B/s) is \
          slower than the threshold ({threshold:.0} B/s) for reading weights for every token"
@@ -88,7 +86,7 @@ impl Violation {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoGpu { .. } => "give the device no GPU layers, or complete `gpu` in its profile",
-            Self::GpuMemory { .. } | Self::GpuBytes { .. } | Self::MetalWorkingSet { .. } => {
+            Self::GpuMemory { .. } | Self::GpuBytes { .. } => {
                 "give its GPU fewer layers, or reduce `context`, because GPU memory also holds the cache"
             }
             Self::SlowDiskOverloaded { .. } => {
@@ -130,17 +128,14 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
         return found;
     }
     let (model_layers, ring_layers) = (model.model_layers(), assignment.ring_layers());
-    let remainder = (u64::from(model_layers) % ring_layers) as u32;
+    let (rounds, remainder) = (assignment.rounds, (u64::from(model_layers) % ring_layers) as u32);
     if remainder > 0 && !rules.may_leave_remainder {
-        let rounds = assignment.rounds;
         found.push(Violation::PartialLastRound { remainder, rounds, ring_layers, model_layers });
     }
     if remainder > 0 {
         let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
-        found.extend(relays.map(|device| Violation::RelayInPartialRound {
-            device: model.device_name(device),
-            rounds: assignment.rounds,
-        }));
+        let violation = |device| Violation::RelayInPartialRound { device: model.device_name(device), rounds };
+        found.extend(relays.map(violation));
     }
     if !rules.may_drop {
         let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
@@ -195,9 +190,8 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     let devices = model.device_count();
     for (position, &device) in order.iter().enumerate() {
         if device >= devices {
-            return violation(format!(
-                "it names device {device}, but there are {devices} devices, counted from 0"
-            ));
+            let counted = format!("there are {devices} devices, counted from 0");
+            return violation(format!("it names device {device}, but {counted}"));
         }
         if order[..position].contains(&device) {
             return violation(format!("it names `{}` twice", name(device)));
@@ -234,8 +228,8 @@ fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) 
     let (gpu, device) = (model.instance().devices[device].gpu, model.device_name(device));
     Some(match gpu {
         Gpu::None => Violation::NoGpu { device, gpu_layers: layers },
-        Gpu::Cuda => Violation::GpuMemory { device, layers, fit },
-        Gpu::Metal => Violation::MetalWorkingSet { device, layers, fit },
+        Gpu::Cuda => Violation::GpuMemory { device, layers, fit, memory: "its GPU memory" },
+        Gpu::Metal => Violation::GpuMemory { device, layers, fit, memory: "Metal's working set" },
     })
 }
 

@@ -37,6 +37,12 @@ impl LatencyModel<'_> {
         gpu_layers_within(counts, fit).min(i64::from(window.layers)) as u32
     }
 
+    /// Returns the maximum number of GPU layers in the window of a device if a token takes one round of all layers.
+    pub(crate) fn max_gpu_layers_in_one_round(&self, device: usize, head: usize, layers: u32) -> u32 {
+        let (head, ring_layers) = (device == head, self.model.layers);
+        self.max_gpu_layers(RoundWindow { device, head, ring_layers, layers_before: 0, layers })
+    }
+
     /// Returns the best split of a window; `None` if a slow disk would be read. Ties go to fewer GPU layers.
     pub(crate) fn best_split(&self, window: RoundWindow) -> Option<Split> {
         self.best_split_with_hop(window, self.devices[window.device].hop)
@@ -65,8 +71,9 @@ impl LatencyModel<'_> {
         let is_new = |(index, gpu_layers): &(usize, i64)| !candidates[..*index].contains(gpu_layers);
         let split = |(_, gpu_layers): (usize, i64)| {
             let gpu_layers = gpu_layers as u32;
-            let share = window.share(self.model.layers, gpu_layers);
-            Some(Split { gpu_layers, seconds: self.cost_with_hop(device, head, share, hop)? })
+            let terms = self.terms_with_hop(device, head, window.share(self.model.layers, gpu_layers), hop);
+            let is_allowed = !terms.exceeds_memory || !costs.slow_disk;
+            is_allowed.then(|| Split { gpu_layers, seconds: terms.seconds() })
         };
         let splits = candidates.into_iter().enumerate().filter(is_new).filter_map(split);
         splits.min_by(|one, other| one.seconds.total_cmp(&other.seconds))

@@ -184,7 +184,7 @@ impl<'i> LatencyModel<'i> {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
 
-    fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
+    pub(crate) fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
         let capacity = costs.capacity as u64;
@@ -221,11 +221,5 @@ impl<'i> LatencyModel<'i> {
             exceeds_memory: over,
             case: if over && !costs.slow_disk { costs.case_if_exceeded } else { MemoryCase::NoReload },
         }
-    }
-
-    /// Returns the seconds that a share on a device adds to a token; `None` if it would read from a slow disk.
-    pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
-        let terms = self.terms_with_hop(device, head, share, hop);
-        (!terms.exceeds_memory || !self.devices[device].slow_disk).then(|| terms.seconds())
     }
 }

@@ -400,13 +400,10 @@ fn wait_and_busy(
     let conflict = ((previous + ahead - budget) / window).clamp(0.0, 1.0);
     // Weights that are not read ahead, or are evicted in a conflict, are read by page faults.
     let uncovered = 1.0 - ahead / window;
-    if excess {
-        let read = read + (windows * ahead).min(read).min(budget);
-        let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-        return (faults, stage + read / reads.read_ahead);
-    }
+    let read = if excess { read + (windows * ahead).min(read).min(budget) } else { read };
     let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-    (faults, stage + read / reads.read_ahead + conflict * read / reads.fault)
+    let again = if excess { 0.0 } else { conflict * read / reads.fault };
+    (faults, stage + read / reads.read_ahead + again)
 }
 
 /// Returns whether the residency policy releases weights of a share that fits in memory.

@@ -188,12 +188,8 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
         if device.role != Role::Head && device.address.is_none() {
             let (name, fix) = (&device.name, "set its `address` to where its worker listens");
             let what = format!("`{name}` has no address, so `hearth execute` cannot reach it");
-            found.push(Finding::note(
-                "no-address",
-                format!("plan devices[{index}] `{name}`.address"),
-                what,
-                fix,
-            ));
+            let location = format!("plan devices[{index}] `{name}`.address");
+            found.push(Finding::note("no-address", location, what, fix));
         }
     }
 }

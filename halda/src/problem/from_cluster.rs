@@ -23,19 +23,19 @@
 //! Metal, its memory is subtracted from RAM. Every GPU on macOS is used through Metal.
 //!
 //! `hop` of a device is the time to its neighbour in the full ring, or 0 without a link. The hops by pair override
-//! it. The memory of a draft model is subtracted from the head.
+//! it. The memory of a draft model is subtracted from the head. CPU rates are those that a CPU quota sustains.
 
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
-use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
+use hearth_profiles::device::{GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::problem::assignment::ring_order;
-use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use crate::problem::instance::{Device, Gpu, Instance, Model, PerFormat};
 use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
 
 /// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
@@ -46,10 +46,12 @@ impl Instance {
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
         let cluster = &*draft::cluster_without_draft(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
-        let in_ring = |(position, &member): (usize, &usize)| {
+        let in_ring = |(position, &index): (usize, &usize)| {
             let next = order[(position + 1) % order.len()];
-            let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
-            device(cluster, &sustained(&cluster.members[member]), neighbour_hop)
+            let neighbour_hop = hop(cluster, index, next).unwrap_or(Seconds(0.0));
+            let mut member = cluster.members[index].clone();
+            member.device.cpu = member.device.cpu.with_sustained_rates();
+            device(cluster, &member, neighbour_hop)
         };
         let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
         let hops = order.iter().map(row).collect();
@@ -61,13 +63,6 @@ impl Instance {
             hops: Some(hops),
         }
     }
-}
-
-/// Returns the member with the CPU rates that its CPU quota allows for long work.
-fn sustained(member: &Member) -> Member {
-    let mut slowed = member.clone();
-    slowed.device.cpu = member.device.cpu.with_sustained_rates();
-    slowed
 }
 
 /// Returns the memory in bytes that exo counts on each device, in the instance's order: the available memory of a
@@ -123,9 +118,13 @@ fn work(group: &TensorGroup) -> PerFormat {
 fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let profile = &member.device;
     let model = &cluster.model;
-    let (os, memory) = (operating_system(profile.os), &profile.memory);
+    let (os, memory) = (profile.os, &profile.memory);
     let gpu = profile.gpu.as_ref();
-    let kind = gpu.map_or(Gpu::None, |gpu| gpu_interface(os, gpu));
+    let kind = match gpu.map(|gpu| gpu.kind) {
+        None => Gpu::None,
+        Some(kind) if os == Os::Macos || kind == GpuKind::Metal => Gpu::Metal,
+        Some(_) => Gpu::Cuda,
+    };
     let activation = model.shape.activation_bytes();
     let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
@@ -233,17 +232,4 @@ fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>)
     let mean = model.mean_layer();
     let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);
     formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
-}
-
-fn operating_system(os: Os) -> OperatingSystem {
-    match os {
-        Os::Linux => OperatingSystem::Linux,
-        Os::Macos => OperatingSystem::Macos,
-        Os::Android => OperatingSystem::Android,
-    }
-}
-
-fn gpu_interface(os: OperatingSystem, gpu: &GpuProfile) -> Gpu {
-    let is_metal = os == OperatingSystem::Macos || gpu.kind == GpuKind::Metal;
-    if is_metal { Gpu::Metal } else { Gpu::Cuda }
 }

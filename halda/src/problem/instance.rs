@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use hearth_profiles::device::Os;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime_model::RuntimeModel;
@@ -77,18 +78,6 @@ pub struct Model {
     pub layer_bytes: Vec<u64>,
 }
 
-/// The operating system of a device, which determines what is reclaimed when the weights exceed memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OperatingSystem {
-    /// Linux: the weights that exceed memory are reclaimed. Weights of GPU layers do not stay in RAM.
-    Linux,
-    /// macOS: as Linux without Metal. With Metal all weights are reclaimed if they exceed the working set.
-    Macos,
-    /// Android: as Linux, but memory of other programs can be swapped out.
-    Android,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Gpu {
@@ -104,7 +93,9 @@ pub enum Gpu {
 #[serde(deny_unknown_fields)]
 pub struct Device {
     pub name: String,
-    pub os: OperatingSystem,
+    /// The operating system. If weights exceed memory, it reclaims the excess; macOS with Metal reclaims all weights.
+    /// Android can also swap out other programs.
+    pub os: Os,
     pub gpu: Gpu,
     /// s_{cpu,q}: the speed of the CPU in FLOP/s, by weight format.
     #[serde(rename = "s_cpu")]

@@ -4,7 +4,9 @@
 //! arithmetic within `i64`, so that memory constraints are checked on integers without rounding. The upper bound of
 //! the token time must be finite, so that no planner computes an infinity or NaN.
 
-use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use hearth_profiles::device::Os;
+
+use crate::problem::instance::{Device, Gpu, Instance, Model, PerFormat};
 
 /// The maximum byte count: 1 PiB.
 pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
@@ -12,27 +14,13 @@ pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
 /// The maximum number of layers of a model.
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// Why an instance is invalid. `place` names the model, or a device with its index.
+/// Why an instance is invalid. `place` names the instance, the model, or a device with its index.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
     NoDevices { instance: String },
-    #[error("`{field}` of {place} is {value}: it must {requirement}")]
-    Number { place: String, field: String, value: f64, requirement: &'static str },
-    #[error("`{field}` of {place} must be at most {limit}")]
-    TooLarge { place: String, field: String, limit: u64 },
-    #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
-    MissingSpeed { place: String, field: String, format: String },
-    #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal requires macOS, and CUDA requires another system")]
-    GpuOnOtherSystem { place: String, gpu: Gpu, os: OperatingSystem },
-    #[error(
-        "`layer_bytes` of the model has {given} entries for {layers} layers: give one per layer, or none"
-    )]
-    LayerCount { given: usize, layers: u32 },
-    #[error("`{field}` of {place} has {given} times for {layers} layers: give one per layer")]
-    TimeCount { place: String, field: &'static str, given: usize, layers: u32 },
-    #[error("`runtime.residencies` of {place} is empty: name at least one residency, such as `os`")]
-    NoResidency { place: String },
+    #[error("`{field}` of {place} {problem}")]
+    Field { field: String, place: String, problem: String },
     #[error("{0}")]
     Residency(String),
     #[error("`t_comm_between` has {found} {what}, but there are {devices} devices")]
@@ -97,7 +85,8 @@ impl Model {
         }
         if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
             let (given, layers) = (self.layer_bytes.len(), self.model_layers);
-            return Err(InstanceError::LayerCount { given, layers });
+            let problem = format!("has {given} entries for {layers} layers: give one per layer, or none");
+            return Checker { place: &|| "the model".to_owned() }.refuse("layer_bytes", problem);
         }
         checked.bytes("b_i", self.input_embedding_bytes)?;
         checked.bytes("b_o", self.output_head_bytes)?;
@@ -114,9 +103,9 @@ impl Device {
 
     fn validate(&self, index: usize, model: &Model) -> Checked {
         let checked = Checker { place: &|| self.label(index) };
-        if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == OperatingSystem::Macos) {
-            let (gpu, os) = (self.gpu, self.os);
-            return Err(InstanceError::GpuOnOtherSystem { place: self.label(index), gpu, os });
+        if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == Os::Macos) {
+            let requirement = "Metal requires macOS, and CUDA requires another system";
+            return checked.refuse("gpu", format!("is {:?} on {:?}: {requirement}", self.gpu, self.os));
         }
         checked.positive("T_cpu", self.cpu_memory_rate)?;
         checked.positive("s_disk", self.disk_read_rate)?;
@@ -153,9 +142,10 @@ impl Device {
             checked.positive("runtime.reads.ahead", reads.read_ahead)?;
             checked.positive("runtime.reads.stream", reads.stream)?;
         }
-        self.validate_work(index, model)?;
+        self.validate_work(&checked, model)?;
         if self.runtime.residencies.is_empty() {
-            return Err(InstanceError::NoResidency { place: self.label(index) });
+            let problem = "is empty: name at least one residency, such as `os`".to_owned();
+            return checked.refuse("runtime.residencies", problem);
         }
         for residency in &self.runtime.residencies {
             residency
@@ -165,8 +155,7 @@ impl Device {
         Ok(())
     }
 
-    fn validate_work(&self, index: usize, model: &Model) -> Checked {
-        let checked = Checker { place: &|| self.label(index) };
+    fn validate_work(&self, checked: &Checker, model: &Model) -> Checked {
         let Some(work) = &self.runtime.work_times else { return Ok(()) };
         for (field, seconds) in [
             ("runtime.work.output", work.cpu_output),
@@ -181,8 +170,9 @@ impl Device {
             ("runtime.work.gpu_layers", &work.gpu_layers, gpu_layers),
         ] {
             if times.len() as u64 != u64::from(layers) {
-                let place = self.label(index);
-                return Err(InstanceError::TimeCount { place, field, given: times.len(), layers });
+                let times = times.len();
+                return checked
+                    .refuse(field, format!("has {times} times for {layers} layers: give one per layer"));
             }
             times.iter().try_for_each(|seconds| checked.not_negative(field, *seconds))?;
         }
@@ -196,12 +186,16 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn number(&self, field: &str, value: f64, is_valid: bool, requirement: &'static str) -> Checked {
+    fn refuse(&self, field: &str, problem: String) -> Checked {
+        Err(InstanceError::Field { field: field.to_owned(), place: (self.place)(), problem })
+    }
+
+    fn number(&self, field: &str, value: f64, is_valid: bool, requirement: &str) -> Checked {
         if value.is_finite() && is_valid {
             return Ok(());
         }
         let requirement = if value.is_finite() { requirement } else { "be a finite number" };
-        Err(InstanceError::Number { place: (self.place)(), field: field.to_owned(), value, requirement })
+        self.refuse(field, format!("is {value}: it must {requirement}"))
     }
 
     fn positive(&self, field: &str, value: f64) -> Checked {
@@ -213,10 +207,7 @@ impl Checker<'_> {
     }
 
     fn at_most(&self, field: &str, value: u64, limit: u64) -> Checked {
-        if value <= limit {
-            return Ok(());
-        }
-        Err(InstanceError::TooLarge { place: (self.place)(), field: field.to_owned(), limit })
+        if value <= limit { Ok(()) } else { self.refuse(field, format!("must be at most {limit}")) }
     }
 
     fn bytes(&self, field: &str, value: u64) -> Checked {
@@ -231,8 +222,8 @@ impl Checker<'_> {
     fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Checked {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {
-                let (place, field, format) = ((self.place)(), field.to_owned(), format.clone());
-                return Err(InstanceError::MissingSpeed { place, field, format });
+                let why = "which the model uses: measure or estimate it";
+                return self.refuse(field, format!("has no speed for `{format}`, {why}"));
             };
             self.positive(&format!("{field}.{format}"), *speed)?;
         }

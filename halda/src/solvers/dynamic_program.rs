@@ -102,11 +102,7 @@ impl RingSizeProblem<'_, '_> {
     }
 
     /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to GPU layers.
-    pub(crate) fn assignment(
-        &self,
-        ring: &Ring,
-        gpu_layers: impl Fn(usize, u32, usize) -> u32,
-    ) -> Assignment {
+    pub fn assignment(&self, ring: &Ring, gpu_layers: impl Fn(usize, u32, usize) -> u32) -> Assignment {
         let devices = self.model.device_count();
         let rounds = self.model.model_layers().div_ceil(self.ring_layers);
         let mut assignment = Assignment::new(self.head(), rounds, vec![0; devices], vec![0; devices]);
@@ -162,8 +158,7 @@ impl RingSizeProblem<'_, '_> {
                 found.arrival[position * columns..][..columns].copy_from_slice(&found.cost[before]);
             }
             self.fill_window_times(times, device, &mut table);
-            let (smallest, return_hop) = self.smallest_and_return_hop(position, linked);
-            self.add_windows(position, &table, smallest, return_hop, &mut found);
+            self.add_windows(position, linked, &table, &mut found);
         }
         found
     }
@@ -205,16 +200,10 @@ impl RingSizeProblem<'_, '_> {
         kept.unwrap_or(0)..position
     }
 
-    /// Computes `cost[position][j + w]` = min over j, w of `arrival[position][j]` + g(w, j), for w from `smallest`.
-    /// The time of the device with the last layer of a partial round includes `return_hop`.
-    fn add_windows(
-        &self,
-        position: usize,
-        table: &[f64],
-        smallest: usize,
-        return_hop: f64,
-        found: &mut BestTimes,
-    ) {
+    /// Computes `cost[position][j + w]` = min over j, w of `arrival[position][j]` + g(w, j), for w from the minimum.
+    /// The time of the device with the last layer of a partial round includes its hop to the head.
+    fn add_windows(&self, position: usize, linked: bool, table: &[f64], found: &mut BestTimes) {
+        let (smallest, return_hop) = self.smallest_and_return_hop(position, linked);
         let (columns, remainder) = (self.columns(), self.remainder());
         let last_row = table.len() / columns - 1;
         let row = position * columns..(position + 1) * columns;

@@ -15,9 +15,9 @@
 
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::bounds_by_head;
-use crate::solvers::ring_order::{best_ring, can_try_all_subsets, candidate_cycle};
+use crate::solvers::ring_order::{best_ring, can_try_all_subsets};
 use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
-use crate::solvers::shortest_cycle::ShortestCycles;
+use crate::solvers::shortest_cycle::{ShortestCycles, candidate_cycle};
 use crate::{
     Assignment, HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, SearchLimit, SearchStep, Strategy,
     StrategyError,
@@ -69,7 +69,9 @@ impl Strategy for Exact {
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         self.head.candidates(model.device_count())?;
-        let mut search = Search::new(model, *self);
+        let (deciding, bounds, steps, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let exact = *self;
+        let mut search = Search { model, exact, deciding, bounds, steps, best: None, notes, bound: None };
         // If the next device does not matter, all orders of whole rounds are equally fast.
         if self.order == OrderChoice::Best && model.hops.depends_on_receiver {
             search.best_order(&rings);
@@ -93,12 +95,7 @@ struct Search<'a, 'i> {
     bound: Option<f64>,
 }
 
-impl<'a, 'i> Search<'a, 'i> {
-    fn new(model: &'a LatencyModel<'i>, exact: Exact) -> Self {
-        let (deciding, bounds, steps, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { model, exact, deciding, bounds, steps, best: None, notes, bound: None }
-    }
-
+impl Search<'_, '_> {
     fn best_head(&self, default: usize) -> usize {
         self.best.as_ref().map_or(default, |(_, best)| best.head)
     }

@@ -39,11 +39,7 @@ impl LinearProgram {
     }
 
     /// Adds bounds on a weighted sum of columns; `terms` has (column, weight). Infinite bounds are allowed.
-    pub(crate) fn add_row(
-        &mut self,
-        bounds: RangeInclusive<f64>,
-        terms: impl IntoIterator<Item = (usize, f64)>,
-    ) {
+    pub fn add_row(&mut self, bounds: RangeInclusive<f64>, terms: impl IntoIterator<Item = (usize, f64)>) {
         self.rows.push(Row { bounds, terms: terms.into_iter().collect() });
     }
 

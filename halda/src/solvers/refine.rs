@@ -1,17 +1,9 @@
 //! Local search (hill climbing) that improves a plan by a score of the caller, for example its simulated time.
 //!
-//! The search tries the neighbours of the best plan in turn, and moves to the first better one. The moves are:
-//!
-//! - another number of rounds: the next factor of L or the next integer, with the windows scaled to it;
-//! - one layer of a round is moved to another processor. This includes the GPU or CPU of the same device. A device
-//!   that loses its only layer is dropped, and a device without layers can get one;
-//! - a round has one layer more or fewer, and the last round compensates for it;
-//! - the windows of two devices are exchanged;
-//! - all layers of a device are moved to another device.
-//!
-//! After an improvement the same move is tried again first. The search stops when no neighbour is better, after a
-//! number of evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named
-//! constraints are scored, with the residencies that are fastest in the steady state; the last round may be partial.
+//! The search tries the neighbours of the best plan in turn (`Move`), and moves to the first better one. After an
+//! improvement the same move is tried again first. The search stops when no neighbour is better, after a number of
+//! evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named constraints
+//! are scored, with the residencies that are fastest in the steady state; the last round may be partial.
 
 use std::collections::BTreeMap;
 
@@ -82,15 +74,13 @@ pub fn refine(
                 && best_residencies(model, next).is_some()
         });
         let before = scores.progress.best;
-        let found = match neighbour.as_ref().map_or(Ok(None), |next| scores.get_or_score(next)) {
-            Ok(found) => found,
-            Err(reason) => {
+        let found = neighbour.as_ref().map_or(Ok(None), |next| scores.get_or_score(next));
+        match (neighbour, found) {
+            (_, Err(reason)) => {
                 stop_reason = reason;
                 break;
             }
-        };
-        match neighbour {
-            Some(next) if found.is_some_and(|found| before.is_none_or(|before| found < before)) => {
+            (Some(next), Ok(Some(found))) if before.is_none_or(|before| found < before) => {
                 best = next;
                 failed_moves = 0;
             }
@@ -141,30 +131,21 @@ struct Processor {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// Increases or decreases the number of rounds: to the next factor of the model's layers, or by one.
-    Rounds {
-        more: bool,
-        factors: bool,
-    },
-    /// Moves one layer of a round. If `from` or `to` is `None`, the round gets one layer more or fewer.
-    Layer {
-        from: Option<Processor>,
-        to: Option<Processor>,
-    },
-    Swap {
-        one: usize,
-        other: usize,
-    },
-    Drop {
-        device: usize,
-        to: usize,
-    },
+    /// Increases or decreases the number of rounds, to the next factor of the model's layers or by one, and scales the
+    /// windows to it.
+    Rounds { more: bool, factors: bool },
+    /// Moves one layer of a round, also between the processors of one device. This can drop a device, or add one. If
+    /// `from` or `to` is `None`, the round gets one layer more or fewer.
+    Layer { from: Option<Processor>, to: Option<Processor> },
+    /// Exchanges the windows of two devices.
+    Swap { one: usize, other: usize },
+    /// Moves all layers of a device to another device.
+    Drop { device: usize, to: usize },
 }
 
 fn moves(model: &LatencyModel) -> Vec<Move> {
-    let mut all: Vec<Move> = [(true, true), (false, true), (true, false), (false, false)]
-        .map(|(more, factors)| Move::Rounds { more, factors })
-        .into();
+    let rounds = [(true, true), (false, true), (true, false), (false, false)];
+    let mut all: Vec<Move> = rounds.map(|(more, factors)| Move::Rounds { more, factors }).into();
     let devices = 0..model.device_count();
     let processors_of = |device: usize| {
         let has_gpu = model.instance().devices[device].gpu != Gpu::None;
@@ -312,9 +293,7 @@ impl Strategy for Refine {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = vec![format!("start={}", self.start_strategy)];
-        options.extend(self.rules.options());
-        options
+        [vec![format!("start={}", self.start_strategy)], self.rules.options()].concat()
     }
 
     fn objective(&self) -> Objective {

@@ -17,7 +17,7 @@ use crate::problem::assignment::ring_order;
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
 use crate::solvers::search_space::{from_head, min_windows};
-use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
+use crate::solvers::shortest_cycle::ShortestCycles;
 use crate::{LatencyModel, Rules};
 
 /// The maximum number of devices for which all subsets are tried. source: assumed; measured to take at most a second
@@ -105,9 +105,4 @@ impl Subsets<'_> {
             self.best = (seconds, set);
         }
     }
-}
-
-/// Returns an order of all devices: a short cycle through `members`, with the other devices inserted.
-pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
-    with_missing_devices(model, short_cycle(model, members))
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{LatencyModel, Rules, StrategyError, valid_rounds};
+use crate::{LatencyModel, OrderChoice, Rules, StrategyError, valid_rounds};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
@@ -22,15 +22,6 @@ impl HeadChoice {
             HeadChoice::Best => Ok(0..devices),
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OrderChoice {
-    /// Only the instance's order, starting at the head.
-    #[default]
-    Given,
-    /// All orders, or some of them if there are too many.
-    Best,
 }
 
 /// Rotates a cycle of devices so that the head is first.

@@ -79,8 +79,9 @@ impl ShortestCycles {
     }
 }
 
-/// Returns a cycle through these devices, found by local search. Avoiding missing links has priority over length.
-pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
+/// Returns an order of all devices: a short cycle through `members`, found by local search, with the other devices
+/// inserted. Avoiding missing links has priority over length.
+pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     let (first, others) = members.split_at(members.len().min(1));
     let (mut cycle, mut left) = (first.to_vec(), others.to_vec());
     while let Some(&last) = cycle.last() {
@@ -95,7 +96,7 @@ pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize>
         let Some((shorter, seconds)) = improved(model, &cycle, length) else { break };
         (cycle, length) = (shorter, seconds);
     }
-    cycle
+    with_missing_devices(model, cycle)
 }
 
 /// Inserts all devices that are missing from a cycle, each where its two new hops are shortest.

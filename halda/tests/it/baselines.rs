@@ -152,10 +152,11 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
     assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");
     devices[0].ram_available = LAYER - 1;
-    let refusal = solved(&EdgeShard, 10, devices).unwrap_err();
-    let expected =
-        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer";
-    assert_eq!(refusal, expected);
+    let small_head = solved(&EdgeShard, 10, devices).unwrap_err();
+    assert_eq!(
+        small_head,
+        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer"
+    );
 }
 
 #[test]

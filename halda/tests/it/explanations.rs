@@ -5,7 +5,7 @@
 
 use hearth_halda::{
     Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, Manual,
-    MemoryProportional, MemorySizes, Share, Single, StrategyError, Violation, solve,
+    MemoryProportional, Share, Single, StrategyError, Violation, solve,
 };
 
 use crate::fixtures::{SELECT, certified_model};
@@ -35,10 +35,9 @@ fn partial_last_round_has_its_terms() {
     near(worker.disk, 0.0);
     near(worker.communication, 2.0 * 0.005);
     let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
-    assert_eq!(
-        refusal.to_string(),
-        "24 layers cannot be divided into 5 rounds; valid numbers of rounds are [1, 2, 3, 4, 6, 8, 12]"
-    );
+    let expected =
+        "24 layers cannot be divided into 5 rounds; valid numbers of rounds are [1, 2, 3, 4, 6, 8, 12]";
+    assert_eq!(refusal.to_string(), expected);
 }
 
 #[test]
@@ -82,11 +81,9 @@ fn dropped_device_has_its_cost() {
 fn infeasible_instance_names_the_reason() {
     let model = certified_model("slow");
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
-    assert_eq!(
-        refusal.to_string(),
-        "no plan exists: k = 1: a round has 40 layers, only 16 fit in memory, and the disks are too slow to read \
-         weights for every token"
-    );
+    let expected = "no plan exists: k = 1: a round has 40 layers, only 16 fit in memory, and the disks are too slow to \
+                    read weights for every token";
+    assert_eq!(refusal.to_string(), expected);
     let model = certified_model("LltM");
     let refusal = solve(&Exact::default(), &model).unwrap_err();
     let expected = "no plan exists: k = 1: a round of 2 layers cannot give each of 3 devices a layer";
@@ -98,7 +95,7 @@ fn infeasible_instance_names_the_reason() {
 #[test]
 fn baselines_have_their_windows() {
     let model = certified_model("tie");
-    let mem = solve(&MemoryProportional { sizes: MemorySizes::Total(vec![1, 2]) }, &model).unwrap();
+    let mem = solve(&MemoryProportional::Total(vec![1, 2]), &model).unwrap();
     assert_eq!(mem.assignment.window_layers, [8, 16]);
     let even = solve(&Even { rounds: 8 }, &model).unwrap();
     assert_eq!(even.assignment.window_layers, [2, 1]);
@@ -142,31 +139,21 @@ fn manual_plan_is_checked() {
     assert!(matches!(found[..], [Violation::RingExceedsModel { .. }]), "{found:?}");
 }
 
-type Change = fn(&mut Instance);
-
 #[test]
 fn invalid_instance_names_field_and_device() {
-    let cases: [(Change, &str); 5] = [
-        (
-            |instance| instance.devices[1].disk_read_rate = 0.0,
-            "`s_disk` of devices[1] `linux-none` is 0: it must be above zero",
-        ),
-        (
-            |instance| instance.devices[0].hop = f64::NAN,
-            "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number",
-        ),
-        (
-            |instance| instance.devices[0].gpu_speed.clear(),
-            "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or estimate it",
-        ),
-        (|instance| instance.devices.clear(), "instance `slowgpu` has no devices: give at least the head"),
-        (|instance| instance.model.model_layers = 0, "`L` of the model `hard` is 0: it must be above zero"),
-    ];
-    for (change, expected) in cases {
+    let check = |change: fn(&mut Instance), expected: &str| {
         let mut instance = certified_model("slowgpu").instance().clone();
         change(&mut instance);
         assert_eq!(LatencyModel::new(&instance).unwrap_err().to_string(), expected);
-    }
+    };
+    let no_disk = "`s_disk` of devices[1] `linux-none` is 0: it must be above zero";
+    check(|instance| instance.devices[1].disk_read_rate = 0.0, no_disk);
+    let hop = "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number";
+    check(|instance| instance.devices[0].hop = f64::NAN, hop);
+    let speed = "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or estimate it";
+    check(|instance| instance.devices[0].gpu_speed.clear(), speed);
+    check(|instance| instance.devices.clear(), "instance `slowgpu` has no devices: give at least the head");
+    check(|instance| instance.model.model_layers = 0, "`L` of the model `hard` is 0: it must be above zero");
     let unknown = r#"{"name": "a", "s_threshold": 0, "modle": {}}"#;
     let error = serde_json::from_str::<Instance>(unknown).unwrap_err().to_string();
     assert!(error.contains("unknown field `modle`"), "{error}");

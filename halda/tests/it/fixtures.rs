@@ -5,9 +5,10 @@ use std::sync::LazyLock;
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, OperatingSystem, Rules, RuntimeModel,
-    Solution, Strategy, StrategyError, solve, violations,
+    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, Rules, RuntimeModel, Solution, Strategy,
+    StrategyError, solve, violations,
 };
+use hearth_profiles::device::Os;
 use hearth_profiles::model::shipped;
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Workload};
@@ -67,7 +68,7 @@ pub fn certified_model(name: &str) -> LatencyModel<'static> {
 pub fn plain_device(name: &str) -> Device {
     Device {
         name: name.to_owned(),
-        os: OperatingSystem::Linux,
+        os: Os::Linux,
         gpu: Gpu::None,
         cpu_speed: BTreeMap::new(),
         gpu_speed: BTreeMap::new(),

@@ -5,7 +5,7 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_halda::lint::{self, Finding, Severity};
-use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan_from_solution, solve};
+use hearth_halda::{Instance, LatencyModel, Manual, Overlap, Strategy, plan_from_solution, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
 use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -57,14 +57,21 @@ impl Case {
     }
 
     fn plan(&self, windows: &[u32]) -> Plan {
+        self.plan_by(&Manual { window_layers: windows.to_vec(), ..Manual::default() })
+    }
+
+    fn plan_by(&self, strategy: &dyn Strategy) -> Plan {
         let instance = Instance::from_cluster(&self.cluster, None);
-        let model = LatencyModel::new(&instance).unwrap();
-        let strategy = Manual { window_layers: windows.to_vec(), ..Manual::default() };
-        plan_from_solution(&solve(&strategy, &model).unwrap(), &self.cluster, &self.origin).unwrap()
+        let solution = solve(strategy, &LatencyModel::new(&instance).unwrap()).unwrap();
+        plan_from_solution(&solution, &self.cluster, &self.origin).unwrap()
     }
 
     fn lint(&self, plan: &Plan) -> Vec<Finding> {
         lint::check_plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
+    }
+
+    fn lint_scenario(&self) -> Vec<Finding> {
+        lint::check_scenario(&self.scenario, &self.cluster)
     }
 
     /// Sets the memory of a device so that `left` remains beside buffers and the key-value cache of `layers` layers.
@@ -90,7 +97,7 @@ fn codes(found: &[Finding], expected: &[&str]) {
 #[test]
 fn valid_plan_has_no_findings() {
     let case = Case::new(SCENARIO);
-    codes(&lint::check_scenario(&case.scenario, &case.cluster), &[]);
+    codes(&case.lint_scenario(), &[]);
     codes(&case.lint(&case.plan(&[24, 8])), &[]);
 }
 
@@ -98,8 +105,7 @@ fn valid_plan_has_no_findings() {
 #[track_caller]
 fn findings_with(text: &str, from: &str, to: &str) -> Vec<Finding> {
     assert!(text.contains(from));
-    let case = Case::new(&text.replace(from, to));
-    lint::check_scenario(&case.scenario, &case.cluster)
+    Case::new(&text.replace(from, to)).lint_scenario()
 }
 
 #[test]
@@ -118,8 +124,7 @@ fn scenario_findings() {
     let both = SCENARIO
         .replace("profile: d3", "profile: d3, address: '10.0.0.1:9'")
         .replace("profile: d2", "profile: d2, address: '10.0.0.1:9'");
-    let both = Case::new(&both);
-    codes(&lint::check_scenario(&both.scenario, &both.cluster), &["same-address"]);
+    codes(&Case::new(&both).lint_scenario(), &["same-address"]);
     let named = |pair: &str| {
         let link = "{latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}";
         format!("    - {{devices: {pair}, link: {link}}}\n")
@@ -127,7 +132,7 @@ fn scenario_findings() {
     let links = [named("[a, b]"), named("[b, a]")].concat();
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
     // Every pair has its own link, so the slow default link is not used.
-    codes(&lint::check_scenario(&case.scenario, &case.cluster), &["link-twice"]);
+    codes(&case.lint_scenario(), &["link-twice"]);
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn profile_findings() {
     let lint = |change: &dyn Fn(&mut Case)| {
         let mut case = Case::new(SCENARIO);
         change(&mut case);
-        lint::check_scenario(&case.scenario, &case.cluster)
+        case.lint_scenario()
     };
     let cpu = |case: &mut Case, spread: f64| {
         let cpu = &mut case.cluster.members[1].device.cpu;
@@ -180,13 +185,12 @@ fn more_devices_than_layers() {
     let devices: Vec<String> =
         (0..33).map(|index| format!("  - {{name: x{index}, profile: d2}}\n")).collect();
     let text = SCENARIO.replace("links:", &format!("{}links:", devices.concat()));
-    let case = Case::new(&text);
-    let found = lint::check_scenario(&case.scenario, &case.cluster);
+    let found = Case::new(&text).lint_scenario();
     codes(&found, &["more-devices-than-layers"]);
     assert_eq!(found[0].severity, Severity::Warning);
     assert!(found[0].what.contains("35 devices share 32 layers: 3 stay idle"), "{}", found[0].what);
-    let case = Case::new(&format!("{text}planner: {{keep_all: true}}\n"));
-    assert_eq!(lint::check_scenario(&case.scenario, &case.cluster)[0].severity, Severity::Error);
+    let kept = Case::new(&format!("{text}planner: {{keep_all: true}}\n"));
+    assert_eq!(kept.lint_scenario()[0].severity, Severity::Error);
 }
 
 #[test]
@@ -294,10 +298,7 @@ fn dropped_device_that_would_help() {
     codes(&found, &["dropped-device-would-help"]);
     assert!(found[0].what.starts_with("`b` has no layers"), "{}", found[0].what);
     // The best plan by the same latency model drops no device wrongly.
-    let instance = Instance::from_cluster(&case.cluster, None);
-    let model = LatencyModel::new(&instance).unwrap();
-    let best = plan_from_solution(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin)
-        .unwrap();
+    let best = case.plan_by(&Overlap::default());
     assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));
 }
 

@@ -138,11 +138,8 @@ fn errors_name_memory_and_unused_options() {
     let cluster = cluster("llama-14b", &PAPER);
     let refusal = |name: &str| made(name, &cluster, None).expect_err("a refusal").to_string();
     // 14 billion weights of 4 bytes are 56 GB; D1 to D4 have less.
-    let out_of_memory = refusal("hepti");
-    assert!(
-        out_of_memory.contains("keeps all weights in memory as f32, and memory holds"),
-        "{out_of_memory}"
-    );
+    let memory = refusal("hepti");
+    assert!(memory.contains("keeps all weights in memory as f32, and memory holds"), "{memory}");
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
     let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
     assert_eq!(refusal("airinfer", SystemOptions::default()), SystemError::NoAirTime);

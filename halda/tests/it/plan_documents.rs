@@ -2,7 +2,7 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Single, Strategy,
+    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, Single, Strategy,
     plan_from_solution, solve, total_memory,
 };
 use hearth_profiles::device::{Device, Quota, shipped as shipped_device};
@@ -184,14 +184,9 @@ fn solutions_become_plans() {
             }
         }
     }
-    planned(&cluster, &MemoryProportional::default());
-    let manual = Manual {
-        head: 1,
-        rounds: Some(3),
-        window_layers: vec![17, 7, 13],
-        gpu_layers: vec![5, 0, 2],
-        ..Manual::default()
-    };
+    planned(&cluster, &MemoryProportional::Available);
+    let (window_layers, gpu_layers) = (vec![17, 7, 13], vec![5, 0, 2]);
+    let manual = Manual { head: 1, rounds: Some(3), window_layers, gpu_layers, ..Manual::default() };
     let plan = planned(&cluster, &manual);
     let names: Vec<&str> = plan.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["laptop", "mac", "desktop"]);
@@ -209,7 +204,7 @@ fn mem_total_gives_the_plan_of_exo() {
     // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
     let total = total_memory(&cluster);
     assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
-    let plan = planned(&cluster, &MemoryProportional { sizes: MemorySizes::Total(total) });
+    let plan = planned(&cluster, &MemoryProportional::Total(total));
     let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
     assert_eq!(windows, [9, 10, 13]);
     assert_eq!(plan.planner.strategy, "mem-total");
@@ -230,11 +225,9 @@ fn plan_has_an_explanation() {
     assert_eq!(plan.dropped[1].name, "mac");
     assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
     assert_eq!(plan.explanation[1], "By the same objective no plan of this kind is faster.");
-    assert_eq!(
-        plan.explanation[2],
-        "`desktop`: 32 layers, 32 of them on the GPU, within its memory, no constraint limits it; a window one \
-         layer wider would add 669 us."
-    );
+    let sentence = "`desktop`: 32 layers, 32 of them on the GPU, within its memory, no constraint limits it; a window \
+                    one layer wider would add 669 us.";
+    assert_eq!(plan.explanation[2], sentence);
     assert!(plan.model.digest.is_none(), "no file");
     let predicted = plan.devices[0].predicted.unwrap();
     let terms = predicted.compute + predicted.memory + predicted.disk + predicted.communication;

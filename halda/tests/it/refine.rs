@@ -14,6 +14,8 @@ use proptest::prelude::*;
 
 use crate::fixtures::{FREE, cases, certified_rows};
 
+const SEARCH: RefineOptions = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
+
 /// Returns the small instances for which `exact` has a plan, with that plan.
 fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
     let small = certified_rows().filter(|(place, ..)| place.starts_with("small.jsonl"));
@@ -65,7 +67,7 @@ proptest! {
         targets in prop::collection::vec((-2.0..12.0_f64, 0.1..3.0_f64), 16),
     ) {
         for (model, start) in instances().filter(|(model, _)| model.device_count() <= 3) {
-            let search = RefineOptions { rules: FREE, keep_rounds: true, max_evaluations: None };
+            let search = RefineOptions { keep_rounds: true, ..SEARCH };
             let RefineResult { assignment, best_score, stop_reason, .. } =
                 refine(&model, &start, search, |at| Some(convex_score(at, &targets)), |_| true);
             let best = minimum_score(&model, start.head, |at| convex_score(at, &targets));
@@ -78,7 +80,7 @@ proptest! {
     #[test]
     fn refine_is_never_worse_than_its_start_and_keeps_the_rules(seed in any::<u64>(), most in 0..200_u64) {
         for (model, start) in instances() {
-            let search = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: Some(most) };
+            let search = RefineOptions { max_evaluations: Some(most), ..SEARCH };
             let mut scored = Vec::new();
             let mut run = || {
                 let score = |at: &Assignment| {
@@ -109,11 +111,10 @@ fn refine_changes_rounds() {
     let (model, start) = instances().next().unwrap();
     assert_eq!((start.rounds, start.ring_layers()), (1, 12));
     let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
-    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
-    let found = refine(&model, &start, search, score, |_| true);
+    let found = refine(&model, &start, SEARCH, score, |_| true);
     assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
     assert_eq!((found.start_score, found.best_score), (Some(3.0), Some(0.0)));
-    let kept = refine(&model, &start, RefineOptions { keep_rounds: true, ..search }, score, |_| true);
+    let kept = refine(&model, &start, RefineOptions { keep_rounds: true, ..SEARCH }, score, |_| true);
     assert_eq!(kept.assignment.rounds, 1);
 }
 
@@ -122,32 +123,30 @@ fn refine_adds_and_drops_devices() {
     let mut three = instances().filter(|(model, _)| model.device_count() == 3);
     let (model, start) = three.find(|(model, _)| model.instance().slow_disk_threshold == 0.0).unwrap();
     let used = |at: &Assignment| at.window_layers.iter().filter(|window| **window > 0).count();
-    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
-    let alone = refine(&model, &start, search, |at| Some(used(at) as f64), |_| true).assignment;
+    let alone = refine(&model, &start, SEARCH, |at| Some(used(at) as f64), |_| true).assignment;
     assert_eq!(used(&alone), 1);
-    let all = refine(&model, &alone, search, |at| Some(-(used(at) as f64)), |_| true).assignment;
+    let all = refine(&model, &alone, SEARCH, |at| Some(-(used(at) as f64)), |_| true).assignment;
     assert_eq!(used(&all), 3);
-    let kept = RefineOptions { rules: Rules { may_drop: false, ..FREE }, ..search };
+    let kept = RefineOptions { rules: Rules { may_drop: false, ..FREE }, ..SEARCH };
     assert_eq!(used(&refine(&model, &all, kept, |at| Some(used(at) as f64), |_| true).assignment), 3);
 }
 
 #[test]
 fn refine_stops_on_request() {
     let (model, start) = instances().next().unwrap();
-    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
     let mut reported = Vec::new();
     let should_continue = |progress: Progress| {
         reported.push(progress);
         progress.evaluations < 7
     };
-    let found = refine(&model, &start, search, |at| Some(-f64::from(at.gpu_layers[0])), should_continue);
+    let found = refine(&model, &start, SEARCH, |at| Some(-f64::from(at.gpu_layers[0])), should_continue);
     assert_eq!((found.evaluations, found.stop_reason), (7, StopReason::StoppedByCaller));
     assert_eq!(reported.len(), 8);
     assert!(reported.windows(2).all(|pair| pair[1].evaluations == pair[0].evaluations + 1));
-    let nothing = refine(&model, &start, search, |_| Some(f64::NAN), |_| true);
+    let nothing = refine(&model, &start, SEARCH, |_| Some(f64::NAN), |_| true);
     assert_eq!((nothing.assignment, nothing.start_score, nothing.best_score), (start.clone(), None, None));
     let invalid = Assignment::new(9, 0, vec![1], vec![]);
-    let kept = refine(&model, &invalid, search, |_| Some(1.0), |_| true);
+    let kept = refine(&model, &invalid, SEARCH, |_| Some(1.0), |_| true);
     assert_eq!((kept.assignment, kept.evaluations), (invalid, 0));
 }
 

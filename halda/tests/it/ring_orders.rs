@@ -73,9 +73,8 @@ fn hops_go_to_the_next_device_in_each_round() {
     assert_eq!(hops([2, 1, 1], 3, None), [2, 40, 200]);
     assert_eq!(hops([1, 1, 2], 3, None), [3, 2 * 20 + 10, 200]);
     assert_eq!(hops([2, 2, 0], 3, Some(vec![0, 2, 1])), [2 * 2 + 2, 20, 2 * 200 + 100]);
-    let relayed =
-        Assignment { order: Some(vec![0, 2, 1]), ..Assignment::new(0, 3, vec![2, 2, 0], vec![0; 3]) };
-    let found = violations(&model, &relayed, FREE);
+    let windows = Assignment::new(0, 3, vec![2, 2, 0], vec![0; 3]);
+    let found = violations(&model, &Assignment { order: Some(vec![0, 2, 1]), ..windows }, FREE);
     assert!(matches!(found[..], [Violation::RelayInPartialRound { .. }]), "{found:?}");
 }
 
@@ -108,11 +107,9 @@ fn weak_device_becomes_a_relay() {
     assert!(refusal.contains(expected), "{refusal}");
     assert!(best(&instance, OrderChoice::Best).is_err());
     let model = LatencyModel::new(&instance).unwrap();
-    let Err(StrategyError::ConstraintsViolated { violations, .. }) = solve(&Even { rounds: 1 }, &model)
-    else {
-        panic!("a gap")
-    };
-    assert_eq!(violations[0].to_string(), "`b` has no link to `c`, the next device in the ring");
+    let gap = solve(&Even { rounds: 1 }, &model).unwrap_err().to_string();
+    let sentence = "the plan of `even` is not allowed: `b` has no link to `c`, the next device in the ring";
+    assert!(gap.starts_with(sentence), "{gap}");
 }
 
 #[test]
@@ -147,18 +144,13 @@ fn invalid_hop_matrix_is_an_error() {
     };
     let row = vec![Some(0.0), Some(1.0)];
     assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows, but there are 2 devices");
-    assert_eq!(
-        refused(vec![row.clone(), vec![None]]),
-        "`t_comm_between` has 1 entries in the row of devices[1] `b`, but there are 2 devices"
-    );
-    assert_eq!(
-        refused(vec![row.clone(), vec![Some(-1.0), None]]),
-        "`t_comm_between` of devices[1] `b` to `a` is -1: it must not be negative"
-    );
-    assert_eq!(
-        refused(vec![row.clone(), vec![Some(f64::NAN), None]]),
-        "`t_comm_between` of devices[1] `b` to `a` is NaN: it must be a finite number"
-    );
+    for (second, problem) in [
+        (vec![None], "has 1 entries in the row of devices[1] `b`, but there are 2 devices"),
+        (vec![Some(-1.0), None], "of devices[1] `b` to `a` is -1: it must not be negative"),
+        (vec![Some(f64::NAN), None], "of devices[1] `b` to `a` is NaN: it must be a finite number"),
+    ] {
+        assert_eq!(refused(vec![row.clone(), second]), format!("`t_comm_between` {problem}"));
+    }
     assert!(refused(vec![row, vec![Some(f64::MAX), None]]).contains("infinite time"));
 }
 

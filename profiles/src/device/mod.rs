@@ -444,38 +444,34 @@ impl Device {
     }
 
     fn rates(&self) -> Vec<(String, f64)> {
-        let (cpu, disk) = (&self.cpu, &self.disk);
-        let mut rates = vec![
-            ("cpu.read_bandwidth", cpu.read_bandwidth.value.0),
-            ("cpu.kv_copy.bandwidth", cpu.kv_copy.bandwidth.value.0),
-            ("disk.sequential", disk.sequential.value.0),
+        let (cpu, disk, gpu) = (&self.cpu, &self.disk, self.gpu.as_ref());
+        let rate = |rate: &Sourced<BytesPerSecond>| rate.value.0;
+        let single = [
+            ("cpu.read_bandwidth", Some(rate(&cpu.read_bandwidth))),
+            ("cpu.kv_copy.bandwidth", Some(rate(&cpu.kv_copy.bandwidth))),
+            ("disk.sequential", Some(rate(&disk.sequential))),
+            ("disk.fault", disk.fault.as_ref().map(rate)),
+            ("disk.random", disk.random.as_ref().map(rate)),
+            ("disk.populate", disk.populate.as_ref().map(rate)),
+            ("disk.turnover", disk.turnover.as_ref().map(rate)),
+            ("disk.limit", disk.limit.as_ref().map(rate)),
+            ("cpu.attention", cpu.attention.as_ref().map(|rate| rate.value.0)),
+            ("gpu.read_bandwidth", gpu.map(|gpu| rate(&gpu.read_bandwidth))),
+            ("gpu.kv_copy.bandwidth", gpu.map(|gpu| rate(&gpu.kv_copy.bandwidth))),
+            ("gpu.upload.bandwidth", gpu.map(|gpu| rate(&gpu.upload.bandwidth))),
+            ("gpu.download.bandwidth", gpu.map(|gpu| rate(&gpu.download.bandwidth))),
         ];
-        let optional = [
-            ("disk.fault", &disk.fault),
-            ("disk.random", &disk.random),
-            ("disk.populate", &disk.populate),
-            ("disk.turnover", &disk.turnover),
-            ("disk.limit", &disk.limit),
+        let tables = [
+            ("cpu.matvec", Some(&cpu.matvec)),
+            ("cpu.matvec_streamed", Some(&cpu.matvec_streamed)),
+            ("cpu.matmul", Some(&cpu.matmul)),
+            ("gpu.matvec", gpu.map(|gpu| &gpu.matvec)),
+            ("gpu.matmul", gpu.map(|gpu| &gpu.matmul)),
         ];
-        rates.extend(optional.into_iter().filter_map(|(key, rate)| Some((key, rate.as_ref()?.value.0))));
-        rates.extend(cpu.attention.as_ref().map(|rate| ("cpu.attention", rate.value.0)));
-        let mut tables = vec![
-            ("cpu.matvec", &cpu.matvec),
-            ("cpu.matvec_streamed", &cpu.matvec_streamed),
-            ("cpu.matmul", &cpu.matmul),
-        ];
-        if let Some(gpu) = &self.gpu {
-            rates.extend([
-                ("gpu.read_bandwidth", gpu.read_bandwidth.value.0),
-                ("gpu.kv_copy.bandwidth", gpu.kv_copy.bandwidth.value.0),
-                ("gpu.upload.bandwidth", gpu.upload.bandwidth.value.0),
-                ("gpu.download.bandwidth", gpu.download.bandwidth.value.0),
-            ]);
-            tables.extend([("gpu.matvec", &gpu.matvec), ("gpu.matmul", &gpu.matmul)]);
-        }
         let by_format = tables.into_iter().flat_map(|(key, table)| {
-            table.iter().map(move |(format, rate)| (format!("{key}.{format}"), rate.value.0))
+            let rates = table.into_iter().flat_map(PerFormat::iter);
+            rates.map(move |(format, rate)| (format!("{key}.{format}"), rate.value.0))
         });
-        rates.into_iter().map(|(key, rate)| (key.to_owned(), rate)).chain(by_format).collect()
+        single.into_iter().filter_map(|(key, rate)| Some((key.to_owned(), rate?))).chain(by_format).collect()
     }
 }

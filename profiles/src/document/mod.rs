@@ -72,17 +72,9 @@ impl DocumentError {
 
     /// Returns the message without the location.
     pub fn what(&self) -> String {
-        match self {
-            DocumentError::Content { what, .. } => what.clone(),
-            DocumentError::Schema { .. } => {
-                let mut unplaced = self.clone();
-                if let DocumentError::Schema { line, .. } = &mut unplaced {
-                    *line = 0;
-                }
-                unplaced.to_string()
-            }
-            other => other.to_string(),
-        }
+        let text = self.to_string();
+        let (line, column) = self.location().unwrap_or((0, 0));
+        text.strip_suffix(&place(line, column)).unwrap_or(&text).to_owned()
     }
 
     /// Replaces the path of a key by its line and column in the text.

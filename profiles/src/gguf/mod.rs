@@ -10,7 +10,7 @@ mod split;
 mod value;
 mod write;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub use error::{GgufError, HeaderError};
 pub use read::{Header, TensorInfo};
@@ -42,11 +42,6 @@ pub struct GgufModel {
 }
 
 impl GgufModel {
-    /// Reads the header of the file at `path`, or those of all parts if the file is a part of a split model.
-    pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
-        split::open(path.as_ref())
-    }
-
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }

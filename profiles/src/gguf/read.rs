@@ -167,10 +167,9 @@ impl<R: Read> HeaderReader<R> {
         for index in 0..count {
             let key = self.name(&format!("key {index}"), MAX_KEY_BYTES)?;
             let value = Value::read(self, &key)?;
-            if metadata.get(&key).is_some() {
+            if !metadata.insert(key.clone(), value) {
                 return Err(HeaderError::DuplicateKey { key });
             }
-            metadata.insert(key, value);
         }
         Ok(metadata)
     }

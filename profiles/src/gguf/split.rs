@@ -36,53 +36,57 @@ impl SplitKeys {
     }
 }
 
-/// Opens all parts of the model that `path` belongs to.
-pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
-    let (header, file_bytes) = read_header(path)?;
-    let split = SplitKeys::of(&header, path)?;
-    if split.count == 1 {
-        let parts = vec![path.to_owned()];
-        let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
-        return Ok(GgufModel { metadata: header.metadata, tensors: header.tensors, parts, sizes });
-    }
-    let parts = part_paths(path, &split)?;
-    let mut model = GgufModel::default();
-    let mut names = BTreeSet::new();
-    for (index, part) in parts.iter().enumerate() {
-        let (header, file_bytes) = read_header(part)?;
-        let found = SplitKeys::of(&header, part)?;
-        if found.number as usize != index || found.count != split.count || found.tensors != split.tensors {
-            let (number, count, expected) = (found.number + 1, found.count, index + 1);
-            let total = split.count;
-            let what = format!(
-                "its header says part {number} of {count}, but part {expected} of {total} was expected"
-            );
-            return Err(GgufError::Split { path: part.clone(), what });
+impl GgufModel {
+    /// Reads the header of the file at `path`, or those of all parts if the file is a part of a split model.
+    pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
+        let path = path.as_ref();
+        let (header, file_bytes) = read_header(path)?;
+        let split = SplitKeys::of(&header, path)?;
+        if split.count == 1 {
+            let parts = vec![path.to_owned()];
+            let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
+            return Ok(GgufModel { metadata: header.metadata, tensors: header.tensors, parts, sizes });
         }
-        for mut tensor in header.tensors {
-            if !names.insert(tensor.name.clone()) {
-                let source = HeaderError::DuplicateTensor { tensor: tensor.name };
-                return Err(GgufError::Header { path: part.clone(), source });
+        let parts = part_paths(path, &split)?;
+        let mut model = GgufModel::default();
+        let mut names = BTreeSet::new();
+        for (index, part) in parts.iter().enumerate() {
+            let (header, file_bytes) = read_header(part)?;
+            let found = SplitKeys::of(&header, part)?;
+            if found.number as usize != index || found.count != split.count || found.tensors != split.tensors
+            {
+                let (number, count, expected) = (found.number + 1, found.count, index + 1);
+                let total = split.count;
+                let what = format!(
+                    "its header says part {number} of {count}, but part {expected} of {total} was expected"
+                );
+                return Err(GgufError::Split { path: part.clone(), what });
             }
-            tensor.part = index;
-            model.tensors.push(tensor);
+            for mut tensor in header.tensors {
+                if !names.insert(tensor.name.clone()) {
+                    let source = HeaderError::DuplicateTensor { tensor: tensor.name };
+                    return Err(GgufError::Header { path: part.clone(), source });
+                }
+                tensor.part = index;
+                model.tensors.push(tensor);
+            }
+            if model.tensors.len() as u64 > MAX_TENSORS {
+                let what = format!("the parts up to this one have more than {MAX_TENSORS} tensors");
+                return Err(GgufError::Split { path: part.clone(), what });
+            }
+            if index == 0 {
+                model.metadata = header.metadata;
+            }
+            model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
         }
-        if model.tensors.len() as u64 > MAX_TENSORS {
-            let what = format!("the parts up to this one have more than {MAX_TENSORS} tensors");
-            return Err(GgufError::Split { path: part.clone(), what });
+        let found = model.tensors.len();
+        if let Some(announced) = split.tensors.filter(|&announced| announced != found as u64) {
+            let what = format!("`split.tensors.count` is {announced}, but the parts have {found} tensors");
+            return Err(GgufError::Split { path: path.to_owned(), what });
         }
-        if index == 0 {
-            model.metadata = header.metadata;
-        }
-        model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
+        model.parts = parts;
+        Ok(model)
     }
-    let found = model.tensors.len();
-    if let Some(announced) = split.tensors.filter(|&announced| announced != found as u64) {
-        let what = format!("`split.tensors.count` is {announced}, but the parts have {found} tensors");
-        return Err(GgufError::Split { path: path.to_owned(), what });
-    }
-    model.parts = parts;
-    Ok(model)
 }
 
 fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {

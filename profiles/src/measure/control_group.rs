@@ -171,15 +171,4 @@ mod tests {
         assert_eq!(found("memory"), [one("groups/memory/y"), one("groups/memory"), all.clone()]);
         assert_eq!(found("cpu"), [one("sys/fs/cgroup/cpu,cpuacct"), all]);
     }
-
-    #[test]
-    fn parent_groups_are_listed() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("a/b")).unwrap();
-        let mut found = Vec::new();
-        push_ancestors(root.path(), "a/b", Version::Two, &mut found);
-        let names: Vec<_> =
-            found.iter().map(|(_, folder)| folder.strip_prefix(root.path()).unwrap()).collect();
-        assert_eq!(names, [Path::new("a/b"), Path::new("a"), Path::new("")]);
-    }
 }

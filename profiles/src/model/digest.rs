@@ -5,10 +5,8 @@
 //! bytes. The digest of a shape is the SHA-256 over the dimensions that determine sizes and the name of the
 //! quantisation, without the context length and the name of the model.
 
-use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use sha2::{Digest, Sha256};
 
@@ -24,26 +22,19 @@ pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
     for (index, (path, size)) in model.parts.iter().zip(&model.sizes).enumerate() {
         let failed = |source| GgufError::Read { path: path.clone(), source };
         let mut file = File::open(path).map_err(failed)?;
-        feed(&mut hash, &mut file, path, 0, size.data_start.min(size.file_bytes))?;
+        feed(&mut hash, &mut file, 0, size.data_start.min(size.file_bytes)).map_err(failed)?;
         hash.update(size.file_bytes.to_le_bytes());
         for tensor in model.tensors.iter().filter(|tensor| tensor.part == index) {
-            feed(&mut hash, &mut file, path, tensor.offset, tensor.bytes.0.min(SAMPLE_BYTES))?;
+            feed(&mut hash, &mut file, tensor.offset, tensor.bytes.0.min(SAMPLE_BYTES)).map_err(failed)?;
         }
     }
-    Ok(format!("sha256:{}", hex(&hash.finalize())))
+    Ok(format!("sha256:{:x}", hash.finalize()))
 }
 
-fn feed(hash: &mut Sha256, file: &mut File, path: &Path, from: u64, count: u64) -> Result<(), GgufError> {
-    let failed = |source| GgufError::Read { path: path.to_owned(), source };
-    file.seek(SeekFrom::Start(from)).map_err(failed)?;
-    let mut buffer = vec![0; count.min(1 << 18) as usize];
-    let mut left = count;
-    while left > 0 {
-        let now = left.min(buffer.len() as u64);
-        let piece = &mut buffer[..now as usize];
-        file.read_exact(piece).map_err(failed)?;
-        hash.update(piece);
-        left -= now;
+fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result<()> {
+    file.seek(SeekFrom::Start(from))?;
+    if io::copy(&mut file.take(count), hash)? < count {
+        return Err(io::Error::new(ErrorKind::UnexpectedEof, "failed to fill whole buffer"));
     }
     Ok(())
 }
@@ -64,14 +55,7 @@ pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
         shape.vocab_size,
         shape.tied_embeddings,
     );
-    format!("shape:{}", hex(&Sha256::digest(text)))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("shape:{:x}", Sha256::digest(text))
 }
 
 #[cfg(test)]

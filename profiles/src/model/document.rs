@@ -16,8 +16,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::profile::ModelProfile;
-use super::quant::Quant;
-use super::shape::{Architecture, ModelShape};
+use super::quant::{Quant, UnknownQuant};
+use super::shape::{Architecture, ModelShape, ShapeError};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 
@@ -61,20 +61,6 @@ pub struct ModelDocument {
 }
 
 impl ModelDocument {
-    /// Returns the profile, or the first invalid field and the reason.
-    fn checked_profile(&self) -> Result<ModelProfile, (&'static str, String)> {
-        for (field, text) in [("name", &self.name), ("source", &self.source)] {
-            if text.trim().is_empty() {
-                return Err((field, format!("`{field}` is empty: a model needs a name and a source")));
-            }
-        }
-        self.shape().check().map_err(|error| (error.field(), error.to_string()))?;
-        let quant: Quant = self.quant.parse().map_err(|error| ("quant", format!("{error}")))?;
-        // This checks that every row is a whole number of blocks.
-        ModelProfile::from_shape(&self.name, self.shape(), quant)
-            .map_err(|error| ("quant", error.to_string()))
-    }
-
     pub fn shape(&self) -> ModelShape {
         let head = self.embedding.checked_div(self.heads).unwrap_or(0);
         ModelShape {
@@ -94,7 +80,19 @@ impl ModelDocument {
 
     /// Returns the profile of the model. Fails only for an invalid document that was not parsed from text.
     pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
-        self.checked_profile().map_err(|(key, what)| DocumentError::invalid_at(key, what))
+        for (field, text) in [("name", &self.name), ("source", &self.source)] {
+            if text.trim().is_empty() {
+                let what = format!("`{field}` is empty: a model needs a name and a source");
+                return Err(DocumentError::invalid_at(field, what));
+            }
+        }
+        let invalid = |error: ShapeError| DocumentError::invalid_at(error.field, error.what);
+        self.shape().check().map_err(invalid)?;
+        let quant: Quant = self
+            .quant
+            .parse()
+            .map_err(|error: UnknownQuant| DocumentError::invalid_at("quant", error.to_string()))?;
+        ModelProfile::from_shape(&self.name, self.shape(), quant).map_err(invalid)
     }
 }
 
@@ -111,24 +109,12 @@ mod tests {
     use super::*;
     use crate::model::shape::tests::llama_8b;
 
-    const GOOD: &str = "\
-schema: model/1
-name: llama-8b
-source: config.json
-architecture: llama
-layers: 32 layers
-embedding: 4096
-feed_forward: 14336
-heads: 32
-kv_heads: 8
-vocabulary: 128256
-tied_embeddings: false
-context_length: 8192
-quant: q4_k_m
-";
+    fn good() -> &'static str {
+        crate::model::shipped_yaml("llama-8b").unwrap()
+    }
 
     fn check(replace: &str, with: &str, what: &str, line: usize) {
-        let text = GOOD.replace(replace, with);
+        let text = good().replace(replace, with);
         let error = ModelDocument::from_yaml(&text).unwrap_err();
         assert!(error.what().contains(what), "{error}");
         assert_eq!(error.location().map(|at| at.0), Some(line), "{error}");
@@ -137,7 +123,7 @@ quant: q4_k_m
 
     #[test]
     fn document_gives_profile() {
-        let document = ModelDocument::from_yaml(GOOD).unwrap();
+        let document = ModelDocument::from_yaml(good()).unwrap();
         assert_eq!(document.shape(), llama_8b());
         assert_eq!(document.profile().unwrap().quant, "q4_k_m");
         assert_eq!(ModelDocument::from_yaml(&document.to_yaml()).unwrap(), document);
@@ -145,21 +131,21 @@ quant: q4_k_m
 
     #[test]
     fn errors_name_line_and_column() {
-        check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 9);
-        check("heads: 32\n", "heads: many\n", "invalid type", 8);
-        check("layers: 32 layers", "layers: 32", "with its unit", 5);
-        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate key `quant`", 14);
-        check("architecture: llama", "architecture: bert", "unknown variant `bert`", 4);
-        check("embedding: 4096", "embedding: 0", "`embedding` is 0", 6);
-        check("kv_heads: 8", "kv_heads: 5", "not a multiple", 9);
-        check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 13);
-        check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 1);
-        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate key", 8);
+        check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 12);
+        check("heads: 32\n", "heads: many\n", "invalid type", 11);
+        check("layers: 32 layers", "layers: 32", "with its unit", 8);
+        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate key `quant`", 17);
+        check("architecture: llama", "architecture: bert", "unknown variant `bert`", 7);
+        check("embedding: 4096", "embedding: 0", "`embedding` is 0", 9);
+        check("kv_heads: 8", "kv_heads: 5", "not a multiple", 12);
+        check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 16);
+        check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 2);
+        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate key", 11);
     }
 
     #[test]
     fn missing_field_is_named() {
-        let error = ModelDocument::from_yaml(&GOOD.replace("vocabulary: 128256\n", "")).unwrap_err();
+        let error = ModelDocument::from_yaml(&good().replace("vocabulary: 128256\n", "")).unwrap_err();
         assert!(error.what().contains("missing field `vocabulary`"), "{error}");
     }
 }

@@ -4,13 +4,15 @@
 //! ([`ModelProfile::from_shape`]), so that planning for a 70B model needs no download of 40 GB. With mixed
 //! quantisation layers differ, so each layer has its own group.
 
+use std::collections::BTreeMap;
+
 use super::digest;
 use super::group::{TensorGroup, tensor_flops};
-use super::layout::{self, TensorKind};
-use super::quant::{BlockError, Quant, file_type_name};
-use super::shape::ModelShape;
+use super::layout::{self, TensorKind, TensorSpec};
+use super::quant::{Quant, file_type_name};
+use super::shape::{ModelShape, ShapeError};
 use crate::format::Format;
-use crate::gguf::{GgufError, GgufModel, TensorInfo};
+use crate::gguf::{GgufError, GgufModel};
 use crate::units::{Bytes, Flops};
 
 /// The sizes and the work of a model, which planners and the simulator use.
@@ -44,13 +46,16 @@ pub enum DigestMatch {
 }
 
 impl ModelProfile {
-    /// Creates the profile of a model without a file. `quant` determines the format of every tensor.
-    pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, BlockError> {
+    /// Creates the profile of a model without a file. `quant` determines the format of every tensor. Fails if the
+    /// shape is invalid, or if a row is not a whole number of blocks.
+    pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, ShapeError> {
+        shape.check()?;
         let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
         for tensor in layout::tensors(&profile.shape) {
-            let format = quant.format(&tensor, &profile.shape)?;
-            // `Quant::format` has checked that every row is a whole number of blocks.
-            let bytes = format.row_bytes(tensor.elements()).expect("a shape that passed its check is small");
+            let invalid = |what: String| ShapeError { field: "quant", what };
+            let format = quant.format(&tensor, &profile.shape).map_err(|error| invalid(error.to_string()))?;
+            let bytes = format.row_bytes(tensor.elements());
+            let bytes = bytes.ok_or_else(|| invalid(format!("`{}` has too many weights", tensor.name)))?;
             profile.add(&tensor.name, tensor.layer, tensor.elements(), format, bytes);
         }
         profile.digest = profile.shape_digest();
@@ -198,21 +203,17 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
 
 /// Checks that every tensor of the shape exists and has the expected dimensions. Biases are optional.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
-    let mut found: Vec<&TensorInfo> = model.tensors.iter().collect();
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    for wanted in layout::tensors(shape) {
-        let at = found.binary_search_by(|tensor| tensor.name.as_str().cmp(&wanted.name));
-        let Ok(at) = at else {
-            if wanted.kind == TensorKind::Bias {
-                continue;
+    let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
+    for TensorSpec { name, dims: must, kind, .. } in layout::tensors(shape) {
+        match dims.get(&name) {
+            None if kind != TensorKind::Bias => return Err(GgufError::MissingTensor { tensor: name }),
+            Some(&is) if *is != must => {
+                let what = format!(
+                    "tensor `{name}` has dimensions {is:?}, but by the metadata they must be {must:?}"
+                );
+                return Err(GgufError::Shape { what });
             }
-            return Err(GgufError::MissingTensor { tensor: wanted.name });
-        };
-        if found[at].dims != wanted.dims {
-            let (name, is, must) = (&wanted.name, &found[at].dims, &wanted.dims);
-            let what =
-                format!("tensor `{name}` has dimensions {is:?}, but by the metadata they must be {must:?}");
-            return Err(GgufError::Shape { what });
+            _ => {}
         }
     }
     Ok(())

@@ -2,16 +2,7 @@
 //!
 //! A quantisation is pure (all matrices in one format) or mixed by a rule of llama.cpp's quantiser
 //! (`llama_tensor_get_type`), which stores the output head (with tied embeddings, the input embedding) and a few
-//! other matrices with more bits. In this list head is the output head, v is `attn_v`, down is `ffn_down` and out is
-//! `attn_output`:
-//!
-//! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers: the first and last
-//!   eighth, and every third layer between them.
-//! - `q3_k_m`: `Q3_K`; head `Q6_K`; v `Q5_K` in the first two layers, down `Q5_K` in the first sixteenth of the
-//!   layers, both `Q4_K` in the others; out `Q4_K`.
-//! - `q2_k_m`: `Q2_K`; head `Q6_K`; v `Q4_K` if four or more queries share a key, else `Q3_K`; down and out `Q3_K`.
-//! - `iq1_s_m`: `IQ1_S`; head `Q5_K`; embedding `Q2_K`; v `Q4_K` if four or more queries share a key, else `Q2_K`;
-//!   down `Q2_K` in the first eighth of the layers; out `Q2_K`.
+//! other matrices with more bits than the base format. `Quant::mixed` has the rules.
 //!
 //! Vectors are always F32. If a row is not a whole number of blocks of 256 weights, llama.cpp uses a format with
 //! blocks of 32 instead, and so do the rules here. llama.cpp calls the last two quantisations `Q2_K` and `IQ1_S`,
@@ -114,11 +105,11 @@ fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
 }
 
 impl Quant {
-    /// Returns the format of a matrix by the rules in the module documentation.
-    #[allow(clippy::match_same_arms)] // arms follow the table
+    /// Returns the format of a matrix by the rules of llama.cpp.
+    #[allow(clippy::match_same_arms)] // the arms of a rule are together
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
-        let shared = shape.heads >= 4 * shape.kv_heads;
+        let four_queries_share_a_key = shape.heads >= 4 * shape.kv_heads;
         match (self, role(tensor, shape)) {
             (Quant::Pure(format), _) => format,
             (Quant::Q4KM | Quant::Q5KM, Role::Value(layer) | Role::Down(layer))
@@ -134,7 +125,7 @@ impl Quant {
             (Quant::Q3KM, Role::Down(layer)) if layer < layers / 16 => Format::Q5K,
             (Quant::Q3KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q4K,
             (Quant::Q3KM, _) => Format::Q3K,
-            (Quant::Q2KM | Quant::Iq1SM, Role::Value(_)) if shared => Format::Q4K,
+            (Quant::Q2KM | Quant::Iq1SM, Role::Value(_)) if four_queries_share_a_key => Format::Q4K,
             (Quant::Q2KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q3K,
             (Quant::Q2KM, _) => Format::Q2K,
             (Quant::Iq1SM, Role::Value(_) | Role::AttentionOutput | Role::Embedding) => Format::Q2K,
@@ -248,21 +239,6 @@ mod tests {
         let more: Vec<u32> = (0..32).filter(|&layer| use_more_bits(layer, 32)).collect();
         // 0..4, then 6, 9, .. 27, then 28..32.
         assert_eq!(more, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]);
-    }
-
-    #[test]
-    fn q4_k_m_formats() {
-        for (name, expected) in [
-            ("token_embd", Format::Q4K),
-            ("output", Format::Q6K),
-            ("output_norm", Format::F32),
-            ("blk.3.attn_v", Format::Q6K),
-            ("blk.4.attn_v", Format::Q4K),
-            ("blk.31.ffn_down", Format::Q6K),
-            ("blk.31.ffn_up", Format::Q4K),
-        ] {
-            assert_eq!(format(Quant::Q4KM, name), expected, "{name}");
-        }
     }
 
     #[test]

@@ -98,27 +98,13 @@ pub struct ModelShape {
     pub context_length: u32,
 }
 
-/// The error for an invalid dimension.
+/// The error for an invalid dimension, or for a quantisation with which the dimensions are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ShapeError {
-    /// Zero, or larger than in any real model.
-    #[error("`{field}` is {found}: it must be from 1 to {limit}")]
-    Range { field: &'static str, found: u32, limit: u32 },
-    /// The number of query heads is not a multiple of the number of key and value heads.
-    #[error(
-        "`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: every key head needs equally many query heads"
-    )]
-    Heads { heads: u32, kv_heads: u32 },
-}
-
-impl ShapeError {
-    /// Returns the key of the invalid dimension in a document.
-    pub fn field(&self) -> &'static str {
-        match self {
-            Self::Range { field, .. } => field,
-            Self::Heads { .. } => "kv_heads",
-        }
-    }
+#[error("{what}")]
+pub struct ShapeError {
+    /// The key of the invalid value in a `model/1` document.
+    pub field: &'static str,
+    pub what: String,
 }
 
 impl ModelShape {
@@ -136,11 +122,16 @@ impl ModelShape {
             ("context_length", self.context_length, 1 << 27),
         ] {
             if found == 0 || found > limit {
-                return Err(ShapeError::Range { field, found, limit });
+                let what = format!("`{field}` is {found}: it must be from 1 to {limit}");
+                return Err(ShapeError { field, what });
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(ShapeError::Heads { heads: self.heads, kv_heads: self.kv_heads });
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let what = format!(
+                "`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: every key head needs equally many query heads"
+            );
+            return Err(ShapeError { field: "kv_heads", what });
         }
         Ok(())
     }
@@ -213,12 +204,14 @@ pub(crate) mod tests {
     #[test]
     fn invalid_dimensions_are_refused() {
         assert_eq!(llama_8b().check(), Ok(()));
-        let flat = ModelShape { embedding: 0, ..llama_8b() };
-        assert!(matches!(flat.check(), Err(ShapeError::Range { field: "embedding", found: 0, .. })));
-        let endless = ModelShape { layers: Layers(u32::MAX), ..llama_8b() };
-        assert!(matches!(endless.check(), Err(ShapeError::Range { field: "layers", .. })));
-        let uneven = ModelShape { kv_heads: 5, ..llama_8b() };
-        assert_eq!(uneven.check(), Err(ShapeError::Heads { heads: 32, kv_heads: 5 }));
+        for (shape, field, what) in [
+            (ModelShape { embedding: 0, ..llama_8b() }, "embedding", "`embedding` is 0: it must be from 1"),
+            (ModelShape { layers: Layers(u32::MAX), ..llama_8b() }, "layers", "`layers` is 4294967295"),
+            (ModelShape { kv_heads: 5, ..llama_8b() }, "kv_heads", "`heads` is 32, not a multiple"),
+        ] {
+            let error = shape.check().unwrap_err();
+            assert!(error.field == field && error.what.starts_with(what), "{error}");
+        }
     }
 
     #[test]

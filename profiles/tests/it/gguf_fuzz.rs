@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use hearth_profiles::gguf::{Array, GgufModel, Header, HeaderWriter, Value};
-use hearth_profiles::model::{Architecture, ModelProfile, ModelShape, Quant, layout};
-use hearth_profiles::{Format, Layers};
+use hearth_profiles::model::{ModelDocument, ModelProfile, Quant, layout};
+use hearth_profiles::{Document, Format};
 use proptest::prelude::*;
 
 /// The system allocator, which also records the largest request of each thread.
@@ -68,19 +68,10 @@ fn interpret(header: Option<Header>) {
 
 /// Returns a complete model of 2 layers with many types of values among its keys, and the size of its header.
 fn valid_model() -> (Vec<u8>, usize) {
-    let shape = ModelShape {
-        architecture: Architecture::Llama,
-        layers: Layers(2),
-        embedding: 32,
-        feed_forward: 64,
-        heads: 2,
-        kv_heads: 1,
-        key_length: 16,
-        value_length: 16,
-        vocab_size: 4,
-        tied_embeddings: true,
-        context_length: 64,
-    };
+    let document = "schema: model/1\nname: m\nsource: t\narchitecture: llama\nlayers: 2 layers\nembedding: 32\n\
+        feed_forward: 64\nheads: 2\nkv_heads: 1\nvocabulary: 4\ntied_embeddings: true\ncontext_length: 64\n\
+        quant: q8_0\n";
+    let shape = ModelDocument::from_yaml(document).unwrap().shape();
     let mut writer = HeaderWriter::default();
     let mut key = |name: &str, value| assert!(writer.key(name, value).is_ok());
     key("general.architecture", Value::Str("llama".into()));

@@ -154,11 +154,8 @@ fn alignment_is_a_power_of_two_in_range() {
 }
 
 /// Writes part `number` of `count` of a split model with one tensor, and returns its path.
-fn write_part(folder: &Path, number: u32, count: u32, tensors: u32, tensor: &str) -> PathBuf {
-    let mut writer = HeaderWriter::default();
-    writer.key("split.no", Value::U16(number as u16)).unwrap();
-    writer.key("split.count", Value::U16(count as u16)).unwrap();
-    writer.key("split.tensors.count", Value::I32(tensors as i32)).unwrap();
+fn write_part(folder: &Path, number: u32, count: u32, tensors: usize, tensor: &str) -> PathBuf {
+    let mut writer = crate::part_writer(number, count, tensors);
     if number == 0 {
         writer.key("general.architecture", Value::Str("llama".into())).unwrap();
     }

@@ -5,7 +5,7 @@ use hearth_schema::Trace;
 use plotters::element::Text;
 
 use super::drawing::{Class, Drawing, TooltipShape};
-use super::{Axis, label, plot, text};
+use super::{Axis, gantt, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
@@ -61,15 +61,10 @@ fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
     } else {
         format!("{}, busy {}", device.name, numbers::milliseconds(device.busy_ms))
     };
-    let segments = vec![
-        (Class::Cpu, "computing, CPU", terms.cpu),
-        (Class::Gpu, "computing, GPU", terms.gpu),
-        (Class::Memory, "copying", terms.memory),
-        (Class::Queue, "waiting for a processor", terms.queue),
-        (Class::Demand, "waiting for the disk", terms.demand_disk),
-        (Class::Hidden, "reading ahead, hidden", device.hidden_disk_ms),
-    ];
-    Bar { heading, segments }
+    // In the order of the legend, which ends with the reads that are not hidden.
+    let times = [terms.cpu, terms.gpu, terms.memory, terms.queue, terms.demand_disk, device.hidden_disk_ms];
+    let segments = gantt::LEGEND.into_iter().zip(times).map(|((_, class, meaning), ms)| (class, meaning, ms));
+    Bar { heading, segments: segments.collect() }
 }
 
 /// Returns the length of the longest bar that [`devices`] draws for a run, in milliseconds.

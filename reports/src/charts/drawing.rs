@@ -16,7 +16,7 @@ use plotters::element::{Drawable, PointCollection};
 use plotters::style::Color;
 use plotters::style::text_anchor::{HPos, VPos};
 use plotters_backend::{
-    BackendColor, BackendCoord, BackendStyle, BackendTextStyle, DrawingBackend, DrawingErrorKind,
+    BackendColor, BackendCoord as Coord, BackendStyle, BackendTextStyle, DrawingBackend, DrawingErrorKind,
     FontTransform,
 };
 
@@ -36,7 +36,8 @@ const TITLE_HEIGHT: f64 = 34.0;
 const PLOT_UNITS: i32 = 10_000;
 /// Number of [`Canvas`] units per pixel, vertically and, in the gutter, also horizontally.
 pub const UNITS_PER_PIXEL: u32 = 10;
-const DOT_RADIUS: u32 = 7 * UNITS_PER_PIXEL / 2;
+/// Radius of a dot, in pixels.
+const DOT_RADIUS: f64 = 3.5;
 
 macro_rules! classes {
     ($($class:ident $name:literal),+) => {
@@ -98,8 +99,6 @@ pub struct Drawing {
     arrows: bool,
     /// Maximum width in pixels, including the gutter.
     max_width: Option<u32>,
-    /// Tooltip of the next rectangle or dot; empty if it has none.
-    pub tooltip: String,
 }
 
 impl Drawing {
@@ -120,8 +119,9 @@ impl Drawing {
         }
     }
 
-    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones (pixels).
-    pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2]) {
+    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones (pixels). An
+    /// empty `tooltip` is left out.
+    pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2], tooltip: &str) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
             self.body,
@@ -131,22 +131,21 @@ impl Drawing {
             number(100.0 * (end - start)),
             number(y[1] - y[0])
         );
-        self.close("rect");
+        self.close("rect", tooltip);
     }
 
-    fn dot(&mut self, class: Class, (x, y): Point, radius: f64) {
-        let (x, y, radius) = (number(100.0 * x), number(y), number(radius));
-        let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{radius}""#);
-        self.close("circle");
+    fn dot(&mut self, class: Class, (x, y): Point, tooltip: &str) {
+        let (x, y) = (number(100.0 * x), number(y));
+        let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{DOT_RADIUS}""#);
+        self.close("circle", tooltip);
     }
 
     /// Ends a shape and adds its tooltip.
-    fn close(&mut self, element: &str) {
-        let _ = match self.tooltip.as_str() {
+    fn close(&mut self, element: &str, tooltip: &str) {
+        let _ = match tooltip {
             "" => writeln!(self.body, "/>"),
             tooltip => writeln!(self.body, "><title>{}</title></{element}>", escape::markup(tooltip)),
         };
-        self.tooltip.clear();
     }
 
     /// Adds a text that is centred at `x`; `y` is the baseline.
@@ -270,19 +269,20 @@ fn number(value: f64) -> String {
 pub struct Canvas<'d>(pub &'d mut Drawing);
 
 /// The result of a drawing operation; writing to memory cannot fail.
-type DrawResult = Result<(), DrawingErrorKind<Infallible>>;
+type DrawResult<T = ()> = Result<T, DrawingErrorKind<Infallible>>;
 
 impl Canvas<'_> {
     fn gutter(&self) -> i32 {
         (self.0.gutter * UNITS_PER_PIXEL) as i32
     }
 
-    fn point(&self, (x, y): BackendCoord) -> Point {
+    fn point(&self, (x, y): Coord) -> Point {
         (f64::from(x - self.gutter()) / f64::from(PLOT_UNITS), f64::from(y) / f64::from(UNITS_PER_PIXEL))
     }
 
     /// Adds a polyline or polygon in a nested SVG whose coordinate system stretches with the plot.
-    fn shape(&mut self, element: &str, class: Class, points: impl IntoIterator<Item = BackendCoord>) {
+    fn shape(&mut self, element: &str, style: &impl BackendStyle, points: impl IntoIterator<Item = Coord>) {
+        let Some(class) = Class::of(style.color()) else { return };
         let (gutter, height) = (self.gutter(), self.0.height);
         let points: Vec<String> = points.into_iter().map(|(x, y)| format!("{},{y}", x - gutter)).collect();
         let _ = writeln!(
@@ -313,11 +313,11 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn draw_pixel(&mut self, _: BackendCoord, _: BackendColor) -> DrawResult {
+    fn draw_pixel(&mut self, _: Coord, _: BackendColor) -> DrawResult {
         Ok(())
     }
 
-    fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> DrawResult {
+    fn draw_line<S: BackendStyle>(&mut self, from: Coord, to: Coord, style: &S) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let (from, to) = (self.point(from), self.point(to));
             self.0.line(class, from, to);
@@ -325,57 +325,33 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn draw_rect<S: BackendStyle>(
-        &mut self,
-        a: BackendCoord,
-        b: BackendCoord,
-        style: &S,
-        _: bool,
-    ) -> DrawResult {
+    fn draw_rect<S: BackendStyle>(&mut self, a: Coord, b: Coord, style: &S, _: bool) -> DrawResult {
         if let Some(class) = Class::of(style.color()) {
             let (a, b) = (self.point(a), self.point(b));
-            self.0.rect(class, [a.0, b.0], [a.1, b.1]);
+            self.0.rect(class, [a.0, b.0], [a.1, b.1], "");
         }
         Ok(())
     }
 
-    fn draw_path<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(
+    fn draw_path<S: BackendStyle, I: IntoIterator<Item = Coord>>(
         &mut self,
         path: I,
         style: &S,
     ) -> DrawResult {
-        if let Some(class) = Class::of(style.color()) {
-            self.shape("polyline", class, path);
-        }
+        self.shape("polyline", style, path);
         Ok(())
     }
 
-    fn fill_polygon<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(
+    fn fill_polygon<S: BackendStyle, I: IntoIterator<Item = Coord>>(
         &mut self,
-        corners: I,
+        path: I,
         style: &S,
     ) -> DrawResult {
-        if let Some(class) = Class::of(style.color()) {
-            self.shape("polygon", class, corners);
-        }
+        self.shape("polygon", style, path);
         Ok(())
     }
 
-    fn draw_circle<S: BackendStyle>(
-        &mut self,
-        at: BackendCoord,
-        radius: u32,
-        style: &S,
-        _: bool,
-    ) -> DrawResult {
-        if let Some(class) = Class::of(style.color()) {
-            let at = self.point(at);
-            self.0.dot(class, at, f64::from(radius) / f64::from(UNITS_PER_PIXEL));
-        }
-        Ok(())
-    }
-
-    fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: BackendCoord) -> DrawResult {
+    fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: Coord) -> DrawResult {
         let Some(class) = Class::of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
         let (anchor, (x, y)) = (style.anchor(), self.point(at));
         // Moves `y` from the anchor to the baseline.
@@ -400,11 +376,7 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn estimate_text_size<S: BackendTextStyle>(
-        &self,
-        text: &str,
-        _: &S,
-    ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
+    fn estimate_text_size<S: BackendTextStyle>(&self, text: &str, _: &S) -> DrawResult<(u32, u32)> {
         Ok((text.chars().count() as u32 * 7 * UNITS_PER_PIXEL, 12 * UNITS_PER_PIXEL))
     }
 }
@@ -427,21 +399,17 @@ impl<'a> PointCollection<'a, (f64, f64)> for &'a TooltipShape {
 }
 
 impl Drawable<Canvas<'_>> for TooltipShape {
-    fn draw<I: Iterator<Item = BackendCoord>>(
-        &self,
-        points: I,
-        canvas: &mut Canvas<'_>,
-        _: (u32, u32),
-    ) -> DrawResult {
-        canvas.0.tooltip.clone_from(&self.tooltip);
-        let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
+    fn draw<I: Iterator<Item = Coord>>(&self, points: I, canvas: &mut Canvas, _: (u32, u32)) -> DrawResult {
+        let points: Vec<Point> = points.map(|point| canvas.point(point)).collect();
         match points[..] {
             [a, b] => {
-                canvas.draw_rect((a.0.min(b.0), a.1.min(b.1)), (a.0.max(b.0), a.1.max(b.1)), &color, true)
+                let x = [a.0.min(b.0), a.0.max(b.0)];
+                canvas.0.rect(self.class, x, [a.1.min(b.1), a.1.max(b.1)], &self.tooltip);
             }
-            [centre] => canvas.draw_circle(centre, DOT_RADIUS, &color, true),
-            _ => Ok(()),
+            [centre] => canvas.0.dot(self.class, centre, &self.tooltip),
+            _ => {}
         }
+        Ok(())
     }
 }
 
@@ -458,8 +426,7 @@ mod tests {
     fn text_cannot_leave_its_element() {
         let mut drawing = Drawing::new("d", "</title><script>", 40);
         drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
-        drawing.tooltip = "\"><script>".into();
-        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0]);
+        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0], "\"><script>");
         for text in [drawing.inline_html(), drawing.standalone_svg()] {
             assert!(!text.contains("<script"), "{text}");
         }

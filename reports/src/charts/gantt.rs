@@ -14,7 +14,7 @@ use super::drawing::{Class, Drawing};
 use super::{label, millis, round_values};
 use crate::comparison::Run;
 use crate::text::numbers;
-use crate::timeline::activities::{self, Activity, Interval, Lane};
+use crate::timeline::activities::{self, Activity, Lane};
 use crate::timeline::{events, messages};
 
 // Dimensions in pixels.
@@ -30,8 +30,8 @@ const MERGE_SHARE: f64 = 0.0005;
 /// Maximum number of arrows; more arrows could not be distinguished.
 const MAX_ARROWS: usize = 4000;
 
-/// The class of each activity and its text in the legend, in the order of the legend.
-const LEGEND: [(Activity, Class, &str); 7] = [
+/// The class of each activity and its text in legends, in the order of the legend.
+pub(super) const LEGEND: [(Activity, Class, &str); 7] = [
     (Activity::Cpu, Class::Cpu, "computing, CPU"),
     (Activity::Gpu, Class::Gpu, "computing, GPU"),
     (Activity::Copy, Class::Memory, "copying"),
@@ -41,46 +41,50 @@ const LEGEND: [(Activity, Class, &str); 7] = [
     (Activity::ConcurrentRead, Class::Concurrent, "reading ahead while computing"),
 ];
 
-/// Draws the Gantt chart of one token. `span` is the time across the whole width, in nanoseconds.
-pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
-    let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
-    let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
-    let intervals = activities::intervals_within(&trace.records, [token.start, token.end]);
-    let rows = rows(run, trace);
-    let bottom = rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
-    axis(&mut drawing, span, bottom);
-    for row in &rows {
-        if row.lane == Lane::Cpu {
-            let name = &run.metrics.devices[usize::from(row.device)].name;
-            drawing.gutter_text(Class::Name, row.top - 5.0, name);
-        }
-        let label = match row.lane {
-            Lane::Cpu => "cpu",
-            Lane::Gpu => "gpu",
-            Lane::Disk => "disk",
-        };
-        drawing.gutter_text(Class::Tick, row.top + LANE_HEIGHT - 3.5, label);
-        let width = token.duration() as f64 / span.max(1) as f64;
-        drawing.rect(Class::Lane, [0.0, width], [row.top, row.top + LANE_HEIGHT]);
-    }
-    fill(&mut drawing, &rows, &intervals, trace, token, span);
-    arrows(&mut drawing, &rows, trace, token, span);
-    for moment in events::boundary_times(trace) {
-        if (token.start..=token.end).contains(&moment) {
-            let x = share(moment, token, span);
-            drawing.line(Class::Event, (x, 2.0), (x, bottom));
-            drawing.add_to_legend(Class::Event, "an event begins or ends");
-        }
-    }
-    drawing
+/// One token of a trace, and the layout of its chart.
+struct Gantt<'t> {
+    trace: &'t Trace,
+    token: DecodeStep,
+    /// The time across the whole width, in nanoseconds.
+    span: u64,
+    rows: Vec<Row>,
 }
 
 struct Row {
     /// Index of the device in the ring.
     device: u16,
     lane: Lane,
+    label: &'static str,
     /// Pixels from the top of the drawing.
     top: f64,
+}
+
+/// Draws the Gantt chart of one token. `span` is the time across the whole width, in nanoseconds.
+pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
+    let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
+    let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
+    let gantt = Gantt { trace, token, span, rows: rows(run, trace) };
+    let bottom = gantt.rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
+    axis(&mut drawing, span, bottom);
+    for row in &gantt.rows {
+        if row.lane == Lane::Cpu {
+            let name = &run.metrics.devices[usize::from(row.device)].name;
+            drawing.gutter_text(Class::Name, row.top - 5.0, name);
+        }
+        drawing.gutter_text(Class::Tick, row.top + LANE_HEIGHT - 3.5, row.label);
+        let x = [0.0, gantt.fraction(token.end)];
+        drawing.rect(Class::Lane, x, [row.top, row.top + LANE_HEIGHT], "");
+    }
+    gantt.fill(&mut drawing);
+    gantt.arrows(&mut drawing);
+    for moment in events::boundary_times(trace) {
+        if gantt.contains(moment) {
+            let x = gantt.fraction(moment);
+            drawing.line(Class::Event, (x, 2.0), (x, bottom));
+            drawing.add_to_legend(Class::Event, "an event begins or ends");
+        }
+    }
+    drawing
 }
 
 /// Returns a CPU row for every device, and GPU and disk rows for the devices that use them anywhere in the trace.
@@ -101,9 +105,9 @@ fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut top = NAME_HEIGHT;
     for device in 0..run.metrics.devices.len() as u16 {
-        for lane in [Lane::Cpu, Lane::Gpu, Lane::Disk] {
+        for (lane, label) in [(Lane::Cpu, "cpu"), (Lane::Gpu, "gpu"), (Lane::Disk, "disk")] {
             if lane == Lane::Cpu || used.contains(&(device, lane)) {
-                rows.push(Row { device, lane, top });
+                rows.push(Row { device, lane, label, top });
                 top += LANE_STEP;
             }
         }
@@ -126,46 +130,86 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
     drawing.height = bottom + AXIS_HEIGHT;
 }
 
-fn fill(
-    drawing: &mut Drawing,
-    rows: &[Row],
-    intervals: &[Interval],
-    trace: &Trace,
-    token: DecodeStep,
-    span: u64,
-) {
-    for (activity, class, meaning) in LEGEND {
-        if intervals.iter().any(|interval| interval.activity == activity) {
-            drawing.add_to_legend(class, meaning);
+impl Gantt<'_> {
+    /// Draws the intervals of all rows.
+    fn fill(&self, drawing: &mut Drawing) {
+        let intervals = activities::intervals_within(&self.trace.records, [self.token.start, self.token.end]);
+        for (activity, class, meaning) in LEGEND {
+            if intervals.iter().any(|interval| interval.activity == activity) {
+                drawing.add_to_legend(class, meaning);
+            }
+        }
+        let near = (self.span as f64 * MERGE_SHARE) as u64;
+        let mut index = 0;
+        while index < intervals.len() {
+            let first = intervals[index];
+            let (mut end, mut count) = (first.end, 1);
+            while let Some(next) = intervals.get(index + count) {
+                let same =
+                    (next.device, next.lane, next.activity) == (first.device, first.lane, first.activity);
+                let small = next.end - next.start < near || end - first.start < near;
+                if !(same && small && next.start <= end.saturating_add(near)) {
+                    break;
+                }
+                end = end.max(next.end);
+                count += 1;
+            }
+            index += count;
+            let style = LEGEND.into_iter().find(|(activity, ..)| *activity == first.activity);
+            let row = self.row(first.device, first.lane);
+            let Some(((_, class, meaning), row)) = style.zip(row) else { continue };
+            let tooltip = if count == 1 {
+                tooltip(&self.trace.records[first.record], meaning, first.end - first.start)
+            } else {
+                let duration = numbers::milliseconds(millis(end - first.start));
+                format!("{meaning}: {count} steps, within {duration}")
+            };
+            let x = [self.fraction(first.start), self.fraction(end)];
+            drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT], &tooltip);
         }
     }
-    let near = (span as f64 * MERGE_SHARE) as u64;
-    let mut index = 0;
-    while index < intervals.len() {
-        let first = intervals[index];
-        let (mut end, mut count) = (first.end, 1);
-        while let Some(next) = intervals.get(index + count) {
-            let same = (next.device, next.lane, next.activity) == (first.device, first.lane, first.activity);
-            let small = next.end - next.start < near || end - first.start < near;
-            if !(same && small && next.start <= end.saturating_add(near)) {
-                break;
+
+    /// Draws an arrow for each message of the token.
+    fn arrows(&self, drawing: &mut Drawing) {
+        let records = self.trace.records.iter().filter(|record| record.pass == self.token.pass);
+        let records: Vec<Record> = records.cloned().collect();
+        for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
+            let [sent, received] = message.map(|index| &records[index]);
+            if !self.contains(sent.start) || !self.contains(received.end) {
+                continue;
             }
-            end = end.max(next.end);
-            count += 1;
+            // The arrow starts at the row of the last work before sending and ends at the row of the next work.
+            let work = |device: u16| {
+                records.iter().filter(move |step| step.device == device && activities::is_work(step))
+            };
+            let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
+            let after =
+                work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);
+            let row = |device: u16, step: Option<&Record>| {
+                let on_gpu = step.is_some_and(|step| step.resource == Resource::Gpu);
+                self.row(device, if on_gpu { Lane::Gpu } else { Lane::Cpu })
+            };
+            let Some((from, to)) = row(sent.device, before).zip(row(received.device, after)) else {
+                continue;
+            };
+            drawing.add_to_legend(Class::Message, "message");
+            let end = |at: u64, row: &Row| (self.fraction(at), row.top + LANE_HEIGHT / 2.0);
+            drawing.arrow(Class::Message, end(sent.start, from), end(received.end, to));
         }
-        index += count;
-        let Some(row) = rows.iter().find(|row| (row.device, row.lane) == (first.device, first.lane)) else {
-            continue;
-        };
-        let style = LEGEND.iter().find(|(activity, ..)| *activity == first.activity);
-        let (_, class, meaning) = *style.expect("every activity is in the legend");
-        drawing.tooltip = if count == 1 {
-            tooltip(&trace.records[first.record], meaning, first.end - first.start)
-        } else {
-            format!("{meaning}: {count} steps, within {}", numbers::milliseconds(millis(end - first.start)))
-        };
-        let x = [share(first.start, token, span), share(end, token, span)];
-        drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT]);
+    }
+
+    fn row(&self, device: u16, lane: Lane) -> Option<&Row> {
+        self.rows.iter().find(|row| (row.device, row.lane) == (device, lane))
+    }
+
+    /// Whether a time is within the token.
+    fn contains(&self, at: u64) -> bool {
+        (self.token.start..=self.token.end).contains(&at)
+    }
+
+    /// Returns the horizontal position of a time, as a fraction of the width.
+    fn fraction(&self, at: u64) -> f64 {
+        at.saturating_sub(self.token.start) as f64 / self.span.max(1) as f64
     }
 }
 
@@ -186,40 +230,4 @@ fn tooltip(record: &Record, meaning: &str, nanos: u64) -> String {
         },
     };
     format!("{meaning}: {what}, round {}, {}", record.round, numbers::milliseconds(millis(nanos)))
-}
-
-fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: DecodeStep, span: u64) {
-    let records: Vec<Record> =
-        trace.records.iter().filter(|record| record.pass == token.pass).cloned().collect();
-    let middle = |device: u16, lane: Lane| {
-        let row = rows.iter().find(|row| (row.device, row.lane) == (device, lane));
-        row.map(|row| row.top + LANE_HEIGHT / 2.0)
-    };
-    for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
-        let [sent, received] = message.map(|index| &records[index]);
-        let inside = |at: u64| (token.start..=token.end).contains(&at);
-        if !inside(sent.start) || !inside(received.end) {
-            continue;
-        }
-        // The arrow starts at the row of the last work before sending and ends at the row of the next work.
-        let work = |device: u16| {
-            records.iter().filter(move |step| step.device == device && activities::is_work(step))
-        };
-        let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
-        let after =
-            work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);
-        let lane = |step: Option<&Record>| match step {
-            Some(step) if step.resource == Resource::Gpu => Lane::Gpu,
-            _ => Lane::Cpu,
-        };
-        let ends = (middle(sent.device, lane(before)), middle(received.device, lane(after)));
-        let (Some(from), Some(to)) = ends else { continue };
-        drawing.add_to_legend(Class::Message, "message");
-        let tail = (share(sent.start, token, span), from);
-        drawing.arrow(Class::Message, tail, (share(received.end, token, span), to));
-    }
-}
-
-fn share(at: u64, token: DecodeStep, span: u64) -> f64 {
-    at.saturating_sub(token.start) as f64 / span.max(1) as f64
 }

@@ -3,9 +3,10 @@
 //! Where a required value is missing, the line is broken and the axis has a cross.
 
 use plotters::element::{PathElement, Text};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::drawing::{Class, Drawing, TooltipShape};
-use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, centred, label, plot};
+use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, label, plot, text};
 use crate::text::{escape, numbers};
 
 /// Width of a letter of a label, as a fraction of the plot width on a phone, where drawings are narrowest.
@@ -52,7 +53,7 @@ impl LineChart {
         if max <= 0.0 {
             return None;
         }
-        let mut drawing = Drawing::new(id, &escape::phrase(&self.title), GUTTER);
+        let mut drawing = Drawing::new(id, &escape::sentence(&self.title), GUTTER);
         for (index, series) in self.series.iter().enumerate().filter(|(_, series)| !series.name.is_empty()) {
             drawing.add_to_legend(Class::series(index), &escape::name(&series.name));
         }
@@ -62,7 +63,7 @@ impl LineChart {
             found.map_or_else(String::new, |position| escape::name(&position.label))
         };
         let scale = Scale { range: 0.0..1.0, is_logarithmic: false, ticks: fractions };
-        let x = Axis { scale, format_label: &name, title: &escape::phrase(&self.x_title), grid: false };
+        let x = Axis { scale, format_label: &name, title: &escape::sentence(&self.x_title), grid: false };
         let unit = |value: &f64| label(*value, &self.unit);
         let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &unit) };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
@@ -82,8 +83,8 @@ impl LineChart {
                     .iter()
                     .zip(&series.values)
                     .filter(|(_, value)| self.mark_missing && !value.is_some_and(f64::is_finite));
-                let cross =
-                    |position: &Position| Text::new("×", (position.fraction, 0.0), centred(Class::Tick));
+                let above = text(Class::Tick).pos(Pos::new(HPos::Center, VPos::Bottom));
+                let cross = |at: &Position| Text::new("×", (at.fraction, 0.0), above.clone());
                 chart.draw_series(missing.map(|(position, _)| cross(position)))?;
             }
             Ok(())

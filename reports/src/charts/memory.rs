@@ -39,9 +39,10 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
 /// Draws the memory pressure of each device over a run; `None` unless other programs allocated memory or were swapped
 /// out during the run.
 pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
-    let pressed = |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
+    let takes_memory =
+        |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
     let readings = Readings::of(trace, Counter::Unreclaimable)?;
-    if !trace.run_events.iter().any(pressed) {
+    if !trace.run_events.iter().any(takes_memory) {
         return None;
     }
     let strip = |(index, device): (usize, &TracedDevice)| {

@@ -17,7 +17,6 @@ use plotters::coord::cartesian::Cartesian2d;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, TRANSPARENT, TextStyle};
 
 use drawing::{Canvas, Class, Drawing, UNITS_PER_PIXEL};
@@ -115,14 +114,10 @@ fn plot(
             .x_labels(label_counts[0])
             .y_labels(label_counts[1])
             .x_label_formatter(x.format_label)
-            .y_label_formatter(y.format_label);
-        if !x.title.is_empty() {
-            mesh.x_desc(x.title);
-        }
-        if !y.title.is_empty() {
-            mesh.y_desc(y.title);
-        }
-        mesh.draw()?;
+            .y_label_formatter(y.format_label)
+            .x_desc(x.title)
+            .y_desc(y.title)
+            .draw()?;
         content(&mut chart)
     };
     draw().expect("drawing to memory cannot fail");
@@ -130,11 +125,6 @@ fn plot(
 
 fn text(class: Class) -> TextStyle<'static> {
     ("sans-serif", 11 * UNITS_PER_PIXEL).into_font().color(&class)
-}
-
-/// Returns the style of a text that is centred above a point.
-fn centred(class: Class) -> TextStyle<'static> {
-    text(class).pos(Pos::new(HPos::Center, VPos::Bottom))
 }
 
 /// Returns at most `count` round values within a range.

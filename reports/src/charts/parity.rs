@@ -42,20 +42,14 @@ pub struct Dot {
 pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     let mut dots = Vec::new();
     let mut add = |group: &str, index, name, reference, predicted| {
-        dots.push(Dot {
-            group: group.into(),
-            class: Class::series(index),
-            name,
-            reference,
-            predicted,
-            range: None,
-        });
+        let class = Class::series(index);
+        dots.push(Dot { group: group.into(), class, name, reference, predicted, range: None });
     };
     for pair in &comparison.pairs {
         let names = (&comparison.runs[pair.predicted].label, &comparison.runs[pair.measured].label);
         for row in pair.rows.iter().filter(|row| row.unit == Unit::Milliseconds) {
             let Some((predicted, reference)) = row.predicted.zip(row.measured) else { continue };
-            let (group, index) = match row.key.as_str() {
+            let (group, index) = match row.key {
                 "tpot" => ("time per token, measured", 0),
                 "ttft" => ("time to first token, measured", 1),
                 "tpot_p50" | "tpot_p95" => continue,

@@ -19,7 +19,7 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     }
     let mut drawing = Drawing::new("tokens", "Time of every token", GUTTER);
     let moments: Vec<f64> = runs.iter().flat_map(|(_, trace)| tokens_at_events(trace)).collect();
-    explain(&mut drawing, runs, &times);
+    add_runs_to_legend(&mut drawing, runs, &times);
     if !moments.is_empty() {
         drawing.add_to_legend(Class::Event, "an event begins or ends");
     }
@@ -29,7 +29,7 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &ms) };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-            chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
+            chart.draw_series([PathElement::new(downsampled(times), Class::series(index))])?;
         }
         for at in moments {
             chart.draw_series([PathElement::new([(at, 0.0), (at, max * 1.05)], Class::Event)])?;
@@ -64,7 +64,7 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let margin = (0.1 * (max - min)).max(0.01 * max);
     let (from, to) = ((min - margin).max(0.0), max + margin);
     let mut drawing = Drawing::new("spread", "Distribution of the times", GUTTER);
-    explain(&mut drawing, runs, &times);
+    add_runs_to_legend(&mut drawing, runs, &times);
     // There is no space for a label of 100 % above that of 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
     let x = Axis::new(from..to, 6, &|value| label(*value, "ms"));
@@ -72,7 +72,7 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = Axis { scale, format_label: &percent, title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-            chart.draw_series([PathElement::new(steps(times, from, to), Class::series(index))])?;
+            chart.draw_series([PathElement::new(step_function(times, from, to), Class::series(index))])?;
         }
         Ok(())
     });
@@ -81,7 +81,7 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
 
 /// Returns the points of a step function: the cumulative distribution of sorted `times`, drawn between `from` and
 /// `to`.
-fn steps(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
+fn step_function(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
     let mut points = vec![(from, 0.0), (times[0], 0.0)];
     let count = times.len().min(MAX_POINTS);
     for step in 1..=count {
@@ -94,7 +94,7 @@ fn steps(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
     points
 }
 
-fn explain(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
+fn add_runs_to_legend(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
     for (index, (run, _)) in runs.iter().enumerate().filter(|(index, _)| times[*index].len() > 1) {
         drawing.add_to_legend(Class::series(index), &run.heading());
     }
@@ -110,7 +110,7 @@ fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
 
 /// Averages consecutive times, so that at most [`MAX_POINTS`] points remain. A point is the token number, from 1, and
 /// the mean time.
-fn thin(times: &[f64]) -> Vec<(f64, f64)> {
+fn downsampled(times: &[f64]) -> Vec<(f64, f64)> {
     let group = times.len().div_ceil(MAX_POINTS).max(1);
     times
         .chunks(group)

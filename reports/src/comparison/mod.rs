@@ -41,16 +41,16 @@ pub enum Unit {
     Bytes,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// A quantity of one run.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quantity {
     /// The key of the quantity, such as `cpu`, `tpot` or `bytes_read_per_token`.
-    pub key: String,
+    pub key: &'static str,
     pub unit: Unit,
     pub role: Role,
     /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
     /// Half the width of the confidence interval of the value, if known.
-    #[serde(rename = "interval")]
     pub interval_half_width: Option<f64>,
 }
 
@@ -77,7 +77,7 @@ pub struct Run {
 /// A predicted and a measured value of one quantity.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    pub key: String,
+    pub key: &'static str,
     pub unit: Unit,
     pub role: Role,
     pub predicted: Option<f64>,
@@ -171,30 +171,26 @@ impl Run {
     pub fn quantities(&self) -> Vec<Quantity> {
         let (metrics, intervals) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
-        let time = |key: &str, role, value, interval_half_width| Quantity {
-            key: key.into(),
-            unit: Unit::Milliseconds,
-            role,
-            value,
-            interval_half_width,
-        };
+        let ms = Unit::Milliseconds;
         let terms = metrics.terms_ms.rows().into_iter().enumerate().map(|(index, (key, value))| {
-            time(key, Role::Term, tpot.map(|_| value), intervals.map(|intervals| intervals.terms[index]))
+            (key, ms, Role::Term, tpot.map(|_| value), intervals.map(|intervals| intervals.terms[index]))
         });
-        let total =
-            time("tpot", Role::Total, tpot.map(|tpot| tpot.mean), intervals.map(|intervals| intervals.tpot));
+        let interval = intervals.map(|intervals| intervals.tpot);
+        let total = ("tpot", ms, Role::Total, tpot.map(|tpot| tpot.mean), interval);
         let bytes_read = metrics.bytes_read_per_token().filter(|_| tpot.is_some());
         let others = [
-            (terms::HIDDEN_DISK.key, Unit::Milliseconds, tpot.map(|_| metrics.terms_ms.hidden_disk)),
-            ("tpot_p50", Unit::Milliseconds, tpot.map(|tpot| tpot.p50)),
-            ("tpot_p95", Unit::Milliseconds, tpot.map(|tpot| tpot.p95)),
-            ("ttft", Unit::Milliseconds, metrics.ttft_ms),
+            (terms::HIDDEN_DISK.key, ms, tpot.map(|_| metrics.terms_ms.hidden_disk)),
+            ("tpot_p50", ms, tpot.map(|tpot| tpot.p50)),
+            ("tpot_p95", ms, tpot.map(|tpot| tpot.p95)),
+            ("ttft", ms, metrics.ttft_ms),
             ("tokens_per_s", Unit::TokensPerSecond, metrics.tokens_per_s),
             ("bytes_read_per_token", Unit::Bytes, bytes_read),
         ];
-        let others =
-            others.map(|(key, unit, value)| Quantity { unit, ..time(key, Role::Other, value, None) });
-        terms.chain([total]).chain(others).collect()
+        let others = others.map(|(key, unit, value)| (key, unit, Role::Other, value, None));
+        let all = terms.chain([total]).chain(others).map(|(key, unit, role, value, interval_half_width)| {
+            Quantity { key, unit, role, value, interval_half_width }
+        });
+        all.collect()
     }
 }
 
@@ -203,17 +199,15 @@ impl Comparison {
     pub(crate) fn new(traces: &[Trace]) -> Self {
         let runs: Vec<Run> =
             labels(traces).into_iter().zip(traces).map(|(label, trace)| Run::new(label, trace)).collect();
-        let pairs: Vec<Pair> = paired_runs(traces)
-            .into_iter()
-            .map(|(predicted, measured)| Pair::new(predicted, measured, &runs))
-            .collect();
+        let pairs = paired_runs(traces).into_iter();
+        let pairs: Vec<Pair> = pairs.map(|indices| Pair::new(indices, &runs)).collect();
         let notes = notes(traces, &runs, &pairs);
         Self { runs, pairs, notes, published_cells: Vec::new(), caveats: Vec::new() }
     }
 
     /// Returns the indices of the runs that are in no pair.
     pub fn unpaired(&self) -> Vec<usize> {
-        let paired = |index: &usize| self.pairs.iter().any(|pair| pair.contains(*index));
+        let paired = |index: &usize| self.pairs.iter().any(|it| [it.predicted, it.measured].contains(index));
         (0..self.runs.len()).filter(|index| !paired(index)).collect()
     }
 
@@ -232,39 +226,26 @@ impl Comparison {
 }
 
 impl Pair {
-    fn new(predicted: usize, measured: usize, runs: &[Run]) -> Self {
-        let rows = runs[predicted]
-            .quantities()
-            .into_iter()
-            .zip(runs[measured].quantities())
-            .map(|(left, right)| {
-                let error = left.value.zip(right.value).map(|(predicted, measured)| predicted - measured);
-                let base = right.value.filter(|&measured| measured != 0.0);
-                Row {
-                    key: left.key,
-                    unit: left.unit,
-                    role: left.role,
-                    predicted: left.value,
-                    measured: right.value,
-                    error,
-                    error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
-                    // The errors of the two values are independent, so their variances add up.
-                    interval_half_width: left
-                        .interval_half_width
-                        .zip(right.interval_half_width)
-                        .map(|(one, other)| one.hypot(other)),
-                }
-            })
-            .collect();
+    fn new((predicted, measured): (usize, usize), runs: &[Run]) -> Self {
+        let row = |(left, right): (Quantity, Quantity)| {
+            let error = left.value.zip(right.value).map(|(predicted, measured)| predicted - measured);
+            let base = right.value.filter(|&measured| measured != 0.0);
+            let half_widths = left.interval_half_width.zip(right.interval_half_width);
+            Row {
+                key: left.key,
+                unit: left.unit,
+                role: left.role,
+                predicted: left.value,
+                measured: right.value,
+                error,
+                error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
+                // The errors of the two values are independent, so their variances add up.
+                interval_half_width: half_widths.map(|(one, other)| one.hypot(other)),
+            }
+        };
+        let quantities = runs[predicted].quantities().into_iter().zip(runs[measured].quantities());
+        let rows = quantities.map(row).collect();
         Self { predicted, measured, rows }
-    }
-
-    fn contains(&self, run: usize) -> bool {
-        self.predicted == run || self.measured == run
-    }
-
-    pub fn row(&self, key: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.key == key)
     }
 }
 
@@ -383,7 +364,7 @@ fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
     for (run, trace) in runs.iter().zip(traces) {
         for device in &trace.header.devices {
             let Some(what) = &device.unvalidated else { continue };
-            let (name, what) = (escape::name(&device.name), escape::phrase(what));
+            let (name, what) = (escape::name(&device.name), escape::sentence(what));
             let sentence = format!("the profile of {name} is not validated ({what}).");
             match found.iter_mut().find(|(known, _)| *known == sentence) {
                 Some((_, of)) => of.push(run.heading()),

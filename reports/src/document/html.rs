@@ -3,7 +3,7 @@
 //! Styles and drawings are inline, so the page loads nothing and needs no script. A content security policy forbids
 //! loading and scripts, as a second protection if a name is not escaped correctly.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use super::{Block, Document, RowStyle, Span, Table, Text};
 use crate::charts::drawing;
@@ -24,7 +24,7 @@ pub fn render(document: &Document) -> String {
         drawing::STYLE,
         text(&document.title)
     );
-    blocks(&mut out, &document.opening_blocks);
+    let _ = blocks(&mut out, &document.opening_blocks);
     out.push_str("<nav>");
     for section in &document.sections {
         let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, markup(&section.title));
@@ -32,60 +32,58 @@ pub fn render(document: &Document) -> String {
     out.push_str("</nav>\n");
     for section in &document.sections {
         let _ = writeln!(out, "<section id=\"{}\">\n<h2>{}</h2>", section.anchor, markup(&section.title));
-        blocks(&mut out, &section.blocks);
+        let _ = blocks(&mut out, &section.blocks);
         out.push_str("</section>\n");
     }
     out.push_str("</main>\n</body>\n</html>\n");
     out
 }
 
-fn blocks(out: &mut String, blocks: &[Block]) {
+fn blocks(out: &mut String, blocks: &[Block]) -> fmt::Result {
     for (index, block) in blocks.iter().enumerate() {
-        let _ = match block {
+        match block {
             Block::Paragraph(paragraph) => {
                 let class = if index == 0 { " class=\"lead\"" } else { "" };
-                writeln!(out, "<p{class}>{}</p>", text(paragraph))
+                writeln!(out, "<p{class}>{}</p>", text(paragraph))?;
             }
-            Block::Note(note) => writeln!(out, "<p class=\"note\">{}</p>", text(note)),
-            Block::Table(table) => {
-                print(out, table);
-                Ok(())
-            }
+            Block::Note(note) => writeln!(out, "<p class=\"note\">{}</p>", text(note))?,
+            Block::Table(table) => print(out, table)?,
             Block::Figure(drawing, caption) => writeln!(
                 out,
                 "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
                 markup(&drawing.title),
                 drawing.inline_html(),
                 text(caption)
-            ),
+            )?,
             Block::Definitions(title, meanings) => {
-                let _ = write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title));
+                write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title))?;
                 for (word, meaning) in meanings {
-                    let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning));
+                    writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning))?;
                 }
-                writeln!(out, "</dl>\n</details>")
+                out.push_str("</dl>\n</details>\n");
             }
             Block::Details(title, sentences) => {
-                let _ = write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title));
+                write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title))?;
                 for sentence in sentences {
-                    let _ = writeln!(out, "<li>{}</li>", markup(sentence));
+                    writeln!(out, "<li>{}</li>", markup(sentence))?;
                 }
-                writeln!(out, "</ul>\n</details>")
+                out.push_str("</ul>\n</details>\n");
             }
-        };
+        }
     }
+    Ok(())
 }
 
-fn print(out: &mut String, table: &Table) {
+fn print(out: &mut String, table: &Table) -> fmt::Result {
     let class = if table.text_columns_only { "textual" } else { "numbers" };
-    let _ = write!(
+    write!(
         out,
         "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
         text(&table.caption)
-    );
+    )?;
     for heading in &table.headings {
         // The label of a run must not be broken at its hyphen.
-        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(heading).replace('-', "&#8209;"));
+        write!(out, "<th scope=\"col\">{}</th>", markup(heading).replace('-', "&#8209;"))?;
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (style, row) in &table.rows {
@@ -95,14 +93,14 @@ fn print(out: &mut String, table: &Table) {
             RowStyle::Group => "<tr class=\"group\">",
         });
         for (index, cell) in row.iter().enumerate() {
-            let _ = match index {
-                0 => write!(out, "<th scope=\"row\">{}</th>", text(cell)),
-                _ => write!(out, "<td>{}</td>", text(cell)),
-            };
+            match index {
+                0 => write!(out, "<th scope=\"row\">{}</th>", text(cell))?,
+                _ => write!(out, "<td>{}</td>", text(cell))?,
+            }
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</tbody>\n</table></div>\n");
+    writeln!(out, "</tbody>\n</table></div>")
 }
 
 fn text(text: &Text) -> String {

@@ -52,12 +52,11 @@ pub fn comparison(comparison: &Comparison) -> Vec<u8> {
             Unit::TokensPerSecond => "tokens/s",
             Unit::Bytes => "bytes",
         };
-        let mut fields = row(comparison, ["", &quantity.key, unit], &values);
+        let mut fields = row(comparison, ["", quantity.key, unit], &values);
         let intervals = runs.iter().map(|run| run.quantities()[index].interval_half_width);
         let published = selected(comparison).map(|(_, cell)| published_value(cell, quantity));
-        fields.extend(
-            intervals.chain(published).map(|value| field(value.map(|ms| FixedPoint::new(ms, DIGITS)))),
-        );
+        let rounded = intervals.chain(published).map(|value| value.map(|ms| FixedPoint::new(ms, DIGITS)));
+        fields.extend(rounded.map(field));
         rows.push(fields);
     }
     let width = rows[0].len();
@@ -87,10 +86,8 @@ fn head(comparison: &Comparison) -> Vec<String> {
         head.extend([format!("error {left} less {right}"), format!("error % {left} less {right}")]);
     }
     head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
-    let published = selected(comparison);
-    head.extend(
-        published.map(|(run, cell)| escape::csv_field(&format!("published {} for {run}", cell.system))),
-    );
+    let published = selected(comparison).map(|(run, cell)| format!("published {} for {run}", cell.system));
+    head.extend(published.map(|heading| escape::csv_field(&heading)));
     head
 }
 
@@ -104,8 +101,7 @@ fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) 
     let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
     fields.extend(values.iter().copied().map(field));
     for pair in &comparison.pairs {
-        let (error, percent) = errors(values[pair.predicted], values[pair.measured]);
-        fields.extend([field(error), field(percent)]);
+        fields.extend(errors(values[pair.predicted], values[pair.measured]).map(field));
     }
     fields
 }

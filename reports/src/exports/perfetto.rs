@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
+use hearth_schema::trace::{Counter, Header, Kind, Origin, Record, Resource};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -40,9 +40,10 @@ const NPU_THREAD: usize = 500_000;
 /// Id of the first thread of run events, larger than the ids of all threads of steps.
 const EVENT_THREAD: usize = 1_000_000;
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Event<'e> {
     name: &'e str,
+    /// The phase, which is the kind of event.
     ph: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<&'static str>,
@@ -73,8 +74,8 @@ enum Args {
         #[serde(skip_serializing_if = "Option::is_none")]
         cost_us: Option<CostMicros>,
     },
-    /// An object with a single key.
-    Value(Value),
+    /// The object of a counter or of metadata.
+    Other(Value),
 }
 
 #[derive(Serialize)]
@@ -95,28 +96,22 @@ struct RunInfo<'t> {
     version: &'t str,
 }
 
-impl<'e> Event<'e> {
-    fn new(name: &'e str, ph: &'static str, pid: usize, tid: usize) -> Self {
-        Self { name, ph, cat: None, pid, tid, ts: None, dur: None, id: None, bp: None, args: None }
-    }
-}
-
 struct Events {
     out: Vec<u8>,
-    is_empty: bool,
     /// Number of flows, which is the id of the latest one.
     flows: usize,
 }
 
 impl Events {
     fn push(&mut self, event: &Event<'_>) {
-        self.out.extend_from_slice(if self.is_empty { b"" } else { b",\n" });
-        self.is_empty = false;
+        // The list begins with `[` and a line break.
+        self.out.extend_from_slice(if self.out.ends_with(b"[\n") { b"" } else { b",\n" });
         append(&mut self.out, event);
     }
 
-    fn push_metadata(&mut self, what: &str, [pid, tid]: [usize; 2], args: Value) {
-        self.push(&Event { args: Some(Args::Value(args)), ..Event::new(what, "M", pid, tid) });
+    fn push_metadata(&mut self, name: &str, [pid, tid]: [usize; 2], args: Value) {
+        let args = Some(Args::Other(args));
+        self.push(&Event { name, ph: "M", pid, tid, args, ..Event::default() });
     }
 }
 
@@ -126,7 +121,7 @@ fn append(out: &mut Vec<u8>, value: &impl Serialize) {
 
 /// Exports traces into one JSON file for a timeline viewer, each with an optional prefix for its device names.
 pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
-    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), is_empty: true, flows: 0 };
+    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), flows: 0 };
     let mut base = 1;
     for (prefix, trace) in traces {
         let slices = slices(trace);
@@ -140,18 +135,11 @@ pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     }
     let mut out = events.out;
     out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
-    let runs: Vec<RunInfo<'_>> = traces
-        .iter()
-        .map(|(_, trace)| RunInfo {
-            origin: trace.header.origin,
-            scenario: &trace.header.scenario,
-            model: &trace.header.model,
-            plan: &trace.header.plan_digest,
-            seed: trace.header.seed,
-            version: &trace.header.version,
-        })
-        .collect();
-    append(&mut out, &runs);
+    let runs = traces.iter().map(|(_, trace)| {
+        let Header { origin, scenario, model, plan_digest: plan, seed, version, .. } = &trace.header;
+        RunInfo { origin: *origin, scenario, model, plan, seed: *seed, version }
+    });
+    append(&mut out, &runs.collect::<Vec<_>>());
     out.extend_from_slice(b"}}\n");
     out
 }
@@ -244,25 +232,18 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
         let record = &trace.records[slice.record];
         let pid = base + usize::from(record.device);
         let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
+        let event = Event { ph: "X", pid, tid: slice.thread_id(), ts, dur, ..Event::default() };
         if slice.demand {
-            let event = Event::new("wait for the disk", "X", pid, slice.thread_id());
-            events.push(&Event { cat: Some("disk"), ts, dur, ..event });
+            events.push(&Event { name: "wait for the disk", cat: Some("disk"), ..event });
             continue;
         }
         let cost_us = record.cost.map(|_| {
             let [queue, disk, copy, cpu] = activities::parts(record).map(|(_, nanos)| micros(nanos));
             CostMicros { cpu, queue, copy, disk }
         });
-        let args = Args::Step {
-            pass: record.pass,
-            round: record.round,
-            layers: record.layers,
-            bytes: record.bytes,
-            cost_us,
-        };
-        let name = title(record);
-        let event = Event::new(&name, "X", pid, slice.thread_id());
-        events.push(&Event { cat: Some(category(record.kind)), ts, dur, args: Some(args), ..event });
+        let Record { pass, round, layers, bytes, .. } = *record;
+        let args = Some(Args::Step { pass, round, layers, bytes, cost_us });
+        events.push(&Event { name: &title(record), cat: Some(category(record.kind)), args, ..event });
     }
 }
 
@@ -278,11 +259,9 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::Refaults => ("refaulted bytes", "bytes"),
             Counter::Accepted => ("accepted drafts", "tokens"),
         };
-        events.push(&Event {
-            ts: Some(micros(reading.at)),
-            args: Some(Args::Value(json!({ unit: reading.value }))),
-            ..Event::new(name, "C", base + usize::from(reading.device), 0)
-        });
+        let (pid, ts) = (base + usize::from(reading.device), Some(micros(reading.at)));
+        let args = Some(Args::Other(json!({ unit: reading.value })));
+        events.push(&Event { name, ph: "C", pid, ts, args, ..Event::default() });
     }
 }
 
@@ -304,7 +283,7 @@ fn run_events(out: &mut Events, trace: &Trace, base: usize) {
         }
         let (ts, dur) = (Some(micros(event.start)), Some(micros(end - event.start)));
         let name = events::describe(event);
-        out.push(&Event { cat: Some("event"), ts, dur, ..Event::new(&name, "X", pid, tid) });
+        out.push(&Event { name: &name, ph: "X", cat: Some("event"), pid, tid, ts, dur, ..Event::default() });
     }
 }
 
@@ -321,12 +300,14 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
             continue;
         }
         events.flows += 1;
-        let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         let (cat, id) = (Some("ring"), Some(events.flows));
-        let start = Event::new("activations", "s", from, thread(send));
-        events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
-        let finish = Event::new("activations", "f", to, thread(receive));
-        events.push(&Event { cat, id, ts: Some(micros(arrow_end)), bp: Some("e"), ..finish });
+        let mut push = |ph, record: usize, at: u64, bp| {
+            let (pid, tid) = (base + usize::from(trace.records[record].device), thread(record));
+            let (name, ts) = ("activations", Some(micros(at)));
+            events.push(&Event { name, ph, cat, pid, tid, ts, id, bp, ..Event::default() });
+        };
+        push("s", send, sent.start, None);
+        push("f", receive, arrow_end, Some("e"));
     }
 }
 

@@ -16,15 +16,10 @@ use crate::text::escape;
 
 /// The reason why published numbers cannot be compared with the runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum MatchError {
-    #[error("`{document}` has no system `{system}`; it has {known}")]
-    NoSystem { document: String, system: String, known: String },
-    #[error("`{document}` has no row for scenario `{scenario}`; its rows are for {known}")]
-    NoScenario { document: String, scenario: String, known: String },
-    #[error(
-        "`{document}` has no number of `{system}` for these scenarios; omit `--system` to compare with the other systems"
-    )]
-    NoCell { document: String, system: String },
+#[error("`{document}` has no {missing}")]
+pub struct MatchError {
+    document: String,
+    missing: String,
 }
 
 /// Returns the cells of a document that belong to the scenarios of the runs: those of `system`, or of all systems if
@@ -34,11 +29,11 @@ pub fn find(
     system: Option<&str>,
     runs: &[Run],
 ) -> Result<Vec<PublishedCell>, MatchError> {
-    let document = published.name.clone();
+    let error = |missing: String| Err(MatchError { document: published.name.clone(), missing });
     if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
     {
         let known = list(published.systems.iter().map(|system| system.name.as_str()));
-        return Err(MatchError::NoSystem { document, system: escape::name(system), known });
+        return error(format!("system `{}`; it has {known}", escape::name(system)));
     }
     let rows = |run: &Run| {
         let name = run.scenario.clone();
@@ -46,8 +41,8 @@ pub fn find(
     };
     if !runs.iter().any(|run| rows(run).next().is_some()) {
         let known = list(published.rows.iter().filter_map(scenario));
-        let scenario = runs.first().map_or_else(String::new, |run| run.scenario.clone());
-        return Err(MatchError::NoScenario { document, scenario, known });
+        let scenario = runs.first().map_or("", |run| &run.scenario);
+        return error(format!("row for scenario `{scenario}`; its rows are for {known}"));
     }
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
@@ -57,7 +52,7 @@ pub fn find(
             found.extend(requested.map(|(name, cell)| PublishedCell {
                 run: index,
                 document: published.name.clone(),
-                source: escape::phrase(&published.source),
+                source: escape::sentence(&published.source),
                 row: escape::name(&row.label),
                 system: escape::name(name),
                 selected,
@@ -70,7 +65,9 @@ pub fn find(
         }
     }
     match system {
-        Some(system) if found.is_empty() => Err(MatchError::NoCell { document, system: system.to_owned() }),
+        Some(system) if found.is_empty() => error(format!(
+            "number of `{system}` for these scenarios; omit `--system` to compare with the other systems"
+        )),
         _ => Ok(found),
     }
 }

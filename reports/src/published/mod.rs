@@ -1,13 +1,10 @@
 //! Published numbers of other systems, and their comparison with the simulator.
 //!
 //! A `published/1` document is a table with a row for each experiment (a model size, a set of devices, a number of
-//! rounds) and a column for each system. It has the published numbers, and the scenario and options with which each
-//! cell is simulated. Claims are ratios of two cells that the text of a publication states. The published numbers set
-//! no parameter of the simulation; the document names the rows to which parameters of the shipped device profiles
-//! were fitted.
-//!
-//! A row is either a scenario, which is planned and simulated for each system, or inference on one GPU, which is
-//! predicted from the compute rate and the bandwidth of the GPU ([`speeds`]).
+//! rounds) and a column for each system. A row is either a scenario, which is planned and simulated for each system, or
+//! inference on one GPU, which is predicted from the rates of the GPU ([`speeds`]). Claims are ratios of two cells that
+//! the text of a publication states. The published numbers set no parameter of the simulation; the document names the
+//! rows to which parameters of the shipped device profiles were fitted.
 //!
 //! Not here: simulating the experiments (`hearth_workflow::reproduction`).
 

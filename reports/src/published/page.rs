@@ -22,7 +22,13 @@ use crate::text::numbers;
 pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = Scores::of(published, results);
     let mut files = document(published, results, &scores).files();
-    files.push(("comparison.json".to_owned(), json(&Json::new(published, results, &scores))));
+    let runs = results.iter().map(|(&(row, system), result)| JsonRun {
+        row: &published.rows[row].label,
+        system: &published.systems[system].name,
+        result,
+    });
+    let document = Json { name: &published.name, scores: &scores, runs: runs.collect() };
+    files.push(("comparison.json".to_owned(), json(&document)));
     files
 }
 
@@ -55,17 +61,6 @@ struct JsonRun<'a> {
     row: &'a str,
     system: &'a str,
     result: &'a CellResult,
-}
-
-impl<'a> Json<'a> {
-    fn new(published: &'a PublishedResults, results: &'a Results, scores: &'a Scores) -> Self {
-        let cell = |(&(row, system), result): (&(usize, usize), &'a CellResult)| JsonRun {
-            row: &published.rows[row].label,
-            system: &published.systems[system].name,
-            result,
-        };
-        Self { name: &published.name, scores, runs: results.iter().map(cell).collect() }
-    }
 }
 
 fn document(published: &PublishedResults, results: &Results, scores: &Scores) -> Document {
@@ -302,7 +297,8 @@ fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
             CellResult::Ran(run) => (run.plan_summary.clone(), run.unvalidated_parts.join("; ")),
             CellResult::Refused { refused } => ("none".to_owned(), refused.clone()),
         };
-        let time = result.tpot_ms().map_or_else(|| NO_VALUE.to_owned(), format_ms);
+        let tpot = result.quantity(ClaimQuantity::Tpot);
+        let time = tpot.map_or_else(|| NO_VALUE.to_owned(), format_ms);
         let cells =
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         cells.map(Text::from).to_vec()

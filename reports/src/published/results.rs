@@ -120,11 +120,6 @@ impl CellResult {
         }
     }
 
-    /// Returns the time per token in milliseconds; `None` if the run did not complete.
-    pub fn tpot_ms(&self) -> Option<f64> {
-        self.quantity(ClaimQuantity::Tpot)
-    }
-
     /// Returns the quantity that a claim compares; `None` if the run did not complete.
     pub fn quantity(&self, by: ClaimQuantity) -> Option<f64> {
         let run = self.run().filter(|run| run.outcome == Outcome::Ok)?;

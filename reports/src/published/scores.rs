@@ -12,7 +12,7 @@
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{CellResult, Results};
+use super::results::Results;
 use super::speeds::{Phase, Speeds};
 use super::{Cell, Claim, ClaimQuantity, PublishedResults, Row, System};
 
@@ -83,15 +83,10 @@ pub struct ClaimScore {
 impl Scores {
     pub fn of(published: &PublishedResults, results: &Results) -> Self {
         let [tpot, ttft] = [Phase::Decode, Phase::Prefill].map(|phase| errors(published, results, phase));
-        let counted = |errors: &[TimeError]| -> Vec<(f64, bool)> {
-            let counted = errors.iter().filter(|error| !error.is_excluded);
-            counted.filter_map(|error| Some((error.error?, error.is_fitted))).collect()
-        };
-        let held_out = counted(&tpot).into_iter().filter(|(_, fitted)| !fitted);
         Self {
-            median_tpot: median(counted(&tpot).into_iter().map(|(error, _)| error)),
-            median_ttft: median(counted(&ttft).into_iter().map(|(error, _)| error)),
-            median_tpot_held_out: median(held_out.map(|(error, _)| error)),
+            median_tpot: median(tpot.iter()),
+            median_ttft: median(ttft.iter()),
+            median_tpot_held_out: median(tpot.iter().filter(|error| !error.is_fitted)),
             misordered: misordered(published, results),
             rank_correlation: rank_correlation(published, &tpot),
             outcome_mismatches: outcome_mismatches(published, results),
@@ -128,9 +123,10 @@ fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<
     published.cells().filter_map(error_of).collect()
 }
 
-/// Returns the median of the absolute values.
-fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
+/// Returns the median absolute error of the times that are not excluded.
+fn median<'e>(errors: impl Iterator<Item = &'e TimeError>) -> Option<f64> {
+    let counted = errors.filter(|error| !error.is_excluded);
+    let mut sizes: Vec<f64> = counted.filter_map(|error| Some(error.error?.abs())).collect();
     sizes.sort_by(f64::total_cmp);
     crate::validation::scores::median(&sizes)
 }
@@ -153,7 +149,8 @@ fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
             .enumerate()
             .filter_map(|(column, system)| {
                 let published = published_time(row, row.cells.get(&system.name)?)?;
-                let simulated = results.get(&(row_index, column)).and_then(CellResult::tpot_ms);
+                let result = results.get(&(row_index, column));
+                let simulated = result.and_then(|result| result.quantity(ClaimQuantity::Tpot));
                 Some((system.name.as_str(), published, simulated.unwrap_or(f64::INFINITY)))
             })
             .collect();

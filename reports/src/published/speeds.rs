@@ -357,22 +357,11 @@ rows:
 
     #[test]
     fn inconsistent_rows_are_refused() {
+        const RUN: &str = "roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}";
         for (from, to, expected) in [
-            (
-                "prompt: 100, generate: 10}\n    cells: {small: {prefill: 200",
-                "prompt: 0, generate: 10}\n    cells: {small: {prefill: 200",
-                "0 prompt tokens and 10 generated tokens",
-            ),
-            (
-                "roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}",
-                "about: x",
-                "unknown field `about`",
-            ),
-            (
-                "    roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}\n",
-                "",
-                "neither a `scenario`",
-            ),
+            ("prompt: 100", "prompt: 0", "0 prompt tokens and 10 generated tokens"),
+            (RUN, "about: x", "unknown field `about`"),
+            (RUN, "", "neither a `scenario`"),
             ("  - label: a\n", "  - label: a\n    scenario: a.yaml\n", "both a `scenario`"),
             ("weights: q8", "weights: q9", "unknown variant `q9`"),
             ("decode: 10 /s", "decode: 0 /s", "not positive"),

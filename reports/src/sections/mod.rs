@@ -18,7 +18,6 @@ use crate::charts::{bars, gantt, memory as memory_charts, parity, tokens as toke
 use crate::comparison::{Comparison, Run, terms};
 use crate::document::{Block, Document, NO_VALUE, Table, Text};
 use crate::text::escape;
-use crate::timeline::tokens::median;
 
 /// Maximum ratio of the token durations of two runs whose Gantt charts have a common time scale.
 const MAX_SCALE_RATIO: u64 = 4;
@@ -123,6 +122,14 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     medians.iter().map(chart).collect()
 }
 
+/// Returns the token of median duration (nearest rank); among equal durations, the earliest. A step with accepted
+/// drafts counts as one token.
+fn median(tokens: &[DecodeStep]) -> Option<DecodeStep> {
+    let mut sorted = tokens.to_vec();
+    sorted.sort_by_key(DecodeStep::duration);
+    sorted.get(sorted.len().div_ceil(2).checked_sub(1)?).copied()
+}
+
 fn all_tokens(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let charts = [
         (token_charts::time_series(runs), "The tokens after the first, in order."),
@@ -186,8 +193,8 @@ fn outcome(run: &Run) -> &'static str {
 }
 
 fn device_origins(run: &Run, trace: &Trace) -> Table {
-    let phrase = |value: &Option<String>, otherwise: &str| match value {
-        Some(value) => Text::default().name(escape::phrase(value)),
+    let sentence = |value: &Option<String>, otherwise: &str| match value {
+        Some(value) => Text::default().name(escape::sentence(value)),
         None => Text::from(otherwise),
     };
     let digest = |value: &Option<String>| match value {
@@ -198,9 +205,9 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         vec![
             Text::default().name(escape::name(&device.name)),
             digest(&device.profile_digest),
-            phrase(&device.kernel, "not recorded"),
+            sentence(&device.kernel, "not recorded"),
             Text::value(device.policy.map(PageCachePolicy::name)),
-            phrase(&device.unvalidated, NO_VALUE),
+            sentence(&device.unvalidated, NO_VALUE),
         ]
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
@@ -231,4 +238,19 @@ fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
         text = text.words("A measured trace cannot be reproduced exactly; keep the file. ");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_is_the_nearest_rank() {
+        let (sequence, start, accepted, drafted, interrupted) = (0, 0, 0, 0, false);
+        let token = |pass, end| DecodeStep { pass, sequence, start, end, accepted, drafted, interrupted };
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
+        // Of two tokens the shorter one is the median, as in the metrics.
+        assert_eq!(median(&[token(1, 9), token(2, 3)]).map(|token| token.pass), Some(2));
+    }
 }

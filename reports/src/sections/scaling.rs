@@ -19,11 +19,8 @@ use crate::text::numbers;
 /// Charts the time per token over the number of rounds per token; `None` unless a line has two points.
 pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
-        Some((
-            (origin_word(run.origin), run.model.clone()),
-            u64::from(rounds_of(trace)?),
-            run.metrics.tpot_ms?.mean,
-        ))
+        let case = (origin_word(run.origin), run.model.clone());
+        Some((case, u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean))
     });
     lines(points, "Time per token over k", "rounds of the ring for a token, k", |k| k.to_string())
 }
@@ -46,6 +43,7 @@ fn rounds_of(trace: &Trace) -> Option<u32> {
     trace.header.kind.is_ring().then(|| last.saturating_add(1))
 }
 
+/// The origin of the runs of a line, and what else they have in common.
 type Case = (&'static str, String);
 
 fn lines(

@@ -182,7 +182,8 @@ fn memory(run: &Run) -> Text {
 
 fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     let run = &comparison.runs[pair.predicted];
-    let Some((predicted, measured)) = pair.row("tpot").and_then(|row| row.predicted.zip(row.measured)) else {
+    let tpot = pair.rows.iter().find(|row| row.key == "tpot");
+    let Some((predicted, measured)) = tpot.and_then(|row| row.predicted.zip(row.measured)) else {
         return Text::default();
     };
     let who = if comparison.pairs.len() == 1 {

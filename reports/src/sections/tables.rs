@@ -60,7 +60,7 @@ pub fn round_quantities(quantities: &[Quantity], digits: Digits) -> Vec<Option<F
 
 fn label(quantity: &Quantity) -> String {
     let known = terms::SUMMED_TERMS.iter().find(|term| term.key == quantity.key);
-    match (known, quantity.key.as_str()) {
+    match (known, quantity.key) {
         (Some(term), _) => format!("{}, ms", term.label),
         (None, "tpot") => "TPOT (sum), ms".into(),
         (None, "hidden_disk") => "Hidden disk (not in the sum), ms".into(),
@@ -74,7 +74,7 @@ fn label(quantity: &Quantity) -> String {
 }
 
 fn style(quantity: &Quantity) -> RowStyle {
-    match (quantity.role, quantity.key.as_str()) {
+    match (quantity.role, quantity.key) {
         (Role::Total, _) => RowStyle::Total,
         (Role::Other, "hidden_disk" | "tpot_p50") => RowStyle::Group,
         _ => RowStyle::Plain,
@@ -93,7 +93,7 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
     let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
     let signed = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::signed));
     let row = |((quantity, row), (predicted, measured)): ((&Quantity, &Row), _)| {
-        let (error, percent) = errors(predicted, measured);
+        let [error, percent] = errors(predicted, measured);
         let mut cells = vec![Text::from(label(quantity)), number(predicted)];
         cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));
         let interval = number(row.interval_half_width.map(ms));
@@ -116,7 +116,7 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
 
 /// Returns the published value of a quantity; only times per token and to the first token are published.
 pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64> {
-    match quantity.key.as_str() {
+    match quantity.key {
         "tpot" => cell.tpot_ms,
         "ttft" => cell.ttft_ms,
         _ => None,
@@ -124,16 +124,13 @@ pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64>
 }
 
 /// Returns the error (predicted minus measured) of rounded numbers, in their unit and in percent of `measured`.
-pub fn errors(
-    predicted: Option<FixedPoint>,
-    measured: Option<FixedPoint>,
-) -> (Option<FixedPoint>, Option<FixedPoint>) {
+pub fn errors(predicted: Option<FixedPoint>, measured: Option<FixedPoint>) -> [Option<FixedPoint>; 2] {
     let error = predicted.zip(measured).map(|(predicted, measured)| predicted.minus(measured));
     let base = measured.filter(|measured| measured.units != 0);
     let percent = error.zip(base).map(|(error, base)| {
         FixedPoint::new(100.0 * error.units as f64 / base.units.unsigned_abs() as f64, 1)
     });
-    (error, percent)
+    [error, percent]
 }
 
 /// Returns a table with a column for each run, its confidence intervals and its published numbers, without errors.

@@ -9,27 +9,27 @@
 /// Maximum length of a printed name, in characters.
 const MAX_NAME_LEN: usize = 60;
 /// Maximum length of a printed sentence from a trace, in characters.
-const MAX_PHRASE_LEN: usize = 240;
+const MAX_SENTENCE_LEN: usize = 240;
 /// Maximum length of a printed paragraph from a document, in characters.
 const MAX_PARAGRAPH_LEN: usize = 2000;
 
 /// Shortens a name and replaces characters that cannot be printed.
 pub fn name(text: &str) -> String {
-    let kept = cut(text, MAX_NAME_LEN);
+    let kept = truncated(text, MAX_NAME_LEN);
     if kept.trim().is_empty() { "(no name)".into() } else { kept }
 }
 
 /// Shortens a sentence and replaces characters that cannot be printed.
-pub fn phrase(text: &str) -> String {
-    cut(text, MAX_PHRASE_LEN)
+pub fn sentence(text: &str) -> String {
+    truncated(text, MAX_SENTENCE_LEN)
 }
 
 /// Shortens a paragraph and replaces characters that cannot be printed.
 pub fn paragraph(text: &str) -> String {
-    cut(text, MAX_PARAGRAPH_LEN)
+    truncated(text, MAX_PARAGRAPH_LEN)
 }
 
-fn cut(text: &str, max: usize) -> String {
+fn truncated(text: &str, max: usize) -> String {
     let mut kept: String = text.chars().take(max).map(printable).collect();
     if text.chars().nth(max).is_some() {
         kept.push('…');

@@ -77,9 +77,8 @@ pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
     let (work, ahead): (Vec<_>, Vec<_>) = overlapping
         .filter(|(_, record)| is_work(record) || is_disk_read(record))
         .partition(|(_, record)| is_work(record));
-    for &(index, record) in &ahead {
-        let own_work = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
-        split_read(&mut intervals, index, record, own_work);
+    for (index, record) in ahead {
+        split_read(&mut intervals, index, record, &work);
     }
     for (index, record) in work {
         split_step(&mut intervals, index, record);
@@ -117,26 +116,17 @@ fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
     }
 }
 
-fn split_read<'r>(
-    intervals: &mut Vec<Interval>,
-    index: usize,
-    record: &Record,
-    work: impl Iterator<Item = &'r Record>,
-) {
-    let interval = |activity, start, end| Interval {
-        device: record.device,
-        lane: Lane::Disk,
-        activity,
-        start,
-        end,
-        record: index,
-    };
+/// Splits a read into the parts during which its device computes and those during which it does not.
+fn split_read(intervals: &mut Vec<Interval>, index: usize, record: &Record, work: &[(usize, &Record)]) {
+    let (device, lane) = (record.device, Lane::Disk);
+    let interval = |activity, start, end| Interval { device, lane, activity, start, end, record: index };
     if record.resource == Resource::DiskDemand {
         intervals.push(interval(Activity::DemandRead, record.start, record.end));
         return;
     }
-    let mut busy: Vec<[u64; 2]> = work
-        .map(|step| [step.start.max(record.start), step.end.min(record.end)])
+    let own_work = work.iter().filter(|(_, step)| step.device == device);
+    let mut busy: Vec<[u64; 2]> = own_work
+        .map(|(_, step)| [step.start.max(record.start), step.end.min(record.end)])
         .filter(|[start, end]| start < end)
         .collect();
     busy.sort_unstable();

@@ -10,7 +10,7 @@ pub fn describe(event: &RunEvent) -> String {
     let device =
         event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
     let details =
-        if event.what.is_empty() { String::new() } else { format!(" ({})", escape::phrase(&event.what)) };
+        if event.what.is_empty() { String::new() } else { format!(" ({})", escape::sentence(&event.what)) };
     format!("{device}{}{details}", event.kind.phrase())
 }
 

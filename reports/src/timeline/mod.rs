@@ -1,9 +1,8 @@
-//! Timelines of a trace: the activities of each device, its messages, its tokens and its events.
+//! Timelines of a trace: the activities of each device, its messages and its events.
 
 pub mod activities;
 pub mod events;
 pub mod messages;
-pub mod tokens;
 
 #[cfg(test)]
 use hearth_schema::trace::{Kind, Record, Resource};
@@ -11,6 +10,5 @@ use hearth_schema::trace::{Kind, Record, Resource};
 /// Returns a record of pass 0 and round 0 that has no layers, bytes, peer or cost.
 #[cfg(test)]
 fn record(device: u16, resource: Resource, kind: Kind, [start, end]: [u64; 2]) -> Record {
-    let (pass, round, bytes) = (0, 0, 0);
-    Record { device, resource, kind, pass, round, layers: None, start, end, bytes, peer: None, cost: None }
+    Record { device, resource, kind, start, end, ..Record::default() }
 }

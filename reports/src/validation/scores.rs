@@ -65,9 +65,8 @@ impl Score {
         let error = if high_variance {
             predicted / predicted.clamp(range[0], range[1]) - 1.0
         } else {
-            let error =
-                |(predicted, measured): &(Option<f64>, Option<f64>)| Some((*predicted)? / (*measured)? - 1.0);
-            let mut errors: Vec<f64> = runs.iter().filter_map(error).collect();
+            let errors = runs.iter().filter_map(|&(predicted, measured)| Some(predicted? / measured? - 1.0));
+            let mut errors: Vec<f64> = errors.collect();
             errors.sort_by(|one, other| one.abs().total_cmp(&other.abs()));
             *errors.get(errors.len() / 2)?
         };

@@ -48,24 +48,15 @@ fn trace_with_events() {
     let output = |pass| {
         trace.records.iter().find(|it| it.kind == Kind::Output && it.pass == pass).expect("a token").end
     };
-    let run_event = |kind, device: Option<&str>, start, end, what: &str| RunEvent {
-        kind,
-        device: device.map(String::from),
-        start,
-        end,
-        what: what.into(),
-        plan_digest: None,
+    let run_event = |kind, device: Option<&str>, start, end, what: &str| {
+        let (device, what, plan_digest) = (device.map(String::from), what.to_owned(), None);
+        RunEvent { kind, device, start, end, what, plan_digest }
     };
+    let detected = output(2) + 1_000_000;
     trace.run_events = vec![
         run_event(RunEventKind::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
-        run_event(
-            RunEventKind::Silent,
-            Some("lap|top"),
-            output(2),
-            Some(output(2) + 1_000_000),
-            "no sign of life",
-        ),
-        run_event(RunEventKind::Replanned, None, output(2) + 1_000_000, Some(output(3)), "a 1, b 2"),
+        run_event(RunEventKind::Silent, Some("lap|top"), output(2), Some(detected), "no sign of life"),
+        run_event(RunEventKind::Replanned, None, detected, Some(output(3)), "a 1, b 2"),
         run_event(RunEventKind::Stalls, None, output(4), None, ""),
     ];
     let report = Report::new(vec![trace]).unwrap();

@@ -76,11 +76,8 @@ fn trace() -> impl Strategy<Value = Trace> {
         |(origin, outcome, plan, passes, (devices, records, readings))| {
             let device = |(name, memory_total): (String, u64)| TracedDevice {
                 name,
-                profile_digest: None,
                 memory_total,
-                kernel: None,
-                unvalidated: None,
-                policy: None,
+                ..TracedDevice::default()
             };
             let pass = |index| Pass::new(index, index, 1, true);
             let sample = sample::trace(origin, 0);

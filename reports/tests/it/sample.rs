@@ -120,19 +120,7 @@ impl Run {
             _ => Resource::Cpu,
         };
         let ((pass, round), [start, end]) = (at, span);
-        self.records.push(Record {
-            device,
-            resource,
-            kind,
-            pass,
-            round,
-            layers: None,
-            start,
-            end,
-            bytes: 0,
-            peer: None,
-            cost: None,
-        });
+        self.records.push(Record { device, resource, kind, pass, round, start, end, ..Record::default() });
         self.records.last_mut().expect("a record was added")
     }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pass::is_default;
 use crate::residency::{Residency, ResidencyOptions};
-use crate::workload::{self, MAX_SEQUENCES};
+use crate::workload::{MAX_SEQUENCES, is_number, number};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
 pub use tensor::TensorPlan;
@@ -51,14 +51,14 @@ pub struct Plan {
     /// The element format of the key-value cache.
     pub kv_cache: KvFormat,
     /// The format of activations in messages between devices.
-    #[serde(default, skip_serializing_if = "ActivationFormat::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub activations: ActivationFormat,
     /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
     /// GPU.
     #[serde(default, skip_serializing_if = "is_default")]
     pub output: Processor,
     /// The maximum number of concurrent sequences, each with a cache for the whole context.
-    #[serde(default = "workload::one", skip_serializing_if = "workload::is_one")]
+    #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
     /// The draft model on the head, for speculative decoding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -231,6 +231,14 @@ pub struct Predicted {
     pub tpot: Seconds,
 }
 
+impl PlannedDevice {
+    /// Creates a device that computes its window on the CPU, with the default residency.
+    pub fn new(name: impl Into<String>, role: Role, window: u32) -> Self {
+        let residency = ResidencyOptions::default();
+        Self { name: name.into(), address: None, role, window, gpu_layers: 0, residency, predicted: None }
+    }
+}
+
 impl PlannedModel {
     /// Creates the entry of a model in a plan. A model without a file has only a shape digest.
     pub fn from_profile(model: &ModelProfile) -> Self {
@@ -245,6 +253,28 @@ impl PlannedModel {
 }
 
 impl Plan {
+    /// Creates a plan of a ring with one round, one sequence, no context and no devices, to be filled in.
+    pub fn empty(scenario: ScenarioRecord, model: PlannedModel, planner: PlannerRecord) -> Self {
+        Self {
+            schema: Self::SCHEMA.into(),
+            scenario,
+            model,
+            planner,
+            kind: PlanKind::Ring,
+            rounds: 1,
+            context: 0,
+            kv_cache: KvFormat::default(),
+            activations: ActivationFormat::default(),
+            output: Processor::default(),
+            sequences: 1,
+            draft: None,
+            devices: Vec::new(),
+            dropped: Vec::new(),
+            predicted: None,
+            explanation: Vec::new(),
+        }
+    }
+
     /// Returns the number of layers in one full round, W.
     pub fn ring_layers(&self) -> u32 {
         if !self.kind.is_ring() {
@@ -310,7 +340,7 @@ impl Document for Plan {
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
             return refuse(format!("a plan must have at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
         }
-        if !self.kind.is_ring() && !self.activations.is_default() {
+        if !self.kind.is_ring() && self.activations != ActivationFormat::default() {
             return refuse("`activations: f16` is for rings; set `kind.tensor.values` instead".into());
         }
         let mut names = BTreeSet::new();

@@ -31,7 +31,8 @@ pub struct Message {
     pub round: u32,
     /// The round around the ring in which the sender computed; one less than `round` if the head receives.
     pub sent_round: u32,
-    pub from: u16,
+    /// The slot of the sender.
+    pub from: usize,
     pub bytes: Bytes,
 }
 

@@ -101,43 +101,21 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::model::shipped;
-    use hearth_schema::plan::{
-        PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
-    };
-    use hearth_schema::residency::ResidencyOptions;
-    use hearth_schema::scenario::{ActivationFormat, KvFormat};
+    use hearth_schema::plan::{PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 
     use super::*;
 
     #[test]
     fn layout_follows_file_order() {
         let model = shipped("llama-8b").expect("shipped");
-        let device = |name: &str, role, window, gpu_layers| PlannedDevice {
-            name: name.into(),
-            address: None,
-            role,
-            window,
-            gpu_layers,
-            residency: ResidencyOptions::default(),
-            predicted: None,
-        };
+        let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
+        let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
+        let head = PlannedDevice { gpu_layers: 2, ..PlannedDevice::new("a", Role::Head, 10) };
         let plan = Plan {
-            schema: "plan/1".into(),
-            scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
-            model: PlannedModel { digest: None, ..PlannedModel::from_profile(&model) },
-            planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-            kind: PlanKind::Ring,
             rounds: 2,
             context: 1024,
-            kv_cache: KvFormat::F16,
-            activations: ActivationFormat::F32,
-            output: Processor::Cpu,
-            sequences: 1,
-            draft: None,
-            devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
-            dropped: vec![],
-            predicted: None,
-            explanation: vec![],
+            devices: vec![head, PlannedDevice::new("b", Role::Worker, 6)],
+            ..Plan::empty(scenario, PlannedModel::from_profile(&model), planner)
         };
         let chunk = Bytes::mib(2);
         let layout = Layout::new(&plan, 0, &model, chunk, false);

@@ -212,7 +212,7 @@ impl<'a> DeviceSim<'a> {
             start: self.idle_since.min(arrival),
             end: arrival,
             bytes: message.bytes.0,
-            peer: Some(message.from),
+            peer: Some(message.from as u16),
             ..self.record(Kind::Receive, message.pass, message.round, ctx)
         });
         let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
@@ -264,8 +264,7 @@ impl<'a> DeviceSim<'a> {
             Step::Send { pass, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activations;
                 let bytes = format.token_bytes(&self.model.shape) * u64::from(pass.tokens);
-                let from = self.slot as u16;
-                let message = Message { pass, round: next_round, sent_round: round, from, bytes };
+                let message = Message { pass, round: next_round, sent_round: round, from: self.slot, bytes };
                 ctx.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {

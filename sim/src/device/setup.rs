@@ -1,8 +1,5 @@
-//! Setup: builds the devices of a run from their profiles and the plan.
-//!
-//! The functions create the page cache, the disk, the helper thread and the draft model of a device from its profile
-//! and its part of a plan. All of them are new; `crate::ring::reconfiguration` decides what is kept when a ring gets
-//! another plan.
+//! Setup: builds the devices of a run, each with a new page cache, disk, helper thread and draft model, from their
+//! profiles and the plan. `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -87,8 +84,15 @@ pub fn new_device<'a>(
     // Pinned weights take the memory for all chunks of the file, and two more.
     let file_memory = chunk * (u64::from(layout.chunk_count) + 2);
     let memory = if options.is_pinned() { memory.min(file_memory) } else { memory };
-    let cache_device = if options.is_pinned() { &anonymous(device) } else { device };
-    let storage = storage((cache_device, slot, input.cluster.seed), &layout, memory, chunk);
+    let cache_config = CacheConfig {
+        device: if options.is_pinned() { &anonymous(device) } else { device },
+        slot,
+        seed: input.cluster.seed,
+        memory_budget: memory,
+        share: layout.chunk_count,
+        chunk,
+    };
+    let storage = storage(&cache_config);
     let residency: Box<dyn WeightResidency> = if managed {
         let chunks =
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
@@ -156,12 +160,8 @@ pub fn warm_page_cache(device: &mut DeviceSim) {
     }
 }
 
-fn storage(
-    (device, slot, seed): (&Device, usize, u64),
-    layout: &Layout,
-    memory_budget: Bytes,
-    chunk: Bytes,
-) -> Storage {
+fn storage(cache_config: &CacheConfig) -> Storage {
+    let CacheConfig { device, chunk, .. } = *cache_config;
     let sequential = device.disk.sequential.value;
     let or_sequential =
         |rate: &Option<Sourced<BytesPerSecond>>| rate.as_ref().map_or(sequential, |rate| rate.value);
@@ -173,10 +173,7 @@ fn storage(
         throttle: device.disk.limit.as_ref().map(|limit| limit.value),
         latency: or_zero(device.disk.latency.as_ref()),
     };
-    let read_ahead = read_ahead(device, chunk);
-    let share = layout.chunk_count;
-    let cache_config = CacheConfig { device, slot, seed, memory_budget, share, chunk };
-    let mut storage = Storage::new(cache_config.page_cache(), read_ahead, speed, chunk);
+    let mut storage = Storage::new(cache_config.page_cache(), read_ahead(device, chunk), speed, chunk);
     storage.unwire_after = unwire_after(device).map(Seconds::to_nanos);
     if let Some(rate) = &device.disk.turnover {
         storage.costs = storage.costs.with_page_cache_throughput(chunk, rate.value);

@@ -73,8 +73,6 @@ pub struct Storage {
     pub cache: Box<dyn PageCache>,
     pub readahead: Readahead,
     disk: Disk<Chunk>,
-    /// The total bandwidth of all flows when no other program reads.
-    bandwidth: BytesPerSecond,
     pub chunk_size: Bytes,
     pub(super) costs: KernelCosts,
     /// Buffer for the chunks to read after one touch.
@@ -97,7 +95,6 @@ impl Storage {
             cache,
             readahead: Readahead::new(window),
             disk: Disk::new(speed),
-            bandwidth: speed.bandwidth,
             chunk_size,
             costs: KernelCosts::measured(chunk_size),
             reads: Vec::new(),
@@ -216,7 +213,7 @@ impl Storage {
 
     /// Sets the fraction of the disk bandwidth that remains beside other programs.
     pub fn set_disk_fraction(&mut self, now: Nanos, fraction: f64) {
-        self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * fraction));
+        self.disk.set_available_fraction(now, fraction);
     }
 
     pub fn set_capacity(&mut self, chunks: u32) {
@@ -241,19 +238,4 @@ fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: Flow) -> Access {
         Flow::Fault => cache.access(chunk),
         Flow::Prefetch => cache.populate(chunk),
     }
-}
-
-/// Returns a storage with a two-list cache for unit tests, on a disk that reads one piece per millisecond.
-#[cfg(test)]
-pub(crate) fn test_storage(share: Chunk, capacity: u32, piece: Bytes) -> Storage {
-    let rate = BytesPerSecond(piece.as_f64() * 1e3);
-    let speed = DiskSpeed {
-        bandwidth: rate,
-        fault_rate: rate,
-        prefetch_rate: rate,
-        throttle: None,
-        latency: Seconds(0.0),
-    };
-    let cache = Box::new(crate::page_cache::TwoList::new(share, capacity));
-    Storage::new(cache, piece, speed, piece)
 }

@@ -2,10 +2,7 @@
 //!
 //! A walk works as the executor's threads do: layer by layer and chunk by chunk, it computes with the chunks in
 //! memory, and otherwise blocks in a page fault or waits for the helper thread. Consecutive chunks that are available
-//! are computed as one batch.
-//!
-//! Not here: what is available ([`crate::device::residency`]), how long a layer takes
-//! ([`hearth_core::compute_cost`]).
+//! ([`crate::device::residency`]) are computed as one batch.
 
 use std::collections::VecDeque;
 use std::ops::Range;

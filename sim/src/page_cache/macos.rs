@@ -26,6 +26,7 @@ pub struct MacosQueues {
     floor: u32,
 }
 
+/// The page cache of macOS for weights that Metal does not wire.
 pub type Macos = ListCache<MacosQueues>;
 
 impl Macos {
@@ -85,6 +86,7 @@ pub struct WiredEvictionRules {
     ordinary: u32,
 }
 
+/// The memory of macOS for weights that Metal wires.
 pub type MacosMetal = ListCache<WiredEvictionRules>;
 
 impl MacosMetal {

@@ -30,6 +30,7 @@ pub struct Generations {
     youngest: u64,
 }
 
+/// The page cache of Linux with the multi-generational LRU.
 pub type MgLru = ListCache<Generations>;
 
 impl MgLru {

@@ -66,7 +66,7 @@ pub enum Fetch {
     Started,
     /// No memory is free and nothing can be evicted, for example because all chunks are in flight.
     NoMemory,
-    /// Reclaim takes time: call again after that time.
+    /// Reclaim is not finished: call again after the time that the scan took.
     Again,
 }
 

@@ -8,6 +8,7 @@
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
+/// A page cache that reads only the excess of its share over its capacity again in each cycle.
 #[derive(Debug)]
 pub struct PaperLinear {
     capacity: u32,
@@ -53,13 +54,6 @@ impl PaperLinear {
         self.chunks[chunk as usize] = State::Absent;
         self.counters.evicted += 1;
     }
-
-    /// Evicts the most recently used chunk, whose next use is farthest in a cyclic scan. Returns false if there is
-    /// none.
-    fn evict_newest_used(&mut self) -> bool {
-        let newest = self.used.newest();
-        newest.inspect(|&chunk| self.evict(chunk)).is_some()
-    }
 }
 
 impl PageCache for PaperLinear {
@@ -88,13 +82,11 @@ impl PageCache for PaperLinear {
             return Fetch::Present;
         }
         while self.resident_chunks() >= self.capacity {
+            // If the reader would wait forever, the chunk that was read farthest ahead is evicted.
             let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
-            match self.fresh.newest() {
-                _ if self.evict_newest_used() => {}
-                // The reader would wait forever: evict the chunk that was read farthest ahead.
-                Some(farthest) if stuck => self.evict(farthest),
-                _ => return Fetch::NoMemory,
-            }
+            let farthest = self.fresh.newest().filter(|_| stuck);
+            let Some(victim) = self.used.newest().or(farthest) else { return Fetch::NoMemory };
+            self.evict(victim);
         }
         self.chunks[chunk as usize] = State::InFlight;
         self.in_flight += 1;
@@ -121,13 +113,10 @@ impl PageCache for PaperLinear {
 
     fn set_capacity(&mut self, chunks: u32) {
         self.capacity = chunks;
-        while self.resident_chunks() > self.capacity {
-            let fresh = self.fresh.oldest();
-            match fresh {
-                _ if self.evict_newest_used() => {}
-                Some(chunk) => self.evict(chunk),
-                None => return,
-            }
+        while self.resident_chunks() > self.capacity
+            && let Some(victim) = self.used.newest().or(self.fresh.oldest())
+        {
+            self.evict(victim);
         }
     }
 

@@ -3,9 +3,8 @@
 //! As in mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c of Linux, for a mapping without advice. A miss
 //! reads one window around the missing chunk: half of the window lies before the chunk, and a marker is set a quarter
 //! before its end. Touching the marked chunk starts the read of the next window without waiting, with the marker at
-//! its first chunk, so a sequential reader always has one window in flight. So page faults in sequence overlap
-//! computing with reading, they read some MiB beyond the end of a layer window, and one `WILLNEED`, which is limited
-//! to one window, helps little. Chunks are read in ascending order; chunks in memory are skipped.
+//! its first chunk, so a sequential reader always has one window in flight, which overlaps computing with reading.
+//! Chunks are read in ascending order; chunks in memory are skipped.
 //!
 //! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
 

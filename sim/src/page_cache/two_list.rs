@@ -5,25 +5,22 @@
 //! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim scans its tail.
 //! - **Second chance.** A page whose mapping was used since the last scan (young) is not evicted: it is marked
 //!   `referenced` instead of young, and moves to the head again. A page that is young *and* referenced becomes
-//!   active. A page that was read ahead and not touched yet has neither mark and is evicted at once: so the next
-//!   window, which is needed soonest, is evicted before the last one, which is needed latest.
+//!   active. A page that was read ahead and not touched yet has neither mark and is evicted at once.
 //! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c,
 //!   `FOLL_TOUCH`): it is young and referenced at once, so it becomes active in the next scan, or when it is
 //!   populated a second time.
 //! - **Locked while in flight.** A page in flight cannot be evicted: reclaim moves it to the head and continues.
 //! - **Scan pressure.** One attempt scans 1/4096 of the list, then 1/2048, ... then all of it, and stops when it
 //!   has freed 32 pages. So the first attempt after a window was used ages *all* of that window before it frees any
-//!   page. That takes many milliseconds in which reads arrive: the pages that the helper has just read are complete
-//!   and unused when the scan reaches them, and are evicted first.
+//!   page. That takes many milliseconds, in which reads arrive.
 //! - **Shadows.** The kernel stores the age at which a page was evicted. If the page is read again within a
 //!   distance no longer than the active list, it becomes active at once.
 //! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (in a cache below 1
 //!   GiB; above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
 //! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that
-//!   waited for it runs and maps it. A helper that has filled memory with pages in flight evicts every page that
-//!   arrives, sometimes one that a reader waits for. The reader's own read of that page is queued behind all reads in
-//!   flight, and the pages that arrive meanwhile are evicted unused: after one lost page the whole share is read
-//!   again.
+//!   waited for it runs and maps it, so it may be evicted before that.
+//!
+//! `docs/decisions/0003-two-list-lru.md` states what follows from these rules.
 //!
 //! Deviation: reclaim balances the lists with the current statistics, not with those of up to two seconds ago, see
 //! `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk represents scans of all its pages. The refault
@@ -42,6 +39,7 @@ const MAX_ATTEMPTS: u32 = 2;
 /// Maximum scans in one call. Then the caller must let time pass, in which reads in flight may arrive.
 const MAX_SCANS_AT_ONCE: u32 = 32;
 
+/// The page cache of classic Linux, with an active and an inactive list.
 #[derive(Debug)]
 pub struct TwoList {
     capacity: u32,

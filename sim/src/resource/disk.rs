@@ -65,10 +65,9 @@ impl<T> Disk<T> {
         }
     }
 
-    /// Sets the bandwidth that remains beside other programs.
-    pub fn set_bandwidth(&mut self, now: Nanos, bandwidth: BytesPerSecond) {
-        self.speed.bandwidth = bandwidth;
-        self.sharing.set_capacity(now, bandwidth.0);
+    /// Sets the fraction of the bandwidth that remains beside other programs.
+    pub fn set_available_fraction(&mut self, now: Nanos, fraction: f64) {
+        self.sharing.set_capacity(now, self.speed.bandwidth.0 * fraction);
     }
 
     pub fn submit(&mut self, now: Nanos, flow: Flow, tag: T, bytes: Bytes) {

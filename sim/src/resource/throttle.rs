@@ -4,9 +4,8 @@
 //! at the speed of the disk; the next read waits for the next slice. A reader that was idle long enough starts a new
 //! slice: the end of a slice is rounded up to a multiple of 0.1 s on the clock, so this takes one to two slices, and
 //! until then the unused bytes of the old slice remain available. A read that does not fit waits for the end of the
-//! slice, and then for the time that its excess takes at the limit. So a limit of 400 MB/s delivers its first 40 MB
-//! in the 27 ms that a 1.5 GB/s disk needs: short bursts are faster than the limit, and prefetched pages are
-//! complete, and evictable, earlier than at a constant 400 MB/s. Reads are admitted in the order of submission.
+//! slice, and then for the time that its excess takes at the limit. So short bursts are faster than the limit: with
+//! 400 MB/s, a 1.5 GB/s disk delivers the first 40 MB in 27 ms. Reads are admitted in the order of submission.
 
 use std::collections::VecDeque;
 

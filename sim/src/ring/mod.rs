@@ -23,7 +23,6 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
 
 use crate::device::context::{Event, Message, Outgoing, SimContext};
@@ -218,9 +217,7 @@ impl<'a> Simulation<'a> {
         act(&mut self.ring.devices[slot], &mut ctx)?;
         if !self.ended && !self.ring.devices[slot].storage.cache.is_alive() {
             let what = "the system killed the process: no memory to compress, and too little page cache";
-            let now = self.engine.now();
-            self.record_event(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what.into());
-            (self.outcome, self.ended) = (Outcome::Killed, true);
+            self.end_without_memory(slot, Outcome::Killed, what);
         }
         let plans = self.plans.len();
         for sent in outgoing {
@@ -229,25 +226,25 @@ impl<'a> Simulation<'a> {
                 break;
             }
             match sent {
-                Outgoing::Send(to, message) => self.send(slot, self.ring.order[to], message),
+                Outgoing::Send(to, message) => self.send(self.ring.order[to], message),
                 Outgoing::Output(pass) => self.on_output(pass)?,
             }
         }
         Ok(())
     }
 
-    fn send(&mut self, from: usize, to: usize, message: Message) {
+    fn send(&mut self, to: usize, message: Message) {
         let now = self.engine.now();
-        if self.is_disconnected(from, to) {
-            self.reachability.held.push(HeldMessage { from, to, message, unsent_since: Some(now) });
+        if self.is_disconnected(message.from, to) {
+            self.reachability.held.push(HeldMessage { to, message, unsent_since: Some(now) });
         } else {
-            self.transmit(from, to, message, now);
+            self.transmit(to, message, now);
         }
     }
 
-    pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, submitted: Nanos) {
+    pub(crate) fn transmit(&mut self, to: usize, message: Message, submitted: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let Message { pass, sent_round, bytes, .. } = message;
+        let Message { pass, sent_round, from, bytes, .. } = message;
         let record = start_record(from, Resource::Tx, Kind::Send, (pass.index, sent_round), submitted);
         records.push(Record { end: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
         // The links number all members; devices that join the ring later may have slots in another order.

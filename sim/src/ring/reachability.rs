@@ -12,7 +12,6 @@ use crate::engine::Nanos;
 
 #[derive(Debug, Clone, Copy)]
 pub struct HeldMessage {
-    pub from: usize,
     pub to: usize,
     pub message: Message,
     /// The time at which the message was submitted; `None` if the message has been sent already.
@@ -63,7 +62,7 @@ impl Reachability {
     /// member at each slot.
     pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
-        let is_free = |held: &mut HeldMessage| is_reachable(held.from) && is_reachable(held.to);
+        let is_free = |held: &mut HeldMessage| is_reachable(held.message.from) && is_reachable(held.to);
         self.held.extract_if(.., is_free).collect()
     }
 }

@@ -174,11 +174,8 @@ impl<'a> Simulation<'a> {
             self.ring.order.contains(&slot) && self.ring.devices[slot].reads_weights_from_page_cache();
         let memory_budget = background_load.memory_budget(self.ring.memories[slot].weight_cache);
         if memory_budget.is_none() && works {
-            let (now, what) =
-                (self.engine.now(), "other programs leave too little memory for weights".into());
-            self.record_event(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what);
-            (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
-            return;
+            let what = "other programs leave too little memory for weights";
+            return self.end_without_memory(slot, Outcome::OutOfMemory, what);
         }
         let memory_budget = memory_budget.unwrap_or(Bytes::ZERO);
         self.change_device(slot, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
@@ -191,7 +188,14 @@ impl<'a> Simulation<'a> {
         self.ring.memories[slot].unreclaimable + Bytes(background_load.allocated_bytes as u64)
     }
 
-    pub fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
+    /// Ends the run because a device has too little memory; `what` explains it to users.
+    pub fn end_without_memory(&mut self, slot: usize, outcome: Outcome, what: &str) {
+        let (now, name) = (self.engine.now(), self.name(slot));
+        self.record_event(RunEventKind::OutOfMemory, Some(name), now, what.into());
+        (self.outcome, self.ended) = (outcome, true);
+    }
+
+    fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
         self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan_digest: None });
     }
@@ -203,9 +207,8 @@ impl<'a> Simulation<'a> {
 
     /// Delivers activations, or holds them if one of the devices is unreachable.
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
-        let from = usize::from(message.from);
-        if self.is_disconnected(from, slot) {
-            self.reachability.held.push(HeldMessage { from, to: slot, message, unsent_since: None });
+        if self.is_disconnected(message.from, slot) {
+            self.reachability.held.push(HeldMessage { to: slot, message, unsent_since: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -224,9 +227,9 @@ impl<'a> Simulation<'a> {
         }
         let now = self.engine.now();
         let deliverable = self.reachability.pop_deliverable(&self.ring.members);
-        for HeldMessage { from, to, message, unsent_since } in deliverable {
+        for HeldMessage { to, message, unsent_since } in deliverable {
             match unsent_since {
-                Some(submitted) => self.transmit(from, to, message, submitted),
+                Some(submitted) => self.transmit(to, message, submitted),
                 None => self.engine.schedule_at(now, Event::Deliver(to, message)),
             }
         }
@@ -291,14 +294,14 @@ impl<'a> Simulation<'a> {
             None => Err(NoPlan { reason: "this run has no replanner".into() }),
             Some(replanner) => self.recovery.replan(replanner, all),
         };
-        let fitting = match found {
-            Ok(plan) => self.misfit(&plan)?.map_or(Ok(plan), Err),
-            Err(none) => Err(none.to_string()),
+        let reason = match found {
+            Ok(plan) => match self.misfit(&plan)? {
+                None => return Ok(recovery::Event::Planned(Box::new(plan))),
+                Some(reason) => reason,
+            },
+            Err(NoPlan { reason }) => reason,
         };
-        Ok(match fitting {
-            Ok(plan) => recovery::Event::Planned(Box::new(plan)),
-            Err(reason) => recovery::Event::NoPlan { reason },
-        })
+        Ok(recovery::Event::NoPlan { reason })
     }
 
     /// Returns the reason if a part of a plan does not fit in its device's memory.
@@ -396,14 +399,11 @@ impl<'a> Simulation<'a> {
         first_pass: u32,
     ) -> Result<usize, SimError> {
         let (input, name) = (self.input, plan.devices[index].name.as_str());
-        let Some(member) = self.member(name) else {
-            return Err(SimError::UnknownDevice { index, name: name.to_owned() });
-        };
+        let unknown = || SimError::UnknownDevice { index, name: name.to_owned() };
+        let member = self.member(name).ok_or_else(unknown)?;
         let device = &input.cluster.members[member].device;
         // `misfit` has checked that it fits.
-        let Some(memory) = setup::device_memory(&Input { plan, ..input }, index, device) else {
-            return Err(SimError::UnknownDevice { index, name: name.to_owned() });
-        };
+        let memory = setup::device_memory(&Input { plan, ..input }, index, device).ok_or_else(unknown)?;
         let known = self.ring.members.iter().position(|&it| it == member);
         let slot = known.unwrap_or(self.ring.devices.len());
         let old = known.map(|slot| &self.ring.devices[slot]);

@@ -240,15 +240,4 @@ mod tests {
         assert_eq!(taken(&timeline), 0.0);
         assert_eq!(timeline.run_events[0].end, Some(11_000_000_000));
     }
-
-    #[test]
-    fn event_begins_with_its_token() {
-        let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
-        let mut timeline =
-            EventTimeline::new(&[Event { token: Some(2), device, clock_share: slow, ..Event::default() }]);
-        timeline.on_token(7, 1);
-        assert_eq!(timeline.next_due(), None);
-        timeline.on_token(9, 2);
-        assert_eq!((timeline.next_due(), timeline.pop_due(9)), (Some(9), Some(Action::Begin(0))));
-    }
 }

@@ -245,6 +245,9 @@ fn run_ends_without_a_new_plan() {
         assert!(last.kind == RunEventKind::NotReplanned && last.what.contains(reason), "{last:?}");
         assert!(metrics::compute(&trace).tpot_ms.is_some(), "the tokens until then count");
     }
+    let head_leaves = [Event { leaves: true, ..on("d0", 4) }];
+    let trace = run_with(&cluster, &plan, &head_leaves, Some(&EvenSplit)).trace;
+    assert_eq!(trace.outcome, Outcome::Killed, "the head cannot be replaced");
 }
 
 #[test]
@@ -346,11 +349,4 @@ fn swapping_frees_memory_at_its_rate() {
     assert!(at as f64 * 1e-9 > seconds * 0.8, "quiet from {at} ns on, and swapping takes {seconds} s");
     cluster.members[1].device.memory.can_swap = None;
     assert!(matches!(refused(&cluster, &plan, &[event]), SimError::NoSwap { .. }));
-}
-
-#[test]
-fn losing_the_head_ends_the_run() {
-    let (cluster, plan) = ring(&[PLENTY, PLENTY], 8, &[16, 16], OS);
-    let trace = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d0", 3) }], Some(&EvenSplit)).trace;
-    assert_eq!(trace.outcome, Outcome::Killed);
 }

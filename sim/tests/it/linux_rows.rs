@@ -18,18 +18,16 @@ use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 /// Measured ranges: seconds per token, and what is read per token, in multiples of the share or in MB.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
-struct Row {
-    name: &'static str,
-    setup: Setup,
-    seconds: RangeInclusive<f64>,
-    read: RangeInclusive<f64>,
+type Row = (&'static str, Setup, Measured);
+
+fn row(name: &'static str, setup: Setup, seconds: RangeInclusive<f64>, read: RangeInclusive<f64>) -> Row {
+    (name, setup, (seconds, read))
 }
 
 /// Returns the first rows of the table in `docs/studies/linux-page-cache/report.md`, with published values.
 fn published() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let managed = |rounds, kept_mib| Setup { release: true, kept_mib, ..chunks(rounds) };
-    let row = |name, setup, seconds, read| Row { name, setup, seconds, read };
     let mut rows: Vec<_> = [385, 365, 305, 205]
         .map(|memory_mib| row("cyclic", Setup { memory_mib, others: 0, ..BASE }, 1.05..=1.09, 1.0..=1.02))
         .into();
@@ -58,7 +56,8 @@ fn measured() -> Vec<Row> {
     let at_205 = |setup| Setup { memory_mib: 205, ..setup };
     let others = |others| small(Setup { others, ..chunks(1) });
     let one = windowed(4, Prefetch::One);
-    let row = |name, setup, seconds, read| Row { name, setup, seconds, read };
+    // Each thread sums half of the share, without a pause between tokens.
+    let halves = Setup { share_mib: 608, disk_mbps: 200, others: 0, threads: 2, ..chunks(1) };
     vec![
         row("k=2 chunks, small", small(chunks(2)), 1.68..=1.86, 1.14..=1.36),
         row("k=2 chunks, large", large(chunks(2)), 1.71..=1.87, 1.18..=1.34),
@@ -72,23 +71,13 @@ fn measured() -> Vec<Row> {
         row("k=1 chunks, others 0.2 s", others(200_000_000), 2.10..=2.10, 2.0..=2.0),
         row("k=1 chunks, others 0.6 s", others(600_000_000), 2.09..=2.10, 1.96..=1.99),
         row("k=4 populate", small(windowed(4, Prefetch::Populate)), 1.355..=1.42, 0.82..=0.97),
+        row("no pause, chunks, two threads", Setup { memory_mib: 491, ..halves }, 3.17..=3.22, 0.99..=1.01),
+        row("no pause, chunks, two threads", Setup { memory_mib: 365, ..halves }, 3.19..=4.02, 1.0..=1.25),
     ]
 }
 
 /// Number of runs over which rows of whole devices are averaged, as in the measurements.
 const SEEDS: u64 = 5;
-
-/// Returns rows of two threads that each sum half of the share, without a pause between tokens. Measured with
-/// `--share-mib 608 --disk-mbps 200 --others-s 0 --prefetch chunks --threads 2`, in seconds per token.
-fn halves() -> Vec<Row> {
-    let chunks = windowed(1, Prefetch::Chunks);
-    let two_threads = Setup { share_mib: 608, disk_mbps: 200, others: 0, threads: 2, ..chunks };
-    let row = |memory_mib, seconds, read| {
-        let setup = Setup { memory_mib, ..two_threads };
-        Row { name: "no pause, chunks, two threads", setup, seconds, read }
-    };
-    vec![row(491, 3.17..=3.22, 0.99..=1.01), row(365, 3.19..=4.02, 1.0..=1.25)]
-}
 
 /// Returns the rows of the executor and of llama.cpp on one device: the name, the part of the file in memory, the
 /// run, and the measured seconds and MB.
@@ -178,9 +167,9 @@ fn every_row_within_fifteen_per_cent() {
         "| experiment | memory | measured s | simulated s | error | measured read | simulated read | error |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    for Row { name, setup, seconds, read } in published().into_iter().chain(measured()).chain(halves()) {
+    for (name, setup, measured) in published().into_iter().chain(measured()) {
         let memory = format!("{} MiB", setup.memory_mib);
-        if !print(name, &memory, crate::linux_reader::simulate(setup), &(seconds, read), 2) {
+        if !print(name, &memory, crate::linux_reader::simulate(setup), &measured, 2) {
             wrong.push(format!("{name} at {memory}"));
         }
     }

@@ -8,7 +8,6 @@ mod events_property;
 mod linux_device;
 mod linux_reader;
 mod linux_rows;
-mod mobile_gpu;
 mod network;
 mod policies;
 mod queue_twin;

@@ -4,7 +4,7 @@
 //! manually. Reads are counted after the first token, when the kept set is in memory.
 
 use hearth_core::cluster::Cluster;
-use hearth_core::metrics;
+use hearth_core::metrics::{self, Metrics};
 use hearth_core::residency::kept_bytes;
 use hearth_core::schedule::{ModelPart, visits};
 use hearth_profiles::device::PageCachePolicy;
@@ -39,39 +39,50 @@ fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     visits(plan, place).into_iter().flatten().map(bytes).sum()
 }
 
-/// Returns the bytes of its share that the last device keeps with this memory budget.
-fn kept(plan: &Plan, model: &ModelProfile, memory_budget: Bytes) -> f64 {
-    let last = plan.devices.len() - 1;
-    kept_bytes(memory_budget.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
+/// A ring with enough memory, except on its last device.
+struct SmallLastDevice {
+    cluster: Cluster,
+    plan: Plan,
+    /// Bytes that the last device's CPU reads for a token, if none are in memory.
+    share: f64,
+    /// Bytes of the share that the last device does not keep in memory.
+    streamed: f64,
 }
 
-fn kv(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
-    let layers = plan.windows(place).iter().map(|window| window.len() as u64).sum::<u64>();
-    Bytes(model.shape.kv_bytes_per_layer(plan.context, Bytes(plan.kv_cache.element_bytes())).0 * layers)
-}
+impl SmallLastDevice {
+    /// Creates a ring whose last device has a page cache for `part` of its share.
+    fn new(windows: &[u32], options: ResidencyOptions, part: f64) -> Self {
+        Self::with_context(512, windows, options, part)
+    }
 
-/// Returns a ring with enough memory, except on the last device, whose page cache has memory for `part` of its share.
-/// Also returns that memory budget.
-fn with_small_last_device(plan: &Plan, model: &ModelProfile, part: f64) -> (Cluster, Bytes) {
-    let last = plan.devices.len() - 1;
-    let memory_budget = Bytes((share(plan, last, model).as_f64() * part) as u64);
-    let mut memories = vec![PLENTY; plan.devices.len()];
-    memories[last] = memory_budget + kv(plan, last, model);
-    (cluster(&model.name, &memories, 6), memory_budget)
+    fn with_context(context: u32, windows: &[u32], options: ResidencyOptions, part: f64) -> Self {
+        let (model, last) = (llama_8b(), windows.len() - 1);
+        let plan = Plan { context, ..plan(&model, windows, options) };
+        let share = share(&plan, last, &model);
+        let memory_budget = Bytes((share.as_f64() * part) as u64);
+        let kept = kept_bytes(memory_budget.0, share.0, CORES, &options);
+        let layers = plan.windows(last).iter().map(|window| window.len() as u64).sum::<u64>();
+        let kv_element = Bytes(plan.kv_cache.element_bytes());
+        let mut memories = vec![PLENTY; windows.len()];
+        memories[last] = memory_budget + model.shape.kv_bytes_per_layer(context, kv_element) * layers;
+        let cluster = cluster(&model.name, &memories, 6);
+        Self { cluster, plan, share: share.as_f64(), streamed: share.as_f64() - kept as f64 }
+    }
+
+    fn run(&self) -> Metrics {
+        run(&self.cluster, &self.plan)
+    }
 }
 
 #[test]
 fn reads_are_the_bytes_not_kept() {
-    let model = llama_8b();
     for windows in [[16, 16], [8, 8], [4, 4]] {
         for part in [0.9, 0.75, 0.5, 0.35] {
-            let plan = plan(&model, &windows, MANAGED);
-            let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
-            let read = run(&cluster, &plan).devices[1].bytes_read_per_token;
-            let expected = share(&plan, 1, &model).as_f64() - kept(&plan, &model, memory_budget);
+            let ring = SmallLastDevice::new(&windows, MANAGED, part);
+            let read = ring.run().devices[1].bytes_read_per_token;
             // The last piece of a window is read completely, and the kept set is the largest that fits.
-            let pieces = (read - expected) / MANAGED.piece_bytes().as_f64();
-            let windows = f64::from(plan.rounds);
+            let pieces = (read - ring.streamed) / MANAGED.piece_bytes().as_f64();
+            let windows = f64::from(ring.plan.rounds);
             assert!(pieces.abs() <= 1.0 + windows, "{windows} windows, {part}: {pieces} pieces too many");
         }
     }
@@ -85,20 +96,17 @@ fn reads_are_the_bytes_not_kept() {
 /// by at most the computing time.
 #[test]
 fn visit_time_follows_the_closed_form() {
-    let model = llama_8b();
     for (windows, rounds) in [([16, 8, 8], 1.0), ([8, 4, 4], 2.0), ([4, 2, 2], 4.0)] {
         for (part, buffer) in [(0.9, 8), (0.75, 8), (0.5, 8), (0.35, 8), (0.75, 64), (0.5, 160)] {
             let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer)), ..MANAGED };
-            let plan = plan(&model, &windows, options);
-            let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
-            let quiet = tpot(&run(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan)) / 1e3;
-            let stage = share(&plan, 2, &model).as_f64() / MEMORY;
-            let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, memory_budget);
+            let ring = SmallLastDevice::new(&windows, options, part);
+            let quiet = tpot(&run(&cluster("llama-8b", &[PLENTY; 3], 6), &ring.plan)) / 1e3;
+            let (stage, read) = (ring.share / MEMORY, ring.streamed);
             let buffer = options.stream_buffer_bytes().as_f64();
             // The buffer is filled while the other devices compute.
             let filled = buffer.min((quiet - stage) / rounds * DISK).min(read / rounds);
             let visit = (stage / rounds).max((read / rounds - filled) / DISK);
-            let found = tpot(&run(&cluster, &plan)) / 1e3;
+            let found = tpot(&ring.run()) / 1e3;
             let case = format!("k={rounds}, {part} of the share, a buffer of {buffer} bytes");
             assert_near(found, quiet - stage + rounds * visit, 0.02, &case);
             // The time that the planner's sum predicts.
@@ -112,13 +120,10 @@ fn visit_time_follows_the_closed_form() {
 
 #[test]
 fn single_device_overlaps_reading_and_computing() {
-    let model = llama_8b();
-    let plan = plan(&model, &[32], MANAGED);
     for part in [0.97, 0.9, 0.75, 0.5, 0.35] {
-        let (cluster, memory_budget) = with_small_last_device(&plan, &model, part);
-        let computing = share(&plan, 0, &model).as_f64() / MEMORY;
-        let reading = (share(&plan, 0, &model).as_f64() - kept(&plan, &model, memory_budget)) / DISK;
-        let metrics = run(&cluster, &plan);
+        let ring = SmallLastDevice::new(&[32], MANAGED, part);
+        let (computing, reading) = (ring.share / MEMORY, ring.streamed / DISK);
+        let metrics = ring.run();
         let found = tpot(&metrics) / 1e3;
         assert_near(found, computing.max(reading), 0.02, format!("{part} of the share, s"));
         // The rest of the reading is hidden: all of it if computing takes longer. The reading for the token after the
@@ -132,16 +137,14 @@ fn single_device_overlaps_reading_and_computing() {
 
 #[test]
 fn share_read_per_token() {
-    let model = llama_8b();
     let large_buffer = ResidencyOptions { stream_buffer: Some(Bytes::mib(256)), ..MANAGED };
     for (case, options, windows, part, expected) in [
         ("the system reads all", OS, [16, 16], 0.75, 0.98..1.02),
         ("a kept part is not read", MANAGED, [16, 16], 0.75, 0.25..0.27),
         ("the stream buffer shrinks to fit memory", large_buffer, [8, 8], 0.05, 0.9..1.0),
     ] {
-        let plan = plan(&model, &windows, options);
-        let (cluster, _) = with_small_last_device(&plan, &model, part);
-        let read = run(&cluster, &plan).devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
+        let ring = SmallLastDevice::new(&windows, options, part);
+        let read = ring.run().devices[1].bytes_read_per_token / ring.share;
         assert!(expected.contains(&read), "{case}: {read} of the share");
     }
 }
@@ -163,16 +166,13 @@ fn policies_agree_with_enough_memory() {
 /// needed.
 #[test]
 fn windowed_residency_avoids_thrashing() {
-    let model = llama_8b();
     let read = |policy, release| {
         let options = ResidencyOptions { release, ..ResidencyOptions::with_policy(policy) };
-        let plan = plan(&model, &[8, 8], options);
+        let mut ring = SmallLastDevice::new(&[8, 8], options, 0.76);
         // The head computes for longer than the other device needs to read its share.
-        let (mut cluster, _) = with_small_last_device(&plan, &model, 0.76);
-        cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
-        let metrics = run(&cluster, &plan);
-        let share = metrics.devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
-        (share, tpot(&metrics))
+        ring.cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
+        let metrics = ring.run();
+        (metrics.devices[1].bytes_read_per_token / ring.share, tpot(&metrics))
     };
     for policy in [Residency::Os, Residency::Windowed] {
         let (kept, released) = (read(policy, false), read(policy, true));
@@ -187,33 +187,30 @@ fn windowed_residency_avoids_thrashing() {
 
 #[test]
 fn small_buffers_stream_too() {
-    let model = llama_8b();
     let options = ResidencyOptions { stream_buffer: Some(Bytes(512 << 10)), ..MANAGED };
-    let plan = plan(&model, &[8, 8], options);
-    let (cluster, memory_budget) = with_small_last_device(&plan, &model, 0.75);
-    let metrics = run(&cluster, &plan);
-    let read = share(&plan, 1, &model).as_f64() - kept(&plan, &model, memory_budget);
-    assert_near(metrics.devices[1].bytes_read_per_token, read, 0.01, "bytes read per token");
+    let ring = SmallLastDevice::new(&[8, 8], options, 0.75);
+    let read = ring.run().devices[1].bytes_read_per_token;
+    assert_near(read, ring.streamed, 0.01, "bytes read per token");
 }
 
 /// Several batches of a prompt are in the ring at once, so the requested part is not always the next one.
 #[test]
 fn long_prompt_keeps_streaming() {
-    let model = llama_8b();
-    for windows in [vec![16, 16], vec![4, 4], vec![3, 2, 2]] {
-        let mut plan = plan(&model, &windows, MANAGED);
-        plan.context = 2048;
-        let (mut cluster, memory_budget) = with_small_last_device(&plan, &model, 0.6);
-        set_prompt(&mut cluster, &mut plan, 2048, 1100);
-        let trace = cold(&cluster, &plan);
-        assert_eq!(count(&trace, Kind::Output), cluster.workload.generate as usize);
-        let last = plan.devices.len() - 1;
-        let read = readings(&trace, last as u16, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
+    for windows in [&[16, 16][..], &[4, 4], &[3, 2, 2]] {
+        let mut ring = SmallLastDevice::with_context(2048, windows, MANAGED, 0.6);
+        set_prompt(&mut ring.cluster, &mut ring.plan, 2048, 1100);
+        let trace = cold(&ring.cluster, &ring.plan);
+        assert_eq!(count(&trace, Kind::Output), ring.cluster.workload.generate as usize);
+        let last = windows.len() as u16 - 1;
+        let read = readings(&trace, last, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
         // The kept set is read once; for each pass the rest is read, and for each window at most one buffer that is
         // not used.
-        let (kept, buffer) = (kept(&plan, &model, memory_budget), MANAGED.stream_buffer_bytes().as_f64());
-        let pass = share(&plan, last, &model).as_f64() - kept + buffer * f64::from(plan.rounds);
-        assert!(read < kept + pass * trace.passes.len() as f64, "{windows:?}: {read} bytes");
+        let buffer = MANAGED.stream_buffer_bytes().as_f64();
+        let pass = ring.streamed + buffer * f64::from(ring.plan.rounds);
+        assert!(
+            read < ring.share - ring.streamed + pass * trace.passes.len() as f64,
+            "{windows:?}: {read} bytes"
+        );
     }
 }
 
@@ -229,15 +226,10 @@ proptest! {
         more in 0.0f64..0.5,
         buffer_mib in 1u64..64,
     ) {
-        let model = llama_8b();
         let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer_mib)), ..MANAGED };
-        let plan = plan(&model, &windows, options);
-        let read = |part| {
-            let (cluster, _) = with_small_last_device(&plan, &model, part);
-            run(&cluster, &plan).devices[1].bytes_read_per_token
-        };
-        let (less, much) = (read(part), read(part + more));
-        let slack = options.piece_bytes().as_f64() * f64::from(1 + plan.rounds);
+        let [few, many] = [part, part + more].map(|part| SmallLastDevice::new(&windows, options, part));
+        let [less, much] = [&few, &many].map(|ring| ring.run().devices[1].bytes_read_per_token);
+        let slack = options.piece_bytes().as_f64() * f64::from(1 + few.plan.rounds);
         prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
     }
 

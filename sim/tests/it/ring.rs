@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::small_rings::{
     OS, PLENTY, add_gpu, assert_near, cluster, cold, count, layers, llama_8b, memories, plan, records,
-    refusal, ring, run, set_prompt, simulate_with, tpot, warm, written,
+    refusal, ring, run, set_prompt, simulate_with, tpot, warm,
 };
 
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
@@ -82,16 +82,6 @@ fn terms_sum_to_token_time() {
     assert!(metrics.terms_ms.bubble.abs() < 0.01 * tpot, "{:?}", metrics.terms_ms);
     assert!(metrics.terms_ms.demand_disk > 0.0 && metrics.terms_ms.network > 0.0);
     assert!(metrics.terms_ms.queue < 0.01 * tpot, "{:?}", metrics.terms_ms);
-}
-
-#[test]
-fn two_runs_give_the_same_bytes() {
-    for residency in [Residency::Os, Residency::Windowed, Residency::Managed] {
-        let memories = [PLENTY, Bytes(1 << 30), Bytes(1 << 29)];
-        let (cluster, plan) = ring(&memories, 4, &[3, 3, 2], policy(residency, true));
-        let write = || written(&cold(&cluster, &plan));
-        assert_eq!(write(), write(), "{residency:?}");
-    }
 }
 
 #[test]

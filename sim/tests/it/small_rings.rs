@@ -10,9 +10,7 @@ use hearth_core::metrics::{self, Metrics};
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::plan::{
-    Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
-};
+use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
 use hearth_schema::trace::{Counter, Kind, Record, Trace};
@@ -80,7 +78,8 @@ pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     LinkTable::new(Links::constant(Link { latency, bandwidth }))
 }
 
-/// Returns devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at 100 MB/s.
+/// Returns a cluster of devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at
+/// 100 MB/s.
 pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
     let member = |(index, &memory)| {
         let (name, device) = (format!("d{index}"), device(memory));
@@ -110,32 +109,18 @@ pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
 
 /// Returns a plan with these windows. The first device is the head, and all devices have the same residency.
 pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) -> Plan {
-    let device = |(index, &window)| PlannedDevice {
-        name: format!("d{index}"),
-        address: None,
-        role: if index == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency,
-        predicted: None,
+    let device = |(index, &window)| {
+        let role = if index == 0 { Role::Head } else { Role::Worker };
+        PlannedDevice { residency, ..PlannedDevice::new(format!("d{index}"), role, window) }
     };
+    let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
+    let planned = PlannedModel { digest: None, ..PlannedModel::from_profile(model) };
+    let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
-        schema: "plan/1".into(),
-        scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
-        model: PlannedModel { digest: None, ..PlannedModel::from_profile(model) },
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        kind: PlanKind::Ring,
         rounds: model.shape.layers.0.div_ceil(windows.iter().sum()),
         context: 512,
-        kv_cache: KvFormat::F16,
-        activations: ActivationFormat::F32,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
         devices: windows.iter().enumerate().map(device).collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
+        ..Plan::empty(scenario, planned, planner)
     }
 }
 

@@ -8,6 +8,7 @@ use hearth_schema::plan::Processor;
 use hearth_schema::scenario::{DeviceEntry, Limits};
 
 use super::links;
+use super::session::limits_of;
 use crate::diagnostics::Failure;
 
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
@@ -77,7 +78,7 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
         affinity.unwrap_or(processors).iter().copied().collect()
     };
     let needed_by = |entry: &DeviceEntry| {
-        let limits = entry.limits.clone().unwrap_or_default();
+        let limits = limits_of(entry);
         let threads = limits.threads.map_or(affinity_of(entry).len() as f64, f64::from);
         limits.cpu.map_or(threads, |cpu| cpu.min(threads))
     };
@@ -121,9 +122,9 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
 fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Result<(), String> {
     let Some(change) = event.change() else { return Ok(()) };
     let named = |entry: &&DeviceEntry| Some(&entry.name) == event.device.as_ref();
-    let entry = scenario.devices.iter().find(named);
-    let limits = entry.and_then(|entry| entry.limits.clone()).unwrap_or_default();
-    match change {
+    let limits = scenario.devices.iter().find(named).map(limits_of).unwrap_or_default();
+    let head = &scenario.devices[scenario.head()].name;
+    let why = match change {
         Change::Load(load) => {
             if load.gpu_available.is_some() {
                 return Err("the lab cannot load a GPU".into());
@@ -134,10 +135,10 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
             if threads == own {
                 return Ok(());
             }
-            Err(format!(
+            return Err(format!(
                 "the device computes with {threads} threads and can run on {own} processors, where a load would \
                  not slow it down: give it `affinity` with {threads} processors"
-            ))
+            ));
         }
         Change::Memory(load) => {
             if load.ramp_time.is_some() {
@@ -145,26 +146,23 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
             }
             match &limits {
                 Limits { memory: Some(all), .. } if load.size >= *all => {
-                    Err(format!("{} exceed the memory limit of the device, {all}", load.size))
+                    return Err(format!("{} exceed the memory limit of the device, {all}", load.size));
                 }
                 Limits { memory: None, memory_share: None, .. } => {
-                    Err("the device has no memory limit, so the event would have no effect".into())
+                    "the device has no memory limit, so the event would have no effect"
                 }
-                _ => Ok(()),
+                _ => return Ok(()),
             }
         }
-        Change::Leaves if entry.is_some_and(|entry| entry.name == scenario.devices[scenario.head()].name) => {
-            Err("the head cannot leave".into())
-        }
-        Change::Leaves => Ok(()),
-        Change::Swap(_) => Err("the lab has no swap within the memory limits of its control groups".into()),
-        Change::Slow(_) => {
-            Err("the lab cannot change the clock rate; set `limits.cpu` for a slow device".into())
-        }
-        Change::DiskLoad(_) => Err("a load would have no effect on a throttled disk".into()),
-        Change::Returns(_) => Err("a device that has left cannot return in the lab".into()),
-        Change::Stalls => Err("the lab cannot stall links".into()),
-    }
+        Change::Leaves if event.device.as_ref() == Some(head) => "the head cannot leave",
+        Change::Leaves => return Ok(()),
+        Change::Swap(_) => "the lab has no swap within the memory limits of its control groups",
+        Change::Slow(_) => "the lab cannot change the clock rate; set `limits.cpu` for a slow device",
+        Change::DiskLoad(_) => "a load would have no effect on a throttled disk",
+        Change::Returns(_) => "a device that has left cannot return in the lab",
+        Change::Stalls => "the lab cannot stall links",
+    };
+    Err(why.into())
 }
 
 #[cfg(test)]
@@ -206,12 +204,10 @@ mod tests {
                        cpu: 0.5}}";
         assert!(check_processors(&scenario(devices, PLAIN), &[0, 1]).is_ok());
         for concurrent in ["micro_batch: 4", "sequences: 2"] {
-            let concurrent =
-                scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
-            let refused =
-                check_processors(&concurrent, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
+            let loaded = scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
+            let refused = check_processors(&loaded, &[0, 1]).expect_err("2.5 of 2").into_error().what();
             assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
-            assert!(check_processors(&concurrent, &[0, 1, 2]).is_ok());
+            assert!(check_processors(&loaded, &[0, 1, 2]).is_ok());
         }
         let pair = |cpu| {
             let device = |name, cpu| {
@@ -234,8 +230,7 @@ mod tests {
     #[test]
     fn unsupported_events_are_refused() {
         assert_eq!(refusal("", PLAIN), None);
-        let event =
-            |limits: &str, event: &str| refusal(limits, &format!("{PLAIN}, events: [{{at: 1 s, {event}}}]"));
+        let event = |limits, what: &str| refusal(limits, &format!("{PLAIN}, events: [{{at: 1 s, {what}}}]"));
         let (one, memory) = (", limits: {threads: 1, affinity: [0]}", ", limits: {memory: 1 GiB}");
         assert_eq!(event(one, "device: b, load: 2 threads"), None);
         assert_eq!(event(memory, "for: 1 s, device: b, memory: 100 MiB"), None);

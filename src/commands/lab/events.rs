@@ -56,8 +56,7 @@ impl Timeline {
 
     /// Returns the index of an event that is due and has not started, and marks it as started.
     fn take_due(&mut self, now: Duration) -> Option<usize> {
-        let due =
-            |(start, started): &(Option<Duration>, bool)| !started && start.is_some_and(|start| start <= now);
+        let due = |(start, started): &(Option<Duration>, bool)| !started && start.is_some_and(|at| at <= now);
         let index = self.starts.iter().position(due)?;
         self.starts[index].1 = true;
         Some(index)
@@ -84,9 +83,8 @@ pub fn apply(
     loop {
         let next = timeline.next_start().into_iter().chain(loads.iter().map(|(end, _)| *end)).min();
         let now = prompt_at.map(since);
-        let wait =
-            now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now).min(POLL_INTERVAL));
-        match reports.recv_timeout(wait) {
+        let wait = now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now));
+        match reports.recv_timeout(wait.min(POLL_INTERVAL)) {
             Ok(HeadReport::Prompt) => prompt_at = Some(elapsed()),
             Ok(HeadReport::Token) => {
                 timeline.record_token(events, prompt_at.map_or(Duration::ZERO, since));
@@ -118,10 +116,9 @@ fn begin(
 ) -> Result<Option<DeviceProcess>, LabError> {
     let arguments = match event.change() {
         Some(Change::Load(load)) => CpuHog { threads: load.threads }.arguments().to_vec(),
-        Some(Change::Memory(memory)) => {
-            let hog =
-                MemoryHog { program: program.into(), memory: memory.size, delay: Duration::ZERO, duration };
-            hog.arguments().to_vec()
+        Some(Change::Memory(load)) => {
+            let (program, memory, delay) = (program.into(), load.size, Duration::ZERO);
+            MemoryHog { program, memory, delay, duration }.arguments().to_vec()
         }
         Some(Change::Leaves) => {
             if let Some(worker) = device.worker {

@@ -71,12 +71,12 @@ pub fn check(links: &Links) -> Result<(), String> {
 fn path_between(
     table: &LinkTable,
     scenario: &Scenario,
-    pair: [&str; 2],
+    [from, to]: [&str; 2],
     channel_lock: &Path,
 ) -> Result<EmulatedPath, Failure> {
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
-    let (seed, rng_stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
-    let path = match table.connection(pair[0], pair[1]) {
+    let (seed, rng_stream) = (scenario.seed, index(from) << 10 | index(to));
+    let path = match table.connection(from, to) {
         // Unconnected devices exchange only heartbeats.
         None => EmulatedPath::with_latency(table.default_link().latency.value),
         Some(Connection::Link(link)) => EmulatedPath {
@@ -84,12 +84,10 @@ fn path_between(
             ..EmulatedPath::with_latency(link.latency.value)
         },
         Some(Connection::Wireless(wireless)) => wireless_path(&wireless, channel_lock).ok_or_else(|| {
-            let what = format!(
-                "the lab can emulate Wi-Fi only between stations, but {} and {} are not both stations",
-                pair[0], pair[1]
-            );
-            Failure::invalid(what)
-                .hint("put both into `stations`, or give the pair a link in `links.between`")
+            Failure::invalid(format!(
+                "the lab can emulate Wi-Fi only between stations, but {from} and {to} are not both stations"
+            ))
+            .hint("put both into `stations`, or give the pair a link in `links.between`")
         })?,
     };
     Ok(EmulatedPath { seed, rng_stream, ..path })
@@ -134,8 +132,9 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
             }
         }
         let default_path = path_between(&table, scenario, [name(from), other], &channel_lock)?;
-        let text = EmulatedLinks { default_path, paths_by_address }.to_json()?;
-        write_in_folder(folder, file_name(name(from)), text.as_bytes())?;
+        let links = EmulatedLinks { default_path, paths_by_address };
+        let text = serde_json::to_vec_pretty(&links).map_err(Failure::failed)?;
+        write_in_folder(folder, file_name(name(from)), &text)?;
     }
     Ok(())
 }

@@ -59,10 +59,8 @@ struct Errors {
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Self {
         let failure = match error {
-            LabError::NoGroups { .. } | LabError::Copy { .. } | LabError::Cache { .. } => {
-                Failure::invalid(&error)
-            }
             LabError::Limit { .. } | LabError::Process { .. } => Failure::failed(&error),
+            _ => Failure::invalid(&error),
         };
         let failure = error.path().into_iter().fold(failure, Failure::at);
         error.hint().into_iter().fold(failure, Failure::hint)
@@ -126,7 +124,6 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     show_all(args, json, &folder, &plan, (predicted, prediction), (measured, steadiness))
 }
 
-/// Writes the report and prints the results.
 fn show_all(
     args: &LabArgs,
     json: bool,
@@ -194,13 +191,9 @@ impl Errors {
     }
 
     fn sentence(&self) -> String {
-        let percent =
-            |error: Option<f64>| error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0));
-        format!(
-            "error of the prediction: TPOT {}, TTFT {}, bytes read {}",
-            percent(self.tpot),
-            percent(self.ttft),
-            percent(self.bytes_read)
-        )
+        let percent = |error: f64| format!("{:+.1} %", error * 100.0);
+        let [tpot, ttft, bytes] =
+            [self.tpot, self.ttft, self.bytes_read].map(|error| error.map_or("-".into(), percent));
+        format!("error of the prediction: TPOT {tpot}, TTFT {ttft}, bytes read {bytes}")
     }
 }

@@ -28,7 +28,7 @@ use hearth_workflow::files::{create_folder, write_in_folder};
 use hearth_workflow::simulation::{MemoryOptions, simulate_with_disturbances};
 use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
-use super::events::{self, DeviceProcesses, HeadReport};
+use super::events::{DeviceProcesses, HeadReport, apply};
 use super::{links, steadiness};
 use crate::cli::{GpuWeights, LabArgs};
 use crate::diagnostics::Failure;
@@ -67,8 +67,7 @@ impl<'l> Lab<'l> {
     pub fn set_up(loaded: &'l LoadedScenario, model: &Path, args: &LabArgs) -> Result<Self, Failure> {
         let opened = open_model(model, GpuWeights::AsStored)?;
         let parts = opened.weights.parts().to_vec();
-        let scratch =
-            args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
+        let scratch = args.scratch.clone().or_else(|| model.parent().map(PathBuf::from)).unwrap_or_default();
         let devices = &loaded.scenario.devices;
         let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
         let limited = devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
@@ -86,10 +85,10 @@ impl<'l> Lab<'l> {
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
-            let limits = limits_of(entry);
+            let Limits { memory, cpu, .. } = limits_of(entry);
             // Disk and processor are limited only after the measurement of the device, because the simulator models
             // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
-            let limits = DeviceLimits { memory: limits.memory, disk_read: None, cpu: limits.cpu };
+            let limits = DeviceLimits { memory, disk_read: None, cpu };
             let group = found.create(index, copies.file(index), limits)?;
             group.set_cpu_quota(None)?;
             groups.insert(entry.name.clone(), group);
@@ -114,7 +113,6 @@ impl<'l> Lab<'l> {
         })
     }
 
-    /// Returns the index and the entry of a device in the scenario.
     fn entry(&self, name: &str) -> Result<(usize, &'l DeviceEntry), Failure> {
         let mut entries = self.loaded.scenario.devices.iter().enumerate();
         entries
@@ -147,9 +145,8 @@ impl<'l> Lab<'l> {
         })?;
         for entry in &self.loaded.scenario.devices {
             if let Some(group) = self.groups.get(&entry.name) {
-                let limits = limits_of(entry);
-                let limits = DeviceLimits { memory: None, disk_read: limits.disk_read, cpu: limits.cpu };
-                group.set_limits(limits)?;
+                let Limits { disk_read, cpu, .. } = limits_of(entry);
+                group.set_limits(DeviceLimits { memory: None, disk_read, cpu })?;
             }
         }
         self.copies.drop_cache()?;
@@ -204,8 +201,7 @@ impl<'l> Lab<'l> {
         }
         self.start_workers(&mut plan)?;
         // The unreclaimable memory of a worker before it computes.
-        let idle =
-            |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable_bytes());
+        let idle = |name: &String| self.groups.get(name)?.memory().unreclaimable_bytes();
         let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
         limits::apply_memory_limits(&self.loaded.scenario, cluster, &plan, idle);
         for (entry, member) in self.loaded.scenario.devices.iter().zip(&cluster.members) {
@@ -328,8 +324,7 @@ impl<'l> Lab<'l> {
         let start = std::time::Instant::now();
         std::thread::scope(|scope| {
             let (list, devices, program) = (&scenario.events, &devices, &self.program);
-            let applying =
-                scope.spawn(move || events::apply(list, devices, program, &reports, || start.elapsed()));
+            let applying = scope.spawn(move || apply(list, devices, program, &reports, || start.elapsed()));
             let ended = head.for_each_line(RUN_DEADLINE, |line| {
                 let report = if line.starts_with("token ") {
                     token();
@@ -418,7 +413,7 @@ fn as_measured(loaded: &LoadedScenario) -> Scenario {
     scenario
 }
 
-fn limits_of(entry: &DeviceEntry) -> Limits {
+pub fn limits_of(entry: &DeviceEntry) -> Limits {
     entry.limits.clone().unwrap_or_default()
 }
 

@@ -147,8 +147,7 @@ mod tests {
     #[test]
     fn stolen_time_is_the_eighth_field() {
         let parse = ProcessorTimes::parse;
-        let then =
-            parse("cpu  10 1 5 100 2 1 1 30 7 7\ncpu0 1 2 3 4 5 6 7 8\n").expect("a line of all processors");
+        let then = parse("cpu  10 1 5 100 2 1 1 30 7 7\ncpu0 1 2 3 4 5 6 7 8\n").expect("all processors");
         assert_eq!(then, ProcessorTimes { stolen: 30, all: 150 });
         let now = parse("cpu  30 1 5 140 2 1 1 70 9 9").expect("a line of all processors");
         assert!((now.stolen_since(then) - 0.4).abs() < 1e-12);

@@ -149,9 +149,8 @@ fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), 
         charged
     };
     let lines = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads)
-            .map(|_| scope.spawn(|| (0..bursts).map(|_| burst()).collect::<Vec<f64>>()))
-            .collect();
+        let all_bursts = || (0..bursts).map(|_| burst()).collect::<Vec<f64>>();
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(all_bursts)).collect();
         let mut rows = Vec::new();
         for _ in 0..bursts {
             std::thread::sleep(Duration::from_millis(idle_ms));

@@ -53,9 +53,8 @@ fn page() -> Result<String, Failure> {
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
         have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \
         the column exo.\n";
-    let sections =
-        [table_4()?, table_5()?, without_check()?, on_one_channel()?, four_gib()?, side_by_side()?];
-    Ok(format!("{head}\n{}", sections.join("\n")))
+    let texts = [table_4()?, table_5()?, without_check()?, on_one_channel()?, four_gib()?, side_by_side()?];
+    Ok(format!("{head}\n{}", texts.join("\n")))
 }
 
 fn paper(size: &str) -> Result<Cluster, Failure> {
@@ -240,8 +239,7 @@ fn four_gib() -> Result<String, Failure> {
     member.device.memory.can_swap = None;
     member.device.disk.sequential = Sourced::new(BytesPerSecond(2e9), "prima.cpp paper, Fig. 2");
     for count in [4, 8] {
-        let members =
-            (0..count).map(|place| Member { name: format!("m{place}"), ..member.clone() }).collect();
+        let members = (0..count).map(|at| Member { name: format!("m{at}"), ..member.clone() }).collect();
         let cluster = Cluster { members, head: 0, ..paper.clone() };
         for weights in [Format::F32, Format::F16] {
             let options = SystemOptions { weights_as: Some(weights), air_time: None };

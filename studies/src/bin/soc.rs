@@ -87,7 +87,7 @@ fn partition() -> Result<LineChart, Failure> {
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
-    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair_cost());
+    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair_cost);
     let milliseconds =
         |part: u64, gpu: f64, npu: f64| 1e3 * (gpu.max(npu) + if part == 0 { 0.0 } else { pair });
     let by_tokens = |part: u64, matmul: Matmul| {
@@ -131,10 +131,8 @@ fn averages() -> Result<(), Failure> {
     };
     let models = [model::shipped("llama-8b")?, read("llama-7b")?, read("internlm-1.8b")?];
     println!(
-        "What fast synchronisation gains: prefill at 64, 256 and 1024 tokens, their mean, and decoding.\n"
-    );
-    println!(
-        "| model | strategy | 64 | 256 | 1024 | mean | decoding |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "What fast synchronisation gains: prefill at 64, 256 and 1024 tokens, their mean, and decoding.\n\n\
+         | model | strategy | 64 | 256 | 1024 | mean | decoding |\n| --- | --- | --- | --- | --- | --- | --- |"
     );
     for model in &models {
         for strategy in [Strategy::HeteroLayer, Strategy::HeteroTensor] {

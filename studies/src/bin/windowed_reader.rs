@@ -132,8 +132,7 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
         prefetch,
         ..base.clone()
     };
-    let cyclic =
-        |memory_mib| Experiment { others_s: 0.0, ..windowed("cyclic", 1, memory_mib, base.prefetch) };
+    let cyclic = |memory| Experiment { others_s: 0.0, ..windowed("cyclic", 1, memory, base.prefetch) };
     let released = |name: &str, rounds, kept_mib| Experiment {
         release: true,
         kept_mib,

@@ -37,8 +37,7 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     let mut times: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
     for row in &rows {
         if let Ok(time) = row[tpot].parse::<f64>() {
-            let (sum, count) =
-                times.entry((&row[first], second.map_or("", |second| &row[second]))).or_default();
+            let (sum, count) = times.entry((&row[first], second.map_or("", |at| &row[at]))).or_default();
             (*sum, *count) = (*sum + time, *count + 1.0);
         }
     }
@@ -70,9 +69,9 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
 
 /// Returns the positions of shipped models on the axis, by the size of their weights; `None` for other fields.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
-    let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
+    let size = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
-        names.iter().map(bytes).collect::<Option<_>>().filter(|_| field == "model.profile")?;
+        names.iter().map(size).collect::<Option<_>>().filter(|_| field == "model.profile")?;
     let most = sizes.iter().copied().fold(0.0, f64::max);
     let position = |(name, size): (&&str, f64)| Position { fraction: size / most, label: (*name).to_owned() };
     Some(names.iter().zip(sizes).map(position).collect())

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::tree;
-use super::values::{Setting, Values};
+use super::values::{self, Setting};
 use crate::Error;
 
 /// Keys that only describe a document and have no effect on a plan or a run.
@@ -41,14 +41,14 @@ pub struct Documents {
 pub struct Field {
     /// Path of the field, which is its name in the table.
     pub path: String,
-    pub values: Values,
+    /// The values in the order of the sweep, at least one and without duplicates.
+    pub values: Vec<Setting>,
     target: Target,
     keys: Vec<String>,
     /// Whether a new value needs a `source`, because the document has no value at this path yet.
     sourced: bool,
 }
 
-/// The reason why a value cannot be set at a path.
 enum InvalidValue {
     /// The key does not exist; `siblings` are the valid keys in its place.
     UnknownKey { key: String, siblings: Vec<String> },
@@ -165,10 +165,10 @@ impl Field {
                 .at(format!("--vary {text}"))
                 .hint("vary a field that has an effect on a plan or a run"));
         }
-        let values = Values::parse(path, values)?;
+        let values = values::parse(path, values)?;
         let mut siblings = Vec::new();
         for (target, keys) in documents.candidates(path) {
-            match documents.try_value(target, &keys, &values.0[0].json) {
+            match documents.try_value(target, &keys, &values[0].json) {
                 Ok(sourced) => {
                     let field = Field { path: path.to_owned(), values, target, keys, sourced };
                     field.check(documents)?;
@@ -181,7 +181,7 @@ impl Field {
                     };
                     siblings.extend(keys.iter().map(join));
                 }
-                Err(InvalidValue::Value(why)) => return Err(wrong_value(path, &values.0[0], &why)),
+                Err(InvalidValue::Value(why)) => return Err(wrong_value(path, &values[0], &why)),
             }
         }
         Err(unknown_path(path, siblings, documents))
@@ -197,7 +197,7 @@ impl Field {
     pub fn profiles(&self) -> Option<(usize, Vec<&str>)> {
         let [devices, index, key] = self.keys.as_slice() else { return None };
         let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";
-        let names = || self.values.0.iter().map(|setting| setting.text.as_str()).collect();
+        let names = || self.values.iter().map(|setting| setting.text.as_str()).collect();
         is_profile.then(|| Some((index.parse().ok()?, names())))?
     }
 
@@ -211,7 +211,7 @@ impl Field {
     }
 
     fn check(&self, documents: &Documents) -> Result<(), Error> {
-        for setting in &self.values.0 {
+        for setting in &self.values {
             match documents.try_value(self.target, &self.keys, &setting.json) {
                 Ok(sourced) if sourced == self.sourced => {}
                 Ok(_) | Err(InvalidValue::UnknownKey { .. }) => {

@@ -85,12 +85,8 @@ fn place_rows<'p>(
                 .hint("the file is damaged: run the sweep again"));
         };
         if let Some(before) = &rows[index] {
-            return Err(Error::invalid(format!(
-                "row {index} is present twice, first at {}",
-                before.location
-            ))
-            .at(location)
-            .hint("give each shard only once"));
+            let what = format!("row {index} is present twice, first at {}", before.location);
+            return Err(Error::invalid(what).at(location).hint("give each shard only once"));
         }
         rows[index] = Some(FoundRow { line, location });
     }

@@ -118,17 +118,17 @@ impl Sweep {
     }
 
     pub fn row_count(&self) -> usize {
-        self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.seeds_per_point
+        self.fields.iter().map(|field| field.values.len()).product::<usize>() * self.seeds_per_point
     }
 
     /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
     /// last.
-    pub fn settings(&self, index: usize) -> Vec<&Setting> {
+    fn settings(&self, index: usize) -> Vec<(&Field, &Setting)> {
         let mut point = index / self.seeds_per_point;
-        let mut settings: Vec<&Setting> = Vec::new();
+        let mut settings = Vec::new();
         for field in self.fields.iter().rev() {
-            let values = &field.values.0;
-            settings.push(&values[point % values.len()]);
+            let values = &field.values;
+            settings.push((field, &values[point % values.len()]));
             point /= values.len();
         }
         settings.reverse();
@@ -138,13 +138,13 @@ impl Sweep {
     pub fn compute_row(&self, index: usize) -> Row {
         let settings = self.settings(index);
         let repetition = (index % self.seeds_per_point) as u64;
-        let values = settings.iter().map(|setting| setting.text.clone()).collect();
+        let values = settings.iter().map(|(_, setting)| setting.text.clone()).collect();
         let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
-        let evaluation = self.documents.scenario(&self.row_settings(index)).and_then(|scenario| {
+        let evaluation = self.documents.scenario(&settings).and_then(|scenario| {
             scenario.validate().map_err(|error| error.to_string())?;
             seed = scenario.seed.wrapping_add(repetition);
             let loaded = self.loaded.with_scenario(scenario);
-            let cluster = Cluster { seed, ..self.cluster(&loaded, index)? };
+            let cluster = Cluster { seed, ..self.cluster(&loaded, &settings)? };
             Ok(Evaluation::new(&loaded, cluster, self.plan.as_ref()))
         });
         let evaluation = evaluation.unwrap_or_else(|why| Evaluation::refused(&why));
@@ -166,18 +166,13 @@ impl Sweep {
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
 
-    fn row_settings(&self, index: usize) -> Vec<(&Field, &Setting)> {
-        self.fields.iter().zip(self.settings(index)).collect()
-    }
-
-    fn cluster(&self, loaded: &LoadedScenario, index: usize) -> Result<Cluster, String> {
+    fn cluster(&self, loaded: &LoadedScenario, settings: &[(&Field, &Setting)]) -> Result<Cluster, String> {
         let mut devices = Vec::new();
-        let settings = self.row_settings(index);
         for (member, entry) in loaded.scenario.devices.iter().enumerate() {
             let found = self.devices.get(&device_key(member, entry));
             let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
-            let device = Documents::device(member, device, &settings)?;
+            let device = Documents::device(member, device, settings)?;
             device.validate().map_err(|error| error.to_string())?;
             devices.push(device);
         }
@@ -189,7 +184,7 @@ impl Sweep {
     }
 
     fn check_row_count(&self) -> Result<(), Error> {
-        let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.seeds_per_point]);
+        let counts = self.fields.iter().map(|field| field.values.len()).chain([self.seeds_per_point]);
         let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
         if rows > MAX_ROWS as u128 {
             return Err(Error::invalid(format!("the sweep has {rows} rows; the limit is {MAX_ROWS}"))
@@ -198,7 +193,6 @@ impl Sweep {
         Ok(())
     }
 
-    /// Reads the device documents for fields that vary a profile.
     fn read_profiles(&mut self) -> Result<(), Error> {
         for (index, names) in self.fields.iter().filter_map(Field::profiles) {
             for name in names {
@@ -214,7 +208,6 @@ impl Sweep {
         Ok(())
     }
 
-    /// Reads the models and the draft models of all points.
     fn read_models(&mut self, options: &SweepOptions) -> Result<(), Error> {
         let varies = |key: &str| self.fields.iter().any(|field| field.is_in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
@@ -228,7 +221,7 @@ impl Sweep {
         }
         let points = if varies || drafts_vary { self.row_count() } else { 1 };
         for index in (0..points).step_by(self.seeds_per_point) {
-            let scenario = self.documents.scenario(&self.row_settings(index)).map_err(Error::invalid)?;
+            let scenario = self.documents.scenario(&self.settings(index)).map_err(Error::invalid)?;
             if scenario.validate().is_err() {
                 continue;
             }
@@ -257,7 +250,7 @@ impl Sweep {
         }
         for field in &self.fields {
             let _ = write!(text, "\nfield {}", field.path);
-            for setting in &field.values.0 {
+            for setting in &field.values {
                 let _ = write!(text, "\n{}", setting.json);
             }
         }
@@ -287,15 +280,14 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
     }
     let planned = options.plan.is_some();
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
-    let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.text.as_str());
+    let strategies = varied.flat_map(|field| &field.values).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
-    if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(|name| name == REFINE) {
+    if strategies.chain(options.overrides.planner.strategy.as_deref()).chain(own).any(|name| name == REFINE) {
         let what = format!(
             "strategy `{REFINE}` ends after a time limit, so its plan does not depend on the scenario alone"
         );
-        return Err(
-            Error::invalid(what).hint("make the plan once with `hearth plan`, and use it with `--plan`")
-        );
+        let hint = "make the plan once with `hearth plan`, and use it with `--plan`";
+        return Err(Error::invalid(what).hint(hint));
     }
     for field in fields {
         let path = &field.path;
@@ -339,24 +331,19 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
 }
 
 /// Returns the flag that sets the same value as a field, if it is given.
-fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str> {
-    let planning = &options.overrides;
-    let path = field.path.as_str();
+fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<String> {
+    let (overrides, path) = (&options.overrides, field.path.as_str());
+    // Options that are not given are absent in the document.
+    let given = serde_json::to_value(&overrides.planner).unwrap_or_default();
+    let key = path.strip_prefix("planner.").filter(|key| given.get(key).is_some());
     let residency = field.has_key("residency") && (path.ends_with("residency") || field.has_key("policy"));
     let flags = [
-        (planning.strategy.is_some(), path == "planner.strategy", "--strategy"),
-        (planning.rounds.is_some(), path == "planner.rounds", "--rounds"),
-        (planning.windows.is_some(), ["planner.strategy", "planner.windows"].contains(&path), "--windows"),
-        (planning.gpu_layers.is_some(), path == "planner.gpu_layers", "--gpu-layers"),
-        (planning.weights_as.is_some(), path == "planner.weights_as", "--weights-as"),
-        (planning.air_time.is_some(), path == "planner.air_time", "--air-time"),
-        (planning.keep_all, path == "planner.keep_all", "--keep-all"),
-        (planning.best_head, path == "planner.best_head", "--best-head"),
-        (planning.order.is_some(), path == "planner.order", "--order"),
-        (planning.residency.is_some(), residency, "--residency"),
-        (planning.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
+        (overrides.planner.windows.is_some(), path == "planner.strategy", "--windows"),
+        (overrides.residency.is_some(), residency, "--residency"),
+        (overrides.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
         (options.tokens.is_some(), path == "workload.generate", "--tokens"),
         (options.seeds_per_point > 1, path == "seed", "--repeat"),
     ];
-    flags.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
+    let flag = || flags.into_iter().find_map(|(given, same, flag)| (given && same).then(|| flag.to_owned()));
+    key.map(|key| format!("--{}", key.replace('_', "-"))).or_else(flag)
 }

@@ -13,25 +13,28 @@ use hearth_reports::exports::csv;
 pub use hearth_reports::exports::csv::fields as cells;
 
 use super::{Row, Sweep};
-use crate::evaluation::Evaluation;
 
 /// Beginning of the first line of a table.
 const MARK: &str = "# hearth sweep/1, ";
 
+/// A name of a column, and the function that returns its cell in a row.
+pub type Column = (&'static str, fn(&Row) -> String);
+
 /// Names of the columns before the fields.
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
-/// Names of the columns after the fields.
-pub const RESULT_COLUMNS: [&str; 10] = [
-    "seed",
-    "strategy",
-    "rounds",
-    "windows",
-    "tpot_ms",
-    "ttft_ms",
-    "tokens_per_s",
-    "bytes_read_per_token",
-    "memory_pressure",
-    "outcome",
+/// The columns after the fields: their names and their cells. Times have six digits, down to nanoseconds; unknown
+/// values are empty.
+pub const RESULT_COLUMNS: [Column; 10] = [
+    ("seed", |row| row.seed.to_string()),
+    ("strategy", |row| row.evaluation.strategy.as_deref().map_or_else(String::new, csv_field)),
+    ("rounds", |row| row.evaluation.rounds.map_or_else(String::new, |rounds| rounds.to_string())),
+    ("windows", |row| row.evaluation.windows.as_deref().map_or_else(String::new, csv_field)),
+    ("tpot_ms", |row| number(row.evaluation.tpot_ms, 6)),
+    ("ttft_ms", |row| number(row.evaluation.ttft_ms, 6)),
+    ("tokens_per_s", |row| number(row.evaluation.tokens_per_s, 6)),
+    ("bytes_read_per_token", |row| number(row.evaluation.bytes_read_per_token, 0)),
+    ("memory_pressure", |row| number(row.evaluation.memory_pressure, 6)),
+    ("outcome", |row| csv_field(&row.evaluation.outcome)),
 ];
 
 /// The first line of a table.
@@ -73,33 +76,19 @@ pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> Strin
     let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);
-    let columns: Vec<String> = columns.chain(RESULT_COLUMNS.map(str::to_owned)).collect();
-    let rows = csv::write([columns].into_iter().chain(rows.iter().map(fields_of)));
+    let columns: Vec<String> = columns.chain(RESULT_COLUMNS.map(|(name, _)| name.to_owned())).collect();
+    let rows = csv::write([columns].into_iter().chain(rows.iter().map(cells_of)));
     format!("{header}\n{}", String::from_utf8_lossy(&rows))
 }
 
-/// Returns the cells of a row. Times have six digits, down to nanoseconds; unknown values are empty.
-fn fields_of(row: &Row) -> Vec<String> {
-    let number = |value: Option<f64>, digits: usize| {
-        value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
-    };
-    let Evaluation { strategy, rounds, windows, outcome, .. } = &row.evaluation;
-    let Evaluation { tpot_ms, ttft_ms, tokens_per_s, bytes_read_per_token, memory_pressure, .. } =
-        row.evaluation;
-    let text = |text: &Option<String>| text.as_deref().map_or_else(String::new, csv_field);
-    let mut cells = vec![row.index.to_string()];
-    cells.extend(row.values.iter().map(|value| csv_field(value)));
-    cells.push(row.seed.to_string());
-    cells.push(text(strategy));
-    cells.push(rounds.map_or_else(String::new, |rounds| rounds.to_string()));
-    cells.push(text(windows));
-    cells.push(number(tpot_ms, 6));
-    cells.push(number(ttft_ms, 6));
-    cells.push(number(tokens_per_s, 6));
-    cells.push(number(bytes_read_per_token, 0));
-    cells.push(number(memory_pressure, 6));
-    cells.push(csv_field(outcome));
-    cells
+fn cells_of(row: &Row) -> Vec<String> {
+    let values = row.values.iter().map(|value| csv_field(value));
+    let results = RESULT_COLUMNS.iter().map(|(_, cell)| cell(row));
+    [row.index.to_string()].into_iter().chain(values).chain(results).collect()
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
 }
 
 #[cfg(test)]
@@ -112,9 +101,8 @@ mod tests {
             let header = TableHeader { digest: "sha256:0".into(), rows: 70, shard };
             assert_eq!(TableHeader::parse(&header.to_string()), Some(header));
         }
-        for wrong in
-            ["", "index,seed", "# hearth sweep/2, sha256:0, 7 rows", "# hearth sweep/1, sha256:0, x rows"]
-        {
+        let other = ["# hearth sweep/2, sha256:0, 7 rows", "# hearth sweep/1, sha256:0, x rows"];
+        for wrong in ["", "index,seed"].into_iter().chain(other) {
             assert_eq!(TableHeader::parse(wrong), None, "{wrong}");
         }
     }

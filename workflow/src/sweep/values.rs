@@ -32,27 +32,21 @@ pub struct Setting {
     pub json: Value,
 }
 
-/// The values of a field in the order of the sweep, at least one and without duplicates.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Values(pub Vec<Setting>);
-
-impl Values {
-    /// Parses the part after the `=`. `field` is used in errors.
-    pub fn parse(field: &str, text: &str) -> Result<Values, Error> {
-        let values = if text.contains("..") { range(text) } else { list(text) };
-        let values = values.map_err(|why| {
-            Error::invalid(format!("invalid values of `{field}`: {why}"))
-                .at(format!("--vary {field}={text}"))
-                .hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
-        })?;
-        let mut seen = BTreeSet::new();
-        let Some(twice) = values.iter().find(|setting| !seen.insert(setting.json.to_string())) else {
-            return Ok(Values(values));
-        };
-        Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
+/// Parses the values of a field, the part after the `=`. Returns at least one, in the order of the sweep and without
+/// duplicates. `field` is used in errors.
+pub fn parse(field: &str, text: &str) -> Result<Vec<Setting>, Error> {
+    let values = if text.contains("..") { range(text) } else { list(text) };
+    let values = values.map_err(|why| {
+        Error::invalid(format!("invalid values of `{field}`: {why}"))
             .at(format!("--vary {field}={text}"))
-            .hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
-    }
+            .hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
+    })?;
+    let mut seen = BTreeSet::new();
+    let twice = values.iter().find(|setting| !seen.insert(setting.json.to_string()));
+    let Some(twice) = twice else { return Ok(values) };
+    Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
+        .at(format!("--vary {field}={text}"))
+        .hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
 }
 
 /// The kind of a quantity, by its unit: an index of `KINDS`.
@@ -203,8 +197,8 @@ mod tests {
     use super::*;
 
     fn spelled(text: &str) -> Vec<String> {
-        let values = Values::parse("field", text).expect("values");
-        values.0.into_iter().map(|setting| setting.text).collect()
+        let values = parse("field", text).expect("values");
+        values.into_iter().map(|setting| setting.text).collect()
     }
 
     #[test]
@@ -222,7 +216,7 @@ mod tests {
         assert_eq!(spelled("os, managed"), ["os", "managed"]);
         assert_eq!(spelled("18446744073709551615"), ["18446744073709551615"]);
         assert_eq!(spelled("5ms,off,9.7GiB,1e3B"), ["5 ms", "off", "9.7 GiB", "1e3 B"]);
-        assert_eq!(Values::parse("field", "true").expect("values").0[0].json, Value::Bool(true));
+        assert_eq!(parse("field", "true").expect("values")[0].json, Value::Bool(true));
     }
 
     #[test]
@@ -244,7 +238,7 @@ mod tests {
             ("", "empty"),
             ("1GiB,1024MiB", "twice"),
         ] {
-            let error = Values::parse("field", text).expect_err(text).what();
+            let error = parse("field", text).expect_err(text).what();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

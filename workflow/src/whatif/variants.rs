@@ -1,15 +1,8 @@
-//! Creates the variants of a scenario, each with one change.
+//! Creates the variants of a scenario, each with one change ([`VariantKind`]).
 //!
 //! Each variant is planned again by the same planner, so that the saved time is that of a new plan. Savings do not
-//! add up: two variants that save a second each may together save only one second.
-//!
-//! - For each device, a variant without it. Without the head, the first remaining device becomes the head.
-//! - For each device, a variant with twice its memory. The added memory is free. The memory of a GPU that shares it,
-//!   and memory limits of the scenario, are doubled, too.
-//! - For each device, a variant with a faster disk. All disk rates grow by the same factor, except that of the kernel
-//!   (`turnover`). A throttle is removed.
-//! - Cables replace Wi-Fi, or links that are slower than a cable.
-//! - The model has another quantisation. The effect on the quality of the output is not considered.
+//! add up: two variants that save a second each may together save only one second. The effect of a quantisation on
+//! the quality of the output is not considered.
 //!
 //! Not here: their evaluation ([`crate::evaluation`]).
 
@@ -39,11 +32,12 @@ const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VariantKind {
+    /// A device is removed. Without the head, the first remaining device becomes the head.
     #[serde(rename = "without")]
     RemovedDevice,
-    /// A device has twice its memory.
+    /// A device has twice its memory; the added memory is free. Memory limits and a GPU's share are doubled, too.
     Memory,
-    /// A device has a faster disk.
+    /// A device has a faster disk without a throttle. The rate of the kernel (`turnover`) does not change.
     Disk,
     /// Cables replace Wi-Fi or slower links.
     #[serde(rename = "wired")]
@@ -124,7 +118,6 @@ impl Base<'_> {
         variant
     }
 
-    /// Creates the variant with twice the memory in a device.
     fn memory(&self, at: usize) -> Variant {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let limits = entry.limits.as_ref();
@@ -153,7 +146,6 @@ impl Base<'_> {
         variant
     }
 
-    /// Creates the variant with a faster disk in a device, if there is a faster one.
     fn disk(&self, at: usize) -> Option<Variant> {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read);
@@ -178,9 +170,9 @@ impl Base<'_> {
         disk.limit = None;
         let factor = then.0 / own.0;
         let rates = [&mut disk.fault, &mut disk.random, &mut disk.populate].into_iter().flatten();
-        rates
-            .chain([&mut disk.sequential])
-            .for_each(|rate| set(rate, |rate| BytesPerSecond(rate.0 * factor)));
+        for rate in rates.chain([&mut disk.sequential]) {
+            set(rate, |rate| BytesPerSecond(rate.0 * factor));
+        }
         Some(variant)
     }
 

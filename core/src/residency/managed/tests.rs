@@ -35,15 +35,12 @@ struct Memory {
 }
 
 impl Memory {
-    /// Executes steps until the helper is idle.
     fn run_helper(&mut self, managed: &mut ManagedResidency) {
         loop {
             let event = match managed.next_step() {
                 Step::Idle => return,
                 Step::Measure => Event::Measured { page_cache: Some(self.page_cache * PIECE), evicted: 0 },
-                Step::Read(piece, _) if self.resident[piece as usize] => {
-                    Event::Read(piece, ReadOutcome::InMemory)
-                }
+                Step::Read(id, _) if self.resident[id as usize] => Event::Read(id, ReadOutcome::InMemory),
                 Step::Read(piece, _) => {
                     self.reads.push(piece);
                     Event::Read(piece, ReadOutcome::Started(PIECE))

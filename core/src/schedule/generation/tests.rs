@@ -21,7 +21,6 @@ fn shape(pass: Pass) -> String {
     format!("{sequence}:{first_position}+{tokens}/{drafted}{}", if output { "!" } else { "" })
 }
 
-/// Begins all passes that can enter now.
 fn enter(generation: &mut Generation) -> Vec<String> {
     std::iter::from_fn(|| generation.begin_pass()).map(shape).collect()
 }
@@ -136,9 +135,7 @@ fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
     generation.begin_pass();
     generation.begin_pass();
     // The first waits for a token, the second is in the middle of its prompt, the third has not entered.
-    for sequence in 0..3 {
-        generation.cancel(sequence);
-    }
+    (0..3).for_each(|sequence| generation.cancel(sequence));
     assert_eq!([0, 1, 2].map(|it| generation.is_vacant(it)), [false, true, true]);
     assert_eq!([0, 1, 2].map(|it| generation.cached_tokens(it)), [6, 4, 0]);
     assert!(generation.begin_pass().is_none() && !generation.is_over());

@@ -5,8 +5,8 @@
 
 use super::memory::BUDGET_PERCENT;
 
-/// The capabilities of a device that kernels use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The capabilities of a device that kernels use. The default has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
     /// Whether WGSL has the dot product of four packed bytes. The hardware may compute it with several
     /// instructions.

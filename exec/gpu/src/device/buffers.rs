@@ -37,7 +37,7 @@ pub struct Params {
     pub first_position: u32,
     /// Start of the range that a kernel processes, such as rows of a matrix.
     pub offset: u32,
-    /// End of that range, exclusive.
+    /// End (exclusive) of the range that a kernel processes.
     pub end: u32,
 }
 
@@ -55,14 +55,9 @@ impl Params {
 impl Gpu {
     /// Allocates a texture with f16 components that kernels can read and write: 3-D for [`Storage::Texture3d`],
     /// otherwise 2-D.
-    pub fn texture(
-        &self,
-        what: &str,
-        storage: Storage,
-        extent: [u32; 3],
-    ) -> Result<wgpu::TextureView, GpuError> {
-        let [width, height, depth_or_array_layers] = extent;
-        let is_volume = storage == Storage::Texture3d;
+    pub fn texture(&self, what: &str, kind: Storage, size: [u32; 3]) -> Result<wgpu::TextureView, GpuError> {
+        let [width, height, depth_or_array_layers] = size;
+        let is_volume = kind == Storage::Texture3d;
         let descriptor = wgpu::TextureDescriptor {
             label: Some(what),
             size: wgpu::Extent3d { width, height, depth_or_array_layers },
@@ -94,9 +89,8 @@ impl Gpu {
         let size = bytes.next_multiple_of(16).max(16);
         let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
         if size > max {
-            return Err(GpuError::OutOfMemory {
-                what: format!("{what}: a buffer of {size} bytes, but the maximum is {max}"),
-            });
+            let what = format!("{what}: a buffer of {size} bytes, but the maximum is {max}");
+            return Err(GpuError::OutOfMemory { what });
         }
         let reservation = Arc::new(self.memory_budget.reserve(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };

@@ -61,14 +61,11 @@ impl MemoryBudget {
         let added = |reserved: u64| reserved.checked_add(bytes).filter(|&reserved| reserved <= limit);
         match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added) {
             Ok(_) => Ok(Reservation { memory_budget: Arc::clone(self), bytes }),
-            Err(reserved) => Err(GpuError::OutOfMemory {
-                what: format!(
-                    "{what}: {} are needed, and {} of {} are in use",
-                    Bytes(bytes),
-                    Bytes(reserved),
-                    Bytes(limit)
-                ),
-            }),
+            Err(reserved) => {
+                let [bytes, reserved, limit] = [bytes, reserved, limit].map(Bytes);
+                let what = format!("{what}: {bytes} are needed, and {reserved} of {limit} are in use");
+                Err(GpuError::OutOfMemory { what })
+            }
         }
     }
 }

@@ -102,17 +102,13 @@ impl Gpu {
         lock(&self.lost).clone().map_or(Ok(()), |why| Err(GpuError::Lost { why }))
     }
 
-    /// Runs `work` inside error scopes and returns an error that the device reports. `what` names the work in errors.
-    pub(crate) fn checked<T>(
-        &self,
-        what: &str,
-        work: impl FnOnce(&wgpu::Device) -> T,
-    ) -> Result<T, GpuError> {
+    /// Calls `run` inside error scopes and returns an error that the device reports. `what` names the work in errors.
+    pub(crate) fn checked<T>(&self, what: &str, run: impl FnOnce(&wgpu::Device) -> T) -> Result<T, GpuError> {
         self.check_not_lost()?;
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let done = work(&self.device);
+        let done = run(&self.device);
         let memory = pollster::block_on(memory.pop());
         let others = [pollster::block_on(validation.pop()), pollster::block_on(internal.pop())];
         self.check_not_lost()?;

@@ -60,10 +60,10 @@ impl Builder<'_> {
 
     fn attention(&mut self, hidden: usize) -> usize {
         let shape = self.shape;
-        let wide = u64::from(shape.embedding);
+        let wide = self.rows(u64::from(shape.embedding));
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
-        let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", self.rows(wide));
+        let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", wide);
         let projections = [(LayerMatrix::Query, "q"), (LayerMatrix::Key, "k"), (LayerMatrix::Value, "v")];
         let mut results = projections.map(|(matrix, name)| {
             self.graph.add_node(Operation::Matmul(matrix), &[x], name, widths[matrix as usize])
@@ -90,8 +90,7 @@ impl Builder<'_> {
         let p = self.graph.add_node(Operation::Softmax, &[s], "softmax", scores);
         let mixed = self.rows(u64::from(shape.heads) * u64::from(shape.value_length));
         let m = self.graph.add_node(Operation::WeightedValues, &[p, v], "pv", mixed);
-        let o =
-            self.graph.add_node(Operation::Matmul(LayerMatrix::AttentionOutput), &[m], "o", self.rows(wide));
+        let o = self.graph.add_node(Operation::Matmul(LayerMatrix::AttentionOutput), &[m], "o", wide);
         self.add(o, hidden, Norm::PostAttention, "o+add")
     }
 

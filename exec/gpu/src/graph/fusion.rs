@@ -126,8 +126,7 @@ fn merge(graph: &mut Graph, early: usize, late: usize) {
     let node = &mut graph.nodes[late - 1];
     let own = removed.outputs;
     node.operations.splice(0..0, removed.operations);
-    let rest =
-        node.inputs.iter().copied().filter(|read| !own.contains(read) && !removed.inputs.contains(read));
+    let rest = node.inputs.iter().copied().filter(|id| !own.contains(id) && !removed.inputs.contains(id));
     let inputs: Vec<usize> = removed.inputs.iter().copied().chain(rest).collect();
     let kept = own.into_iter().filter(|tensor| later.contains(tensor));
     node.outputs = kept.chain(node.outputs.iter().copied()).collect();
@@ -177,12 +176,8 @@ mod tests {
     }
 
     /// The fusion in the graphs of [`reference_plans`]: only element-wise operations are fused.
-    const PUBLISHED: Fusion = Fusion {
-        pointwise: true,
-        residual: ResidualFusion::IntoMatmul,
-        rotary_layout: false,
-        attention: false,
-    };
+    const PUBLISHED: Fusion =
+        Fusion { pointwise: true, residual: ResidualFusion::IntoMatmul, ..Fusion::NONE };
 
     #[test]
     fn llama_decoder_has_the_usage_records_of_the_reference_planner() {
@@ -239,11 +234,8 @@ mod tests {
                 let (_, records) = graph.usage_records();
                 (naive_bytes(&records), assign_offsets(&records).total_size)
             });
-            println!(
-                "{architecture}: {} and {} launches, {totals:?} bytes",
-                graph.launch_count(),
-                fused.launch_count()
-            );
+            let launches = [&graph, &fused].map(Graph::launch_count);
+            println!("{architecture}: {launches:?} launches, {totals:?} bytes");
             let [(plain_sum, plain), (fused_sum, fused)] = totals;
             assert!(fused < plain && fused_sum < plain_sum, "{architecture}");
             assert!(plain * 20 < plain_sum, "{architecture}: planning must save more than 95 %");

@@ -29,15 +29,10 @@ pub enum LayerMatrix {
 
 impl LayerMatrix {
     /// All matrices of a layer, in the order of `hearth_runtime::LayerWeights`.
-    pub const ALL: [LayerMatrix; 7] = [
-        LayerMatrix::Query,
-        LayerMatrix::Key,
-        LayerMatrix::Value,
-        LayerMatrix::AttentionOutput,
-        LayerMatrix::Gate,
-        LayerMatrix::Up,
-        LayerMatrix::Down,
-    ];
+    pub const ALL: [LayerMatrix; 7] = {
+        use LayerMatrix::{AttentionOutput, Down, Gate, Key, Query, Up, Value};
+        [Query, Key, Value, AttentionOutput, Gate, Up, Down]
+    };
 }
 
 /// The norms of a model, each of which has its own weights.
@@ -120,16 +115,10 @@ pub struct Graph {
 
 impl Graph {
     /// Adds a node with one operation and one output tensor of `bytes` bytes. Returns the index of that tensor.
-    pub fn add_node(
-        &mut self,
-        operation: Operation,
-        inputs: &[usize],
-        name: &'static str,
-        bytes: u64,
-    ) -> usize {
+    pub fn add_node(&mut self, op: Operation, inputs: &[usize], name: &'static str, bytes: u64) -> usize {
         let result = self.tensors.len();
         self.tensors.push(GraphTensor { name, bytes });
-        self.nodes.push(Node { operations: vec![operation], inputs: inputs.to_vec(), outputs: vec![result] });
+        self.nodes.push(Node { operations: vec![op], inputs: inputs.to_vec(), outputs: vec![result] });
         result
     }
 

@@ -67,9 +67,8 @@ impl AttentionKernel {
         let (slices, value_slices) = (heads.key_length / 4, heads.value_length / 4);
         let (scale, group) = (self.scale, heads.queries_per_kv_head());
         let dimensions = heads.value_length.div_ceil(TILE);
-        let seen = self
-            .window
-            .map_or("0u".to_owned(), |window| format!("max(position + 1u, {window}u) - {window}u"));
+        let first_seen = |window| format!("max(position + 1u, {window}u) - {window}u");
+        let seen = self.window.map_or("0u".to_owned(), first_seen);
         let cap = self.soft_cap.map_or(String::new(), |cap| {
             // tanh is one beyond 10 in f32.
             format!("            score = {cap:e} * tanh(clamp(score / {cap:e}, -10.0, 10.0));\n")

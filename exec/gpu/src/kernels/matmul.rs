@@ -70,10 +70,8 @@ impl Tiling {
     /// workgroup always computes its whole tile, so a small batch needs a small tile.
     pub fn for_batch_sizes(self) -> Vec<Tiling> {
         let fewer = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens_per_thread);
-        let mut all: Vec<Tiling> =
-            fewer.map(|tokens_per_thread| Tiling { tokens_per_thread, ..self }).collect();
-        all.push(self);
-        all
+        let all = fewer.chain([self.tokens_per_thread]);
+        all.map(|tokens_per_thread| Tiling { tokens_per_thread, ..self }).collect()
     }
 }
 
@@ -449,14 +447,10 @@ mod tests {
         assert_eq!(all.iter().map(Tiling::tokens_per_tile).collect::<Vec<_>>(), [8, 16, 32]);
         assert_eq!(all.last(), Some(&Tiling::DEFAULT));
         for tokens in 2..=64u32 {
-            let tiling =
-                all.iter().find(|tiling| tiling.tokens_per_tile() >= tokens).unwrap_or(&Tiling::DEFAULT);
+            let tiling = all.iter().find(|one| one.tokens_per_tile() >= tokens).unwrap_or(&Tiling::DEFAULT);
             let computed = tokens.next_multiple_of(tiling.tokens_per_tile());
-            assert!(
-                computed < tokens + 32 && (tokens > 8 || computed == 8),
-                "{tokens} tokens cost {computed}"
-            );
-            assert!(tokens > 32 || computed < 2 * tokens.max(8), "{tokens} tokens cost {computed}");
+            assert!(computed < tokens + 32 && (tokens > 8 || computed == 8), "{tokens}: {computed}");
+            assert!(tokens > 32 || computed < 2 * tokens.max(8), "{tokens}: {computed}");
         }
         let odd = Tiling { tokens_per_thread: 6, ..Tiling::DEFAULT };
         let tokens: Vec<u32> = odd.for_batch_sizes().iter().map(|tiling| tiling.tokens_per_thread).collect();

@@ -35,11 +35,8 @@ impl Declarations {
     /// Declares a buffer with elements of the WGSL type `kind`.
     pub(crate) fn buffer(&mut self, access: &str, name: &str, kind: &str) {
         self.bindings += 1;
-        let binding = self.bindings;
-        let _ = writeln!(
-            self.text,
-            "@group(0) @binding({binding}) var<storage, {access}> {name}: array<{kind}>;"
-        );
+        let at = self.bindings;
+        let _ = writeln!(self.text, "@group(0) @binding({at}) var<storage, {access}> {name}: array<{kind}>;");
     }
 
     /// Declares a tensor and its functions.

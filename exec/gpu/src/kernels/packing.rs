@@ -145,12 +145,8 @@ impl PackedFormat {
     /// Returns the number of words of the scales of a row, with two scales per word; 0 if the scales are not stored
     /// separately.
     pub fn scale_words(self, length: u32) -> u32 {
-        match self {
-            PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Q6K => {
-                (length / self.block_length()).div_ceil(2)
-            }
-            _ => 0,
-        }
+        let is_separate = matches!(self, PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Q6K);
+        if is_separate { (length / self.block_length()).div_ceil(2) } else { 0 }
     }
 
     /// Returns the bytes of a block in the file, and the offset of its scale, for scales that are stored separately.
@@ -221,13 +217,12 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 ";
 
 /// Returns the WGSL index of the texel with word `word` of the scales of each of the four outputs of `slice`.
-pub(crate) fn scale_texel(order: WeightOrder, group_slices: u32, words: u32) -> String {
+/// `slices` is the number of output slices in a group.
+pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),
         WeightOrder::Interleaved => {
-            format!(
-                "((slice / {group_slices}u * {words}u + word) * {group_slices}u + slice % {group_slices}u)"
-            )
+            format!("((slice / {slices}u * {words}u + word) * {slices}u + slice % {slices}u)")
         }
     }
 }
@@ -305,9 +300,8 @@ mod tests {
     #[test]
     fn rows_whose_sums_would_overflow_are_refused() {
         // The maximum number of products of the largest quants whose sum fits into an i32.
-        assert!(
-            133_144i64 * 127 * 127 <= i64::from(i32::MAX) && 133_145i64 * 127 * 127 > i64::from(i32::MAX)
-        );
+        let fits = |products: i64| products * 127 * 127 <= i64::from(i32::MAX);
+        assert!(fits(133_144) && !fits(133_145));
         assert_eq!(PackedFormat::Row8.max_length(), 133_144);
         assert!(PackedFormat::Row8.for_rows(133_120).is_ok());
         let error = PackedFormat::Row8.for_rows(133_152).unwrap_err();

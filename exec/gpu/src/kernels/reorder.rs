@@ -1,18 +1,18 @@
 //! The kernel that copies a tensor from one layout to another.
 
 use super::packing::{self, MAX_WORKGROUPS_X, WORKGROUP_SIZE};
-use crate::device::Params;
+use crate::kernels::Declarations;
 use crate::virtual_tensor::{Accessor, Direction, Shape, Storage};
 
 /// Generates the kernel. Its bindings after the parameters are: source, target.
 pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
     let (slices, texels) = (shape.slices(), shape.texels());
-    let source = Accessor::fixed("src", from, shape, Direction::Read);
-    let target = Accessor::fixed("dst", to, shape, Direction::Write);
+    let mut kernel = Declarations::new(false);
+    kernel.tensor(&Accessor::fixed("src", from, shape, Direction::Read));
+    kernel.tensor(&Accessor::fixed("dst", to, shape, Direction::Write));
     format!(
-        "{}{}{}{}{}\
-         @compute @workgroup_size({WORKGROUP_SIZE})\n\
+        "{}@compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
          _ = params.tokens;\n    let at = (group.y * {MAX_WORKGROUPS_X}u + group.x) * {WORKGROUP_SIZE}u + lane;\n    \
          if (at >= {texels}u) {{ return; }}\n    \
@@ -20,11 +20,7 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
          let y = at / {slices}u / {width}u % {height}u;\n    \
          let b = at / {slices}u / {width}u / {height}u % {batch}u;\n    \
          dst_write(b, x, y, s, src_read(b, x, y, s));\n}}\n",
-        Params::WGSL,
-        source.declaration(1),
-        target.declaration(2),
-        source.functions(),
-        target.functions(),
+        kernel.text
     )
 }
 

@@ -164,22 +164,19 @@ impl Assembly<'_> {
         {
             let buffers = &self.own.buffers;
             let [quants, scales, sums] = &buffers.quantised;
-            let text = quantise::kernel(length, granularity);
-            let launch =
-                self.launch("quantise", &text, &[&buffers.params, self.tensor(input), quants, scales, sums])?;
+            let bound = [&buffers.params, self.tensor(input), quants, scales, sums];
+            let launch = self.launch("quantise", &quantise::kernel(length, granularity), &bound)?;
             self.push(Grid::Quantise { length, granularity }, vec![launch]);
             self.quantised = Some((input, granularity));
         }
-        let activation = node
-            .operations
-            .contains(&Operation::Activate)
-            .then_some(self.own.model.hyperparameters().gate_activation);
-        let multiplies_by_gate = node.operations.contains(&Operation::Multiply);
+        let has = |operation| node.operations.contains(&operation);
+        let gate_activation = self.own.model.hyperparameters().gate_activation;
+        let multiplies_by_gate = has(Operation::Multiply);
         let kernel = MatmulKernel {
             phase: self.phase,
             tiling: self.tiling,
             has_bias: bias.is_some(),
-            activation,
+            activation: has(Operation::Activate).then_some(gate_activation),
             multiplies_by_gate,
             ..weights.matmul_kernel(&self.own.gpu, 0, weights.rows)
         };

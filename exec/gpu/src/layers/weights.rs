@@ -31,6 +31,7 @@ pub(super) struct GpuLayer {
 pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
     let whole_slices = |length: u32| length.is_multiple_of(4) && length > 0;
     let (slices, groups) = ("a multiple of 4", "a multiple of the number of key heads");
+    let half = "at most half the head dimension";
     let heads_fit = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
     let pairs = parameters.rope.frequencies.len() as u32;
     for (what, found, is_supported, need) in [
@@ -39,12 +40,7 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
         ("the head dimension of values", shape.value_length, whole_slices(shape.value_length), slices),
         ("the width of the feed-forward block", shape.feed_forward, whole_slices(shape.feed_forward), slices),
         ("the number of query heads", shape.heads, heads_fit, groups),
-        (
-            "the number of rotated pairs",
-            pairs,
-            2 * pairs <= shape.key_length,
-            "at most half the head dimension",
-        ),
+        ("the number of rotated pairs", pairs, 2 * pairs <= shape.key_length, half),
     ] {
         if !is_supported {
             return Err(GpuError::Dimension { what, found: found as usize, need });
@@ -55,15 +51,10 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
 
 /// Returns the attention dimensions of a model.
 pub(super) fn attention_shape(shape: &ModelShape, options: CacheOptions) -> AttentionShape {
-    AttentionShape {
-        heads: shape.heads,
-        kv_heads: shape.kv_heads,
-        key_length: shape.key_length,
-        value_length: shape.value_length,
-        context: options.context,
-        format: options.format,
-        order: WeightOrder::Interleaved,
-    }
+    let ModelShape { heads, kv_heads, key_length, value_length, .. } = *shape;
+    let CacheOptions { context, format, .. } = options;
+    let order = WeightOrder::Interleaved;
+    AttentionShape { heads, kv_heads, key_length, value_length, context, format, order }
 }
 
 /// Returns a norm of the hidden rows, without a residual addition.
@@ -108,16 +99,12 @@ impl GpuLayer {
             (Norm::PostFeedForward, own.post_feed_forward_norm),
         ];
         let norms = norms.into_iter().filter_map(|(norm, weights)| Some((norm, weights?)));
+        let norms = norms.map(|(norm, weights)| Ok((norm, vector(weights)?)));
+        let biases = own.biases.into_iter().map(|bias| bias.map(vector).transpose());
         Ok(GpuLayer {
             matrices: matrices.collect::<Result<_, _>>()?,
-            biases: own
-                .biases
-                .into_iter()
-                .map(|bias| bias.map(vector).transpose())
-                .collect::<Result<_, _>>()?,
-            norms: norms
-                .map(|(norm, weights)| Ok((norm, vector(weights)?)))
-                .collect::<Result<_, GpuError>>()?,
+            biases: biases.collect::<Result<_, _>>()?,
+            norms: norms.collect::<Result<_, GpuError>>()?,
             caches: caches.collect::<Result<_, GpuError>>()?,
         })
     }

@@ -115,8 +115,7 @@ fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
     // The live tensors only grow at an operation that writes a tensor.
     for begin in records.iter().map(|record| record.first_operation) {
-        let live =
-            records.iter().filter(|record| record.first_operation <= begin && begin <= record.last_operation);
+        let live = records.iter().filter(|record| record.is_live(begin));
         let mut sizes: Vec<u64> = live.map(|record| record.size).collect();
         sizes.sort_unstable_by(|one, other| other.cmp(one));
         maxima.resize(maxima.len().max(sizes.len()), 0);

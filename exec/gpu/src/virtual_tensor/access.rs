@@ -60,12 +60,7 @@ impl Accessor {
     }
 
     /// Returns the accessor of a tensor whose extents are known when the shader is generated.
-    pub(crate) fn fixed(
-        name: &'static str,
-        storage: Storage,
-        shape: &Shape,
-        direction: Direction,
-    ) -> Accessor {
+    pub fn fixed(name: &'static str, storage: Storage, shape: &Shape, direction: Direction) -> Accessor {
         let (extents, slices) = (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slices()));
         Accessor { name, storage, extents, slices, direction }
     }
@@ -112,18 +107,13 @@ impl Accessor {
                 format!("textureStore({name}_object, {position}, value)"),
             ),
         };
+        let index = "b: u32, x: u32, y: u32, s: u32";
         let mut text = String::new();
         if self.direction != Direction::Write {
-            let _ = writeln!(
-                text,
-                "fn {name}_read(b: u32, x: u32, y: u32, s: u32) -> vec4<f32> {{ return {texel}; }}"
-            );
+            let _ = writeln!(text, "fn {name}_read({index}) -> vec4<f32> {{ return {texel}; }}");
         }
         if self.direction != Direction::Read {
-            let _ = writeln!(
-                text,
-                "fn {name}_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) {{ {store}; }}"
-            );
+            let _ = writeln!(text, "fn {name}_write({index}, value: vec4<f32>) {{ {store}; }}");
         }
         text
     }

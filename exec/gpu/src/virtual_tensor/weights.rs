@@ -67,14 +67,11 @@ impl WeightShape {
         let (slices, inputs) = (self.group_slices, self.input_slices());
         let (group, slice) = (o / SLICE / slices, o / SLICE % slices);
         let (output, input, lane) = (o % SLICE, i / SLICE, i % SLICE);
-        match order {
-            WeightOrder::ByOutput => {
-                (((group * slices + slice) * SLICE + output) * inputs + input) * SLICE + lane
-            }
-            WeightOrder::Interleaved => {
-                (((group * inputs + input) * slices + slice) * SLICE + output) * SLICE + lane
-            }
-        }
+        let texel = match order {
+            WeightOrder::ByOutput => ((group * slices + slice) * SLICE + output) * inputs + input,
+            WeightOrder::Interleaved => ((group * inputs + input) * slices + slice) * SLICE + output,
+        };
+        texel * SLICE + lane
     }
 
     /// Returns the WGSL index of the texel with input slice `input` of output `output`, both of which are WGSL

@@ -74,33 +74,27 @@ impl Sequence {
         let [key_bytes, value_bytes] = heads.cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.params().unwrap();
-        let widths = [
-            heads.heads * heads.key_length,
-            heads.kv_heads * heads.key_length,
-            heads.kv_heads * heads.value_length,
-        ]
-        .map(|width| width as usize);
+        let positions: usize = passes.iter().sum();
         let mixed = (heads.heads * heads.value_length) as usize;
         let (mut first, mut out) = (0, Vec::new());
         for &tokens in passes {
             gpu.write(&params, &[Params::pass(tokens as u32, first as u32)]).unwrap();
-            let part = |all: &[f32], width: usize| {
+            let part = |all: &Vec<f32>| {
+                let width = all.len() / positions;
                 let rows = &all[first * width..][..tokens * width];
                 // In DSHWBC4, each slice of all tokens is contiguous.
                 let rows = if is_naive { rows.to_vec() } else { transposed(rows, tokens) };
                 gpu.upload("part", &rows).unwrap()
             };
-            let parts =
-                [part(&self.query, widths[0]), part(&self.key, widths[1]), part(&self.value, widths[2])];
+            let [q, k, v] = [&self.query, &self.key, &self.value].map(part);
             // No rotation: the cosine is one, the sine zero.
             let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
-            let queries = gpu.zeros("q", (tokens * widths[0] * 4) as u64).unwrap();
+            let queries = gpu.zeros("q", q.bytes()).unwrap();
             let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
             let bound = |tensors: &[&Tensor], text: &str, groups| {
                 gpu.launch("attention", text, tensors, groups).unwrap()
             };
-            let [q, k, v] = &parts;
-            let tensors = [&params, q, k, v, &angles, &queries, &keys, &values];
+            let tensors = [&params, &q, &k, &v, &angles, &queries, &keys, &values];
             let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.workgroup_count(tokens as u32));
             let tensors = [&params, &queries, &keys, &values, &result];
             let two = bound(&tensors, &attention.kernel().unwrap(), attention.workgroup_count(tokens as u32));

@@ -88,12 +88,12 @@ fn both_phases_equal_the_integers_of_the_oracle() {
                 let mut seen: Option<Vec<i32>> = None;
                 let phases = [Phase::Decode, Phase::Prefill];
                 let phases = phases.into_iter().filter(|&phase| tokens == 1 || phase == Phase::Prefill);
-                for (phase, tiling) in phases
-                    .flat_map(|phase| tilings(&gpu, mask).into_iter().map(move |tiling| (phase, tiling)))
-                {
+                let tilings = tilings(&gpu, mask);
+                let with_tilings = |phase| tilings.iter().map(move |&tiling| (phase, tiling));
+                for (phase, tiling) in phases.flat_map(with_tilings) {
                     let made = converted(&gpu, matrix, packed, tiling);
                     let what =
-                        format!("{packed:?} of {format} {rows} by {length}, {phase:?} {tiling:?}, {what}");
+                        format!("{packed:?} {format} {rows} by {length}, {phase:?} {tiling:?}, {what}");
                     let found = run_matmul::<i32>(&gpu, &made, &input, phase, true);
                     assert!(
                         *seen.get_or_insert_with(|| found.clone()) == found,
@@ -155,9 +155,8 @@ fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     for (conversion, min_share) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
         let upload = UploadOptions { tiling: Tiling::DEFAULT, conversion };
         let steps = teacher_forced(&gpu, "psalm-7m-f16.gguf", whole, upload);
-        let sure: Vec<bool> =
-            steps.iter().filter(|step| step.is_clear()).map(|step| step.is_golden).collect();
-        let same = sure.iter().filter(|&&same| same).count();
+        let sure: Vec<_> = steps.iter().filter(|step| step.is_clear()).collect();
+        let same = sure.iter().filter(|step| step.is_golden).count();
         println!("{conversion:?}: {same} of {} golden tokens", sure.len());
         assert!(same as f64 > min_share * sure.len() as f64, "{conversion:?}: {same} of {}", sure.len());
     }

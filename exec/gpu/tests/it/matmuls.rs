@@ -3,6 +3,7 @@
 //! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
 //! added differs, and occasionally the rounding of a value at a tie. The bound is 1e-4 of the largest result.
 
+use half::{bf16, f16};
 use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
 use hearth_gpu::kernels::packing::PackedFormat;
@@ -23,12 +24,8 @@ pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     // The bytes of a block, and the offsets of its scale and its minimum.
     let (block, offsets): (usize, &[usize]) = match format {
         Format::F32 => return values.flat_map(f32::to_le_bytes).collect(),
-        Format::F16 => {
-            return values.flat_map(|value| half::f16::from_f32(value).to_le_bytes()).collect();
-        }
-        Format::Bf16 => {
-            return values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
-        }
+        Format::F16 => return values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+        Format::Bf16 => return values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
         Format::Q8_0 => (34, &[0]),
         Format::Q4_0 => (18, &[0]),
         Format::Q4K => (144, &[0, 2]),
@@ -43,7 +40,7 @@ pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
         .collect();
     for (at, block) in bytes.chunks_exact_mut(block).enumerate() {
         for offset in offsets {
-            let scale = half::f16::from_f32(0.01 + 0.001 * (at % 7) as f32);
+            let scale = f16::from_f32(0.01 + 0.001 * (at % 7) as f32);
             block[*offset..offset + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }

@@ -36,12 +36,11 @@ impl Ring {
     fn new(gpu: &Arc<Gpu>) -> Ring {
         let (sink, warnings) = warning_sink();
         let gpu = gpu.clone();
-        let backend_factory = BackendFactory::new(move |options| {
+        let factory = BackendFactory::new(move |options| {
             let open = || gpu.check_not_lost().map(|()| gpu.clone());
             Ok(Box::new(GpuBackend::open(open, |_| Tiling::DEFAULT.into(), options, sink.clone())?))
         });
-        let model =
-            LocalModel::open(&models().join(FILE)).unwrap().with_backend_factory(Some(backend_factory));
+        let model = LocalModel::open(&models().join(FILE)).unwrap().with_backend_factory(Some(factory));
         let run = &golden(FILE)[0];
         let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
         let all_tokens = [&prompt[..], &greedy_ids].concat();

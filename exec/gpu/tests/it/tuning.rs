@@ -15,9 +15,7 @@ fn fastest_candidate_is_stored_for_the_adapter() {
     assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
     assert!(timed.iter().all(|timed| timed.seconds.len() == 6));
-    assert!(
-        timed.iter().flat_map(|timed| &timed.seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite())
-    );
+    assert!(timed.iter().flat_map(|one| &one.seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite()));
     let mut tunings = TunedTilings::default();
     assert_eq!(tunings.get(&gpu), None);
     tunings.set(&gpu, timed[0].tiling);

@@ -4,41 +4,31 @@
 use std::arch::x86_64::*;
 
 use super::k_quants::{Loaded, dots256, pairs, subtract_offset};
-use super::{half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, unsigned};
+use super::{half_bits, iq4_values, load, lowest, nibbles, per_token, prefetch, signed, unsigned};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock, blocks};
 
 dots256! {
-    dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, finish_iq4_xs;
+    dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, subtract_offset;
     dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, subtract_offset;
-}
-
-struct LoadedIq4Xs {
-    scale: f32,
-    scales: [i16; 8],
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load_iq4_xs(block: &BlockIq4Xs) -> LoadedIq4Xs {
+fn load_iq4_xs(block: &BlockIq4Xs) -> Loaded<[i16; 8]> {
     let mut scales = [0; 8];
     for (sub_block, scale) in scales.iter_mut().enumerate() {
         *scale = i16::from(block.sub_scale(sub_block));
     }
-    LoadedIq4Xs { scale: half_bits(block.scale_bits()), scales }
+    let zero = _mm256_setzero_si256();
+    Loaded { scale: half_bits(block.scale_bits()), minimum: 0.0, scales, subtracted: zero, high_bits: zero }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn group_iq4_xs<const G: usize>(block: &BlockIq4Xs, loaded: &LoadedIq4Xs) -> (__m256i, __m256i) {
+fn group_iq4_xs<const G: usize>(block: &BlockIq4Xs, loaded: &Loaded<[i16; 8]>) -> (__m256i, __m256i) {
     let numbers = nibbles(&block.quants.as_chunks::<16>().0[G]);
     (iq4_values(numbers), _mm256_set1_epi16(loaded.scales[G]))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn finish_iq4_xs(loaded: &LoadedIq4Xs, total: __m256i, _sums: __m256i, scale: f32, dot: __m128) -> __m128 {
-    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }
 
 #[inline]

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use super::{half_bits, load, load_half, lowest, one_sum, per_token, prefetch, two_sums, unsigned};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, ScaledBlock, blocks};
 
 /// Widens eight bytes, one for each sub-block, to eight 32-bit lanes with the value in both i16 halves.
 #[inline]

@@ -5,8 +5,6 @@
 //! completely in integers before the conversion to f32. Each function computes T tokens, so that weights are unpacked
 //! once for all of them; the arithmetic of a token does not depend on T.
 //!
-//! This file has the loads and sums that all formats share; the formats are in one file for each family.
-//!
 //! Not here: loops over rows. That is [`super::matmul`].
 
 mod blocks32;

@@ -93,6 +93,8 @@ impl BlockIq1S {
 }
 
 impl IntegerBlock256 for BlockIq4Xs {
+    const GROUP: usize = 32;
+
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {
         let bytes = &self.quants.as_chunks::<16>().0[index / 32];
@@ -109,6 +111,7 @@ impl IntegerBlock256 for BlockIq4Xs {
 /// by eight, which is exact.
 impl IntegerBlock256 for BlockIq1S {
     const UNIT: f32 = 0.125;
+    const GROUP: usize = 32;
 
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {

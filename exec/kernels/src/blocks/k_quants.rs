@@ -104,25 +104,6 @@ fn four_bits(quants: &[u8; 128], index: usize) -> u8 {
 
 scaled! { BlockQ2K minimum, BlockQ3K, BlockQ4K minimum, BlockQ5K minimum, BlockQ6K }
 
-impl BlockQ3K {
-    /// Returns the sixteen sub-block scales, less their offset of 32: -32 to 31.
-    #[inline(always)]
-    pub(crate) fn scales(&self) -> [i8; 16] {
-        // The low four bits of the first eight scales are in the low nibbles of `a` and `b`, those of the others in
-        // the high nibbles. The upper two bits of scale j are in byte j % 4 of `c`.
-        let (a, b, c) = (word(&self.packed, 0), word(&self.packed, 4), word(&self.packed, 8));
-        let mut scales = [0; 16];
-        for part in 0..4 {
-            let low = [a, b][part % 2] >> (4 * (part / 2)) & 0x0f0f_0f0f;
-            let all = low | (c >> (2 * part) & 0x0303_0303) << 4;
-            for (scale, byte) in scales[4 * part..4 * part + 4].iter_mut().zip(all.to_le_bytes()) {
-                *scale = byte as i8 - 32;
-            }
-        }
-        scales
-    }
-}
-
 impl IntegerBlock256 for BlockQ2K {
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {
@@ -148,7 +129,18 @@ impl IntegerBlock256 for BlockQ3K {
 
     #[inline(always)]
     fn scales(&self) -> [i8; 16] {
-        BlockQ3K::scales(self)
+        // The low four bits of the first eight scales are in the low nibbles of `a` and `b`, those of the others in
+        // the high nibbles. The upper two bits of scale j are in byte j % 4 of `c`.
+        let (a, b, c) = (word(&self.packed, 0), word(&self.packed, 4), word(&self.packed, 8));
+        let mut scales = [0; 16];
+        for part in 0..4 {
+            let low = [a, b][part % 2] >> (4 * (part / 2)) & 0x0f0f_0f0f;
+            let all = low | (c >> (2 * part) & 0x0303_0303) << 4;
+            for (scale, byte) in scales[4 * part..4 * part + 4].iter_mut().zip(all.to_le_bytes()) {
+                *scale = byte as i8 - 32;
+            }
+        }
+        scales
     }
 }
 
@@ -165,6 +157,8 @@ macro_rules! six_bit_minima {
         }
 
         impl IntegerBlock256 for $block {
+            const GROUP: usize = 32;
+
             #[inline(always)]
             fn quant(&self, $index: usize) -> i32 {
                 let $this = self;

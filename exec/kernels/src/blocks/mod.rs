@@ -76,10 +76,12 @@ pub(crate) trait IntegerBlock32: ScaledBlock {
 }
 
 /// A block of 256 weights: weight j is `UNIT * scale * scales[j / 16] * quant(j)`, less `minimum * minima[j / 16]` if
-/// the format has minima. In sub-blocks of 32, two scales and two minima are equal.
+/// the format has minima.
 pub(crate) trait IntegerBlock256: ScaledBlock {
     /// The factor of the scale, a power of two.
     const UNIT: f32 = 1.0;
+    /// Number of adjacent weights with one scale and minimum, 16 or 32. With 32, two groups of 16 have the same ones.
+    const GROUP: usize = 16;
 
     fn quant(&self, index: usize) -> i32;
 

@@ -4,11 +4,10 @@
 use std::arch::aarch64::*;
 
 use super::k_quants::{Unpack, widen_eight, widen_sixteen};
-use super::{half_bits, iq4_values, load, nibbles, two_of_eight};
-use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock};
+use super::{iq4_values, load, nibbles, two_of_eight};
+use crate::blocks::{BlockIq1S, BlockIq4Xs};
 
 impl Unpack for BlockIq4Xs {
-    const GROUP: usize = 32;
     const SMALL: bool = false;
 
     #[inline]
@@ -19,7 +18,7 @@ impl Unpack for BlockIq4Xs {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
+    unsafe fn wide_scales(&self) -> [i32; 16] {
         let mut scales = [0; 16];
         for (sub_block, scale) in scales[..8].iter_mut().enumerate() {
             *scale = self.sub_scale(sub_block);
@@ -30,8 +29,6 @@ impl Unpack for BlockIq4Xs {
 
 /// Unpacks weights in units of one eighth, so that they are integers.
 impl Unpack for BlockIq1S {
-    const GROUP: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
@@ -43,13 +40,7 @@ impl Unpack for BlockIq1S {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
+    unsafe fn wide_scales(&self) -> [i32; 16] {
         widen_eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        [0.125 * half_bits(self.scale_bits()), 0.0]
     }
 }

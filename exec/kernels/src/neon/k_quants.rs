@@ -6,17 +6,15 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::{ByteDot, load, load_both, load_half, load_unsigned, per_token, shifted};
+use super::{ByteDot, load, load_both, load_half, per_token, shifted};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, ScaledBlock, blocks};
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, blocks};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
 ///
 /// # Safety
 /// All methods require a processor with NEON.
-pub(crate) trait Unpack: ScaledBlock {
-    /// Number of adjacent weights with one scale, 16 or 32.
-    const GROUP: usize;
+pub(crate) trait Unpack: IntegerBlock256 {
     /// Whether all weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
     const SMALL: bool = true;
 
@@ -24,19 +22,18 @@ pub(crate) trait Unpack: ScaledBlock {
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
     /// Returns the integer scales, one for each [`Self::GROUP`] weights.
-    unsafe fn scales(&self) -> [i32; 16];
-
-    /// Returns the integer minima, by which the sums of 16 activations are multiplied.
-    unsafe fn minima(&self) -> [int16x8_t; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { [vdupq_n_s16(0); 2] }
-    }
-
-    /// Returns the f32 factors of the block: those of its integer scales and of its integer minima.
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn factors(&self) -> [f32; 2] {
-        two_halves(self.scale_and_minimum_bits())
+    unsafe fn wide_scales(&self) -> [i32; 16] {
+        widen_sixteen(load(&self.scales()))
+    }
+
+    /// Returns the integer minima, by which the sums of 16 activations are multiplied.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
+        let minima = load(&self.minima());
+        [vmovl_s8(vget_low_s8(minima)), vmovl_high_s8(minima)]
     }
 }
 
@@ -57,8 +54,8 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
     let mut dots = [0.0f32; T];
     for (at, block) in row.iter().enumerate() {
         // SAFETY: the caller's promise.
-        let (block_scales, minima, [scale, minimum]) =
-            unsafe { (block.scales(), block.minima(), block.factors()) };
+        let (block_scales, minima) = unsafe { (block.wide_scales(), block.wide_minima()) };
+        let [scale, minimum] = two_halves(block.scale_and_minimum_bits());
         let activations: [&[[i8; 32]]; T] = per_token(&quants, |quants| quants[at].as_chunks().0);
         let mut totals = [vdupq_n_s32(0); T];
         for group in 0..8 {
@@ -72,7 +69,7 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
         }
         for t in 0..T {
             let token_scale = scales[t][at];
-            dots[t] = (scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
+            dots[t] = (B::UNIT * scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
             if B::MINIMUM {
                 let subtracted = vaddvq_s32(products_of_sums(minima, &sums[t][at]));
                 dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
@@ -182,49 +179,24 @@ fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t
 }
 
 impl Unpack for BlockQ2K {
-    const GROUP: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let bytes = &self.quants.as_chunks().0[group / 4];
         bits(bytes, -2 * (group as i32 % 4), 3).map(|numbers| vreinterpretq_s8_u8(numbers))
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
-        widen_sixteen(vreinterpretq_s8_u8(vandq_u8(load_unsigned(&self.packed), vdupq_n_u8(15))))
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn minima(&self) -> [int16x8_t; 2] {
-        let minima = vreinterpretq_s8_u8(vshrq_n_u8::<4>(load_unsigned(&self.packed)));
-        [vmovl_s8(vget_low_s8(minima)), vmovl_high_s8(minima)]
-    }
 }
 
 impl Unpack for BlockQ3K {
-    const GROUP: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let low = bits(&self.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
         joined(low, bits(&self.high_bits, 2 - group as i32, 4), 4)
     }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
-        widen_sixteen(load(&BlockQ3K::scales(self)))
-    }
 }
 
 impl Unpack for BlockQ4K {
-    const GROUP: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
@@ -234,20 +206,18 @@ impl Unpack for BlockQ4K {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
+    unsafe fn wide_scales(&self) -> [i32; 16] {
         widen_eight(self.scales_and_minima().0)
     }
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn minima(&self) -> [int16x8_t; 2] {
+    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
         twice(self.scales_and_minima().1)
     }
 }
 
 impl Unpack for BlockQ5K {
-    const GROUP: usize = 32;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
@@ -257,20 +227,18 @@ impl Unpack for BlockQ5K {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
+    unsafe fn wide_scales(&self) -> [i32; 16] {
         widen_eight(self.scales_and_minima().0)
     }
 
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn minima(&self) -> [int16x8_t; 2] {
+    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
         twice(self.scales_and_minima().1)
     }
 }
 
 impl Unpack for BlockQ6K {
-    const GROUP: usize = 16;
-
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
@@ -278,11 +246,5 @@ impl Unpack for BlockQ6K {
         let low = bits(&self.low_bits.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
         let high = bits(&self.high_bits.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
         joined(low, high, 32)
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn scales(&self) -> [i32; 16] {
-        widen_sixteen(load(&self.scales))
     }
 }

@@ -8,8 +8,6 @@
 //! `sdot` and `smmla` are inline assembly, because their intrinsics are not stable. The assembly enables its
 //! extension itself, so that the rest of a kernel is one generic function for all processors.
 //!
-//! This file has the loads and sums that all formats share; the formats are in one file for each family.
-//!
 //! Not here: loops over rows. That is [`super::matmul`].
 
 mod blocks32;

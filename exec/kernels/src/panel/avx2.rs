@@ -19,8 +19,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
-use crate::activations::QuantisedRow;
+use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
 
@@ -36,35 +35,25 @@ pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
 struct Avx2;
 
 impl PanelKernel for Avx2 {
-    pack! { "avx2,fma,f16c" }
+    pack! { "avx2,fma,f16c", interleave }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn multiply256<B: Block256, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
+    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
         match lines_in_16_bits(B::MAX_QUANT, B::GROUP / 4) {
-            8 => multiply256::<B, 8, T>(panel, blocks, input, sums),
-            4 => multiply256::<B, 4, T>(panel, blocks, input, sums),
-            2 => multiply256::<B, 2, T>(panel, blocks, input, sums),
-            _ => multiply256::<B, SIGNED, T>(panel, blocks, input, sums),
+            8 => multiply256::<B, 8, T>(tile, sums),
+            4 => multiply256::<B, 4, T>(tile, sums),
+            2 => multiply256::<B, 2, T>(tile, sums),
+            _ => multiply256::<B, SIGNED, T>(tile, sums),
         }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn multiply32<B: Block32, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
+    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
         match lines_in_16_bits(B::MAX_QUANT, 8) {
-            8 => multiply32::<B, 8, T>(panel, blocks, input, sums),
-            4 => multiply32::<B, 4, T>(panel, blocks, input, sums),
-            2 => multiply32::<B, 2, T>(panel, blocks, input, sums),
-            _ => multiply32::<B, SIGNED, T>(panel, blocks, input, sums),
+            8 => multiply32::<B, 8, T>(tile, sums),
+            4 => multiply32::<B, 4, T>(tile, sums),
+            2 => multiply32::<B, 2, T>(tile, sums),
+            _ => multiply32::<B, SIGNED, T>(tile, sums),
         }
     }
 }
@@ -118,14 +107,10 @@ fn broadcast<N: Pod>(values: &N) -> __m256i {
 /// Interleaves the unpacked quants, four columns per line.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn interleave(
-    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
-    from_codebook: bool,
-    columns: usize,
-    lines: &mut [Line; MAX_COLUMNS / 4],
-) {
+fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
+    let Panel { unpacked, quants, .. } = panel;
     let codebook = _mm256_broadcastsi128_si256(load_half(&CODEBOOK));
-    for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
+    for (at, lines) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
             for (row, bytes) in rows.iter_mut().zip(eight) {
@@ -286,19 +271,15 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
 /// Implements [`PanelKernel::multiply256`], summing the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
-    panel: &Panel,
-    blocks: Range<usize>,
-    input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
-) {
+fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    let Tile { panel, blocks, input } = tile;
     let mut activations = [input[0].quants.as_chunks::<4>().0.as_chunks::<8>().0.as_chunks::<8>().0; T];
     let mut sums_of = [input[0].sums.as_chunks::<2>().0.as_chunks::<8>().0; T];
     for t in 0..T {
         activations[t] = input[t].quants.as_chunks::<4>().0.as_chunks::<8>().0.as_chunks::<8>().0;
         sums_of[t] = input[t].sums.as_chunks::<2>().0.as_chunks::<8>().0;
     }
-    for (at, block) in blocks.enumerate() {
+    for (at, block) in blocks.clone().enumerate() {
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
         let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
         let values = array::from_fn(|t| &activations[t][block]);
@@ -334,14 +315,10 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(
 /// Implements [`PanelKernel::multiply32`], summing the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply32<B: Block32, const FOURS: usize, const T: usize>(
-    panel: &Panel,
-    blocks: Range<usize>,
-    input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
-) {
+fn multiply32<B: Block32, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    let Tile { panel, blocks, input } = tile;
     let ones = [_mm256_set1_epi16(1); 2];
-    for (at, block) in blocks.enumerate() {
+    for (at, block) in blocks.clone().enumerate() {
         let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
         let mut totals = [[_mm256_setzero_si256(); 2]; T];
         for (part, lines) in quants.as_chunks::<FOURS>().0.iter().enumerate() {

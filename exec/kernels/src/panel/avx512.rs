@@ -14,8 +14,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply, pack};
-use crate::activations::QuantisedRow;
+use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
 use crate::avx2;
 use crate::matmul::MatmulTask;
 
@@ -31,17 +30,13 @@ pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
 struct Avx512;
 
 impl PanelKernel for Avx512 {
-    pack! { "avx512f,avx512bw,avx512vl,avx512vnni,f16c" }
+    pack! { "avx512f,avx512bw,avx512vl,avx512vnni,f16c", interleave }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn multiply256<B: Block256, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
+    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+        let Tile { panel, blocks, input } = tile;
         let mut floats = load_floats(sums);
-        for (at, block) in blocks.enumerate() {
+        for (at, block) in blocks.clone().enumerate() {
             let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
             let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
             let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
@@ -72,14 +67,10 @@ impl PanelKernel for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn multiply32<B: Block32, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
+    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+        let Tile { panel, blocks, input } = tile;
         let mut floats = load_floats(sums);
-        for (at, block) in blocks.enumerate() {
+        for (at, block) in blocks.clone().enumerate() {
             let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
             let mut activations = [input[0].quants.as_chunks::<4>().0; T];
             for t in 0..T {
@@ -126,7 +117,7 @@ fn load(line: &Line) -> __m512i {
 /// Loads the partial sums of sixteen rows for each of T tokens.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_floats<const T: usize>(sums: &[[f32; ROWS]; T]) -> [__m512; T] {
+fn load_floats<const T: usize>(sums: &Sums<T>) -> [__m512; T] {
     let mut floats = [_mm512_setzero_ps(); T];
     for t in 0..T {
         // SAFETY: a load of the sixteen floats that the reference covers.
@@ -137,7 +128,7 @@ fn load_floats<const T: usize>(sums: &[[f32; ROWS]; T]) -> [__m512; T] {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T]) {
+fn store_floats<const T: usize>(sums: &mut Sums<T>, floats: &[__m512; T]) {
     for t in 0..T {
         // SAFETY: a store of the sixteen floats that the reference covers.
         unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
@@ -154,16 +145,12 @@ fn broadcast<N: Pod>(values: &N) -> __m512i {
 /// Interleaves the unpacked quants, four columns per line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave(
-    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
-    from_codebook: bool,
-    columns: usize,
-    lines: &mut [Line; MAX_COLUMNS / 4],
-) {
+fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
+    let Panel { unpacked, quants, .. } = panel;
     let codebook = _mm512_broadcast_i32x4(avx2::load_half(&CODEBOOK));
-    for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
+    for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); ROWS];
-        for (row, bytes) in rows.iter_mut().zip(unpacked) {
+        for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
             let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
             // SAFETY: a load of the 64 bytes that the reference covers.
             *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, MAX_COLUMNS, Panel, PanelKernel, ROWS, multiply};
+use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
 use crate::neon::{BaseNeon, Dotprod, load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
@@ -208,33 +208,12 @@ fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
 }
 
 impl<L: ByteMatmul> PanelKernel for Neon<L> {
-    #[target_feature(enable = "neon")]
-    unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack256(rows, blocks);
-        let codebook = B::FROM_CODEBOOK;
-        interleave::<L>(&panel.unpacked, codebook, B::OFFSET as u8, count * 256, &mut panel.quants);
-        for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
-            interleave_scales(unpacked, lines);
-        }
-    }
+    pack! { "neon", interleave::<L>, B::OFFSET as u8 }
 
     #[target_feature(enable = "neon")]
-    unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack32(rows, blocks);
-        let codebook = B::FROM_CODEBOOK;
-        interleave::<L>(&panel.unpacked, codebook, B::OFFSET as u8, count * 32, &mut panel.quants);
-    }
-
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply256<B: Block256, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
-        for (at, block) in blocks.enumerate() {
+    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+        let Tile { panel, blocks, input } = tile;
+        for (at, block) in blocks.clone().enumerate() {
             let input = array::from_fn(|t| of_block(&input[t], block));
             for rows in 0..ROWS / 4 {
                 // SAFETY: the caller's promise.
@@ -244,13 +223,9 @@ impl<L: ByteMatmul> PanelKernel for Neon<L> {
     }
 
     #[target_feature(enable = "neon")]
-    unsafe fn multiply32<B: Block32, const T: usize>(
-        panel: &Panel,
-        blocks: Range<usize>,
-        input: &[QuantisedRow<'_>; T],
-        sums: &mut [[f32; ROWS]; T],
-    ) {
-        for (at, block) in blocks.enumerate() {
+    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+        let Tile { panel, blocks, input } = tile;
+        for (at, block) in blocks.clone().enumerate() {
             for rows in 0..ROWS / 4 {
                 // SAFETY: the caller's promise.
                 unsafe { block32::<L, B, T>(panel, at, rows, block, input, sums) };
@@ -307,7 +282,7 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
     at: usize,
     rows: usize,
     input: &[OfBlock<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
+    sums: &mut Sums<T>,
 ) {
     let quants: &[[Line; 8]; 8] = &panel.quants.as_chunks().0.as_chunks().0[at];
     let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
@@ -357,7 +332,7 @@ unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
     rows: usize,
     block: usize,
     input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]; T],
+    sums: &mut Sums<T>,
 ) {
     let quants: &[[Line; 4]; 2] = &panel.quants.as_chunks().0.as_chunks().0[at];
     let small = const { is_small(B::MAX_QUANT, B::OFFSET) };
@@ -400,14 +375,9 @@ fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_
 /// `L::ROWS_OF_EIGHT`, two lines hold eight columns of each row.
 #[inline]
 #[target_feature(enable = "neon")]
-fn interleave<L: ByteMatmul>(
-    unpacked: &[[u8; MAX_COLUMNS]; ROWS],
-    from_codebook: bool,
-    offset: u8,
-    columns: usize,
-    lines: &mut [Line; MAX_COLUMNS / 4],
-) {
-    for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
+fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: usize, offset: u8) {
+    let Panel { unpacked, quants, .. } = panel;
+    for (at, lines) in quants.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let signed = rows.each_ref().map(|row| {
                 let mut numbers = load_unsigned(&row.as_chunks().0[at]);

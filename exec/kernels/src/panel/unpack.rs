@@ -21,8 +21,6 @@ pub(super) trait Block256: IntegerBlock256 {
     const MAX_QUANT: i32;
     /// Whether quants are unpacked to indices of [`CODEBOOK`].
     const FROM_CODEBOOK: bool = false;
-    /// Number of adjacent weights with one scale and minimum, 16 or 32. With 32, two groups of 16 have the same ones.
-    const GROUP: usize = 16;
 
     /// Writes the unpacked quants.
     fn unpack(&self, quants: &mut [u8; 256]);
@@ -105,7 +103,6 @@ impl Block256 for BlockQ3K {
 
 impl Block256 for BlockQ4K {
     const MAX_QUANT: i32 = 15;
-    const GROUP: usize = 32;
 
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 256]) {
@@ -115,7 +112,6 @@ impl Block256 for BlockQ4K {
 
 impl Block256 for BlockQ5K {
     const MAX_QUANT: i32 = 31;
-    const GROUP: usize = 32;
 
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 256]) {
@@ -147,7 +143,6 @@ impl Block256 for BlockQ6K {
 impl Block256 for BlockIq1S {
     const OFFSET: i32 = 9;
     const MAX_QUANT: i32 = 18;
-    const GROUP: usize = 32;
 
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 256]) {
@@ -174,7 +169,6 @@ impl Block256 for BlockIq4Xs {
     const OFFSET: i32 = 128;
     const MAX_QUANT: i32 = 241;
     const FROM_CODEBOOK: bool = true;
-    const GROUP: usize = 32;
 
     #[inline(always)]
     fn unpack(&self, quants: &mut [u8; 256]) {

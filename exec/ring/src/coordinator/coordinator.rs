@@ -24,9 +24,11 @@ use super::listener::{HeadListener, address_for_worker};
 use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
 use super::worker_connection::{HeadEvent, address};
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft};
-use crate::wire::{BrokenLink, DataEvent, Frame, Message, PeerAddress, Transport};
+use crate::wire::{
+    BrokenLink, DataConnector, DataEvent, EpochConfig, Frame, Message, PeerAddress, Transport,
+};
 use hearth_runtime::backend_factory::UploadProgress;
 use hearth_runtime::clock::wall_nanos;
 
@@ -57,14 +59,15 @@ impl<T: Transport> Coordinator<T> {
         options: RingOptions,
         (inbox, events): (mpsc::UnboundedSender<HeadEvent>, mpsc::UnboundedReceiver<HeadEvent>),
         session: u64,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self> {
         model.check(&plan)?;
         check_draft(&plan, &model, options.draft.as_deref())?;
         let mut connections = WorkerConnections::new(transport, session, inbox);
         for device in plan.devices.iter().skip(1) {
             connections.open(&plan, device).await?;
         }
-        let (head, local_ips) = (&plan.devices[0], connections.local_ips());
+        let local_ips: Vec<_> = connections.workers.values().map(|worker| worker.local_ip).collect();
+        let head = &plan.devices[0];
         let planned = head.address.as_deref();
         let listener =
             HeadListener::start(&connections.transport, planned, &local_ips, model.clone()).await?;
@@ -90,12 +93,12 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Returns the runner of the head's own layers. Fails if it has stopped.
-    pub(super) fn runner(&mut self) -> Result<&mut StageRunner, RingError> {
+    pub(super) fn runner(&mut self) -> Result<&mut StageRunner> {
         self.runner.as_mut().ok_or_else(|| protocol_error("the head", "its stage has stopped"))
     }
 
     /// Prepares the ring for a request: reconnects lost devices, and makes all devices discard the previous request.
-    pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<(), RingError> {
+    pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<()> {
         while let Ok(event) = self.events.try_recv() {
             // Passes of the previous request do not count.
             if !matches!(event, HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_))) {
@@ -125,7 +128,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Executes recovery steps, and the steps that follow from them, until passes may begin.
-    pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<(), RingError> {
+    pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<()> {
         self.reconfiguration.extend_ready_deadline();
         loop {
             let mut queue = VecDeque::from(steps);
@@ -150,7 +153,7 @@ impl<T: Transport> Coordinator<T> {
         }
     }
 
-    async fn perform(&mut self, step: Step) -> Result<Vec<Step>, RingError> {
+    async fn perform(&mut self, step: Step) -> Result<Vec<Step>> {
         match step {
             Step::Plan => {
                 let event = self.reconfiguration.find_plan(&self.model);
@@ -182,12 +185,12 @@ impl<T: Transport> Coordinator<T> {
         self.react(Event::Ready { device, epoch })
     }
 
-    async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
+    async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>> {
         self.listener.open(self.connections.session, epoch, self.connections.data_sink());
         let plan = self.plan().clone();
         self.log.begin_epoch(epoch, &plan);
         for device in plan.devices.iter().skip(1) {
-            if self.connections.get(&device.name).is_none()
+            if !self.connections.workers.contains_key(&device.name)
                 && let Err(error) =
                     self.connections.open(self.reconfiguration.recovery.first_plan(), device).await
             {
@@ -198,29 +201,29 @@ impl<T: Transport> Coordinator<T> {
         Ok(vec![])
     }
 
-    async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
+    async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>> {
         let plan = self.plan().clone();
         let first_pass = self.reconfiguration.first_pass;
         for (device_index, device) in (0u16..).zip(&plan.devices).skip(1) {
-            let Some(worker) = self.connections.get(&device.name) else { continue };
+            let Some(worker) = self.connections.workers.get(&device.name) else { continue };
             let head = address_for_worker(&self.listener.address, worker.local_ip);
             let mut receivers = Vec::new();
             for to in Schedule::new(plan.clone(), usize::from(device_index)).receivers() {
                 let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
                 receivers.push(PeerAddress { device_index: to as u16, address });
             }
-            let message = Message::Configure { epoch, device_index, first_pass, head, receivers };
-            worker.send(Frame { message, payload: plan.to_yaml().into_bytes() });
+            let config = EpochConfig { epoch, device_index, first_pass, head, receivers };
+            worker.send(Frame { message: Message::Configure(config), payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
             Ok(outbox) => outbox,
             Err(broken) => return Ok(self.report_own_broken_link(broken)),
         };
         // No other device waits for the head's upload, so its progress is not reported.
-        let upload = UploadProgress::default();
+        let upload = &UploadProgress::default();
         self.runner = Some(match self.runner.take() {
-            Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, &upload)?,
-            None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, &upload)?
+            Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, upload)?,
+            None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, upload)?
                 .with_draft(self.options.draft.as_deref())?,
         });
         // Messages that arrived while the head loaded its own layers have not been read yet.
@@ -230,7 +233,8 @@ impl<T: Transport> Coordinator<T> {
 
     async fn connect_neighbours(&mut self, plan: &Arc<Plan>, epoch: u32) -> Result<Outbox, BrokenLink> {
         let sink = self.connections.data_sink();
-        let connector = self.connections.data_connector(epoch, &sink);
+        let WorkerConnections { transport, session, .. } = &self.connections;
+        let connector = DataConnector { transport, session: *session, epoch, device_index: 0, sink: &sink };
         let mut outbox = Outbox::new();
         for to in Schedule::new(plan.clone(), 0).receivers() {
             let device = &plan.devices[to];
@@ -266,7 +270,7 @@ impl<T: Transport> Coordinator<T> {
     fn record(&mut self, step: &Step) -> bool {
         match step {
             Step::RecordLoss { device, since, reason } => {
-                self.connections.remove(device);
+                self.connections.workers.remove(device);
                 self.log.record_loss(device, *since, reason.clone());
             }
             Step::Replanned { missing } => {
@@ -282,7 +286,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Passes an event of the head to the recovery reducer. Returns the steps to execute.
-    pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>, RingError> {
+    pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>> {
         match event {
             // No pass has started yet.
             HeadEvent::Data(DataEvent::Activations(_)) => Ok(vec![]),
@@ -304,13 +308,11 @@ impl<T: Transport> Coordinator<T> {
         }
     }
 
-    fn handle_message(&mut self, device: String, message: Message) -> Result<Vec<Step>, RingError> {
+    fn handle_message(&mut self, device: String, message: Message) -> Result<Vec<Step>> {
         match message {
             Message::Prepared { epoch } => Ok(self.react(Event::Prepared { device, epoch })),
             Message::Ready { epoch } => Ok(self.react(Event::Ready { device, epoch })),
-            Message::LinkBroken { epoch, peer, reason } => {
-                Ok(self.report_broken_link(&device, BrokenLink { epoch, peer, reason }))
-            }
+            Message::LinkBroken(broken) => Ok(self.report_broken_link(&device, broken)),
             Message::Fetching { done, total } => {
                 // Many gigabytes may take longer than the deadline.
                 self.reconfiguration.extend_ready_deadline();
@@ -333,15 +335,15 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Handles the loss of a worker. Closes its connection, so that the worker can serve a head when it is back.
-    pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>, RingError> {
-        self.connections.remove(name);
+    pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
+        self.connections.workers.remove(name);
         if !self.reconfiguration.recovery.has_begun() {
             return Err(error);
         }
         Ok(self.react(Event::DeviceLost { device: name.into(), since, reason: error.to_string() }))
     }
 
-    fn lose_devices_that_are_not_ready(&mut self) -> Result<Vec<Step>, RingError> {
+    fn lose_devices_that_are_not_ready(&mut self) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         for name in self.reconfiguration.recovery.awaited_devices().clone() {
             let error = RingError::Deadline {

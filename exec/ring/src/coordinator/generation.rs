@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout_at};
 use super::coordinator::Coordinator;
 use super::pipeline::{PassPipeline, Progress, SequenceTokens, event_or_timeout, parse_trace_lines};
 use super::request::{GenerationRequest, SequenceRequest};
-use super::worker_connection::HeadEvent;
-use crate::error::RingError;
+use super::worker_connection::{HeadEvent, WorkerConnection};
+use crate::error::{Result, RingError};
 use crate::execution::{Samplers, StageRunner, TraceLines};
 use crate::wire::{Frame, Message, Transport};
 use hearth_runtime::clock::wall_nanos;
@@ -94,7 +94,7 @@ async fn run<T: Transport>(
     pipeline: &mut PassPipeline,
     coordinator: &mut Coordinator<T>,
     on_token: &mut impl FnMut(u32, u32),
-) -> Result<(), RingError> {
+) -> Result<()> {
     loop {
         let progress = match pipeline.advance(coordinator).await? {
             Progress::Idle if pipeline.generation.is_over() => return Ok(()),
@@ -151,7 +151,8 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
         coordinator.log.record_loss(&name, wall_nanos(), "it did not send its trace in time".into());
     }
     for (name, lines) in collected {
-        let offset = coordinator.connections.clock_offset(&name);
+        let worker = coordinator.connections.workers.get(&name);
+        let offset = worker.map_or(0, WorkerConnection::clock_offset);
         coordinator.log.add_lines(&name, lines, offset);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, protocol_error};
 use crate::execution::LocalModel;
 use crate::wire::{
     ByteStream, FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline,
@@ -14,7 +14,7 @@ use hearth_runtime::fetched::{CHUNK_BYTES, hash};
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Serves chunks of a model to a worker, until the worker closes the connection.
-pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Result<(), RingError> {
+pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Result<()> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
         let read = Frame::read(&mut stream, 0);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::layer_server;
-use crate::error::RingError;
+use crate::error::Result;
 use crate::execution::LocalModel;
 use crate::wire::{
     ByteStream, DataSink, Listener, OpenEpoch, PendingConnection, PendingConnections, Purpose,
@@ -34,7 +34,7 @@ impl HeadListener {
         planned: Option<&str>,
         local_ips: &[Option<IpAddr>],
         model: Arc<LocalModel>,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self> {
         let listener = bind(transport, &listen_address(planned, transport.is_encrypted(), local_ips)).await?;
         let (address, open_epoch) = (listener.address(), SharedOpenEpoch::default());
         let task = tokio::spawn(accept(listener, open_epoch.clone(), model));

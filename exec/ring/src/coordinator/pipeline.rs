@@ -18,7 +18,7 @@ use tokio::time::error::Elapsed;
 
 use super::coordinator::Coordinator;
 use super::worker_connection::HeadEvent;
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
 use crate::wire::{DataEvent, Message, Transport};
 
@@ -88,7 +88,7 @@ impl PassPipeline {
     pub(super) async fn advance<T: Transport>(
         &mut self,
         coordinator: &mut Coordinator<T>,
-    ) -> Result<Progress, RingError> {
+    ) -> Result<Progress> {
         // Events come first, so that they do not wait for a computing step.
         if let Ok(event) = coordinator.events.try_recv() {
             return self.handle(event, coordinator).await;
@@ -108,7 +108,7 @@ impl PassPipeline {
         &mut self,
         event: HeadEvent,
         coordinator: &mut Coordinator<T>,
-    ) -> Result<Progress, RingError> {
+    ) -> Result<Progress> {
         if let HeadEvent::Data(DataEvent::Activations(received)) = &event {
             let output = coordinator.runner()?.receive(received)?;
             return self.finish_pass(output, coordinator);
@@ -140,7 +140,7 @@ impl PassPipeline {
         &mut self,
         output: Option<PassOutput>,
         coordinator: &mut Coordinator<T>,
-    ) -> Result<Progress, RingError> {
+    ) -> Result<Progress> {
         let Some(PassOutput { pass, tokens }) = output else { return Ok(Progress::Work) };
         self.in_flight.remove(&pass.index);
         self.last_pass_end = Some(Instant::now());

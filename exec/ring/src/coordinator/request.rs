@@ -6,7 +6,7 @@ use hearth_core::schedule::Generation;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
 
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::execution::SampleFn;
 
 /// One sequence of a request.
@@ -50,7 +50,7 @@ impl GenerationRequest {
     }
 
     /// Returns the generator of the request's passes. Fails if the plan cannot run the request.
-    pub fn generation(&self, plan: &Plan) -> Result<Generation, RingError> {
+    pub fn generation(&self, plan: &Plan) -> Result<Generation> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
         let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {

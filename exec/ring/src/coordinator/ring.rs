@@ -11,7 +11,7 @@ use super::options::RingOptions;
 use super::request::GenerationRequest;
 use super::scheduler::{Request, ServeOptions, serve};
 use super::worker_connection::HeadEvent;
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::execution::{ComputeMode, LocalModel};
 use crate::wire::Transport;
 
@@ -41,7 +41,7 @@ impl<T: Transport> Ring<T> {
         plan: Plan,
         model: Arc<LocalModel>,
         options: RingOptions,
-    ) -> Result<Ring<T>, RingError> {
+    ) -> Result<Ring<T>> {
         let (inbox, events) = mpsc::unbounded_channel();
         let (compute_mode, cancel_handle) = (options.compute_mode, CancelHandle(inbox.clone()));
         // Workers use the session number only to distinguish the data connections of different heads.
@@ -75,7 +75,7 @@ impl<T: Transport> Ring<T> {
         &mut self,
         options: ServeOptions,
         mut request_rx: mpsc::UnboundedReceiver<Request>,
-    ) -> (mpsc::UnboundedReceiver<Request>, Result<(), RingError>) {
+    ) -> (mpsc::UnboundedReceiver<Request>, Result<()>) {
         let mut coordinator = match self.take_coordinator() {
             Ok(coordinator) => coordinator,
             Err(error) => return (request_rx, Err(error)),
@@ -94,7 +94,7 @@ impl<T: Transport> Ring<T> {
         }
     }
 
-    fn take_coordinator(&mut self) -> Result<Box<Coordinator<T>>, RingError> {
+    fn take_coordinator(&mut self) -> Result<Box<Coordinator<T>>> {
         self.coordinator
             .take()
             .ok_or_else(|| RingError::plan("a request whose future was dropped is still running"))
@@ -108,7 +108,9 @@ impl<T: Transport> Ring<T> {
     /// Says goodbye to the workers, which then wait for the next head.
     pub async fn close(mut self) {
         if let Some(coordinator) = &mut self.coordinator {
-            coordinator.connections.close().await;
+            for worker in coordinator.connections.workers.values_mut() {
+                worker.close().await;
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::coordinator::Coordinator;
 use super::pipeline::{MAX_WAIT, PassPipeline, Progress, SequenceTokens, event_or_timeout};
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{SampleFn, Samplers, TraceLines};
 use crate::wire::{Message, Transport};
 
@@ -81,20 +81,70 @@ impl ServeOptions {
 }
 
 /// The slots of a ring, their active requests, and the queue of requests that wait for a slot.
-struct RequestTable {
+struct Scheduler<'a, T: Transport> {
+    coordinator: &'a mut Coordinator<T>,
+    options: ServeOptions,
     pipeline: PassPipeline,
     active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
     /// The number of the last request in each slot, counted from 1; 0 before the first.
     last_used: Vec<u64>,
     queue: VecDeque<Request>,
     request_count: u64,
+    /// Whether more requests can arrive.
     is_open: bool,
+    rejoin_at: Instant,
+    reported_at: Instant,
 }
 
-impl RequestTable {
-    fn new(pipeline: PassPipeline, slots: usize) -> Self {
-        let (active, last_used) = (vec![None; slots], vec![0; slots]);
-        Self { pipeline, active, last_used, queue: VecDeque::new(), request_count: 0, is_open: true }
+/// Serves requests until no more can arrive. If the ring fails, all requests receive the error.
+pub(super) async fn serve<T: Transport>(
+    coordinator: &mut Coordinator<T>,
+    options: ServeOptions,
+    request_rx: &mut mpsc::UnboundedReceiver<Request>,
+) -> Result<()> {
+    let slots = coordinator.plan().sequences;
+    let now = Instant::now();
+    let started = coordinator.start_request(options.no_samplers()).await;
+    let mut scheduler = Scheduler {
+        coordinator,
+        pipeline: options.empty_pipeline(slots),
+        options,
+        active: vec![None; slots as usize],
+        last_used: vec![0; slots as usize],
+        queue: VecDeque::new(),
+        request_count: 0,
+        is_open: true,
+        rejoin_at: now,
+        reported_at: now,
+    };
+    let ended = match started {
+        Ok(()) => scheduler.run(request_rx).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &ended {
+        scheduler.enqueue_new(request_rx);
+        scheduler.fail_all(error);
+    }
+    ended
+}
+
+impl<T: Transport> Scheduler<'_, T> {
+    async fn run(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<()> {
+        loop {
+            self.enqueue_new(request_rx);
+            self.cancel_abandoned();
+            self.rejoin_lost_devices().await?;
+            self.admit_queued()?;
+            let progress = match self.pipeline.advance(self.coordinator).await? {
+                Progress::Idle if !self.is_open && self.pipeline.generation.is_over() => return Ok(()),
+                Progress::Idle => self.wait(request_rx).await?,
+                progress => progress,
+            };
+            if let Progress::Tokens(slot, tokens) = progress {
+                self.send_tokens(slot, tokens);
+            }
+            self.report()?;
+        }
     }
 
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
@@ -157,64 +207,11 @@ impl RequestTable {
             let _ = response_tx.send(ResponseEvent::Failed(error.to_string()));
         }
     }
-}
 
-/// Serves requests until no more can arrive. If the ring fails, all requests receive the error.
-pub(super) async fn serve<T: Transport>(
-    coordinator: &mut Coordinator<T>,
-    options: ServeOptions,
-    request_rx: &mut mpsc::UnboundedReceiver<Request>,
-) -> Result<(), RingError> {
-    let slots = coordinator.plan().sequences;
-    let table = RequestTable::new(options.empty_pipeline(slots), slots as usize);
-    let now = Instant::now();
-    let started = coordinator.start_request(options.no_samplers()).await;
-    let mut scheduler = Scheduler { coordinator, options, table, rejoin_at: now, reported_at: now };
-    let ended = match started {
-        Ok(()) => scheduler.run(request_rx).await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = &ended {
-        scheduler.table.enqueue_new(request_rx);
-        scheduler.table.fail_all(error);
-    }
-    ended
-}
-
-struct Scheduler<'a, T: Transport> {
-    coordinator: &'a mut Coordinator<T>,
-    options: ServeOptions,
-    table: RequestTable,
-    rejoin_at: Instant,
-    reported_at: Instant,
-}
-
-impl<T: Transport> Scheduler<'_, T> {
-    async fn run(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<(), RingError> {
-        loop {
-            self.table.enqueue_new(request_rx);
-            self.table.cancel_abandoned();
-            self.rejoin_lost_devices().await?;
-            self.admit_queued()?;
-            let progress = match self.table.pipeline.advance(self.coordinator).await? {
-                Progress::Idle if !self.table.is_open && self.table.pipeline.generation.is_over() => {
-                    return Ok(());
-                }
-                Progress::Idle => self.wait(request_rx).await?,
-                progress => progress,
-            };
-            if let Progress::Tokens(slot, tokens) = progress {
-                self.table.send_tokens(slot, tokens);
-            }
-            self.report()?;
-        }
-    }
-
-    fn admit_queued(&mut self) -> Result<(), RingError> {
-        let table = &mut self.table;
-        while let Some(request) = table.queue.front() {
-            let Some((slot, common)) = table.slot_for(&request.prompt) else { return Ok(()) };
-            let Some(request) = table.queue.pop_front() else { return Ok(()) };
+    fn admit_queued(&mut self) -> Result<()> {
+        while let Some(request) = self.queue.front() {
+            let Some((slot, common)) = self.slot_for(&request.prompt) else { return Ok(()) };
+            let Some(request) = self.queue.pop_front() else { return Ok(()) };
             let Request { prompt, max_new_tokens, sampler, response_tx } = request;
             let tokens = prompt.len() as u64 + u64::from(max_new_tokens);
             let context = self.coordinator.plan().context;
@@ -226,58 +223,54 @@ impl<T: Transport> Scheduler<'_, T> {
                 continue;
             }
             let entered =
-                table.pipeline.generation.enter_request(slot, prompt.len() as u32, common, max_new_tokens);
+                self.pipeline.generation.enter_request(slot, prompt.len() as u32, common, max_new_tokens);
             let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
             self.coordinator.runner()?.set_sampler(slot, sampler);
-            table.request_count += 1;
-            table.last_used[slot as usize] = table.request_count;
-            table.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
+            self.request_count += 1;
+            self.last_used[slot as usize] = self.request_count;
+            self.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
             let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
-            table.active[slot as usize] = Some(response_tx);
+            self.active[slot as usize] = Some(response_tx);
         }
         Ok(())
     }
 
-    async fn wait(
-        &mut self,
-        request_rx: &mut mpsc::UnboundedReceiver<Request>,
-    ) -> Result<Progress, RingError> {
-        let Self { coordinator, table, .. } = self;
-        let limit = coordinator.options.pass_deadline;
-        let deadline = if table.pipeline.is_empty() {
+    async fn wait(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<Progress> {
+        let limit = self.coordinator.options.pass_deadline;
+        let deadline = if self.pipeline.is_empty() {
             // No pass is in flight.
             Instant::now() + MAX_WAIT
         } else {
-            table.pipeline.next_deadline(limit, coordinator.plan().rounds)
+            self.pipeline.next_deadline(limit, self.coordinator.plan().rounds)
         };
         tokio::select! {
-            event = timeout_at(deadline, coordinator.events.recv()) => {
-                table.pipeline.handle(event_or_timeout(event, limit), coordinator).await
+            event = timeout_at(deadline, self.coordinator.events.recv()) => {
+                self.pipeline.handle(event_or_timeout(event, limit), self.coordinator).await
             }
-            request = request_rx.recv(), if table.is_open => {
-                table.is_open = request.is_some();
-                table.queue.extend(request);
+            request = request_rx.recv(), if self.is_open => {
+                self.is_open = request.is_some();
+                self.queue.extend(request);
                 Ok(Progress::Work)
             }
         }
     }
 
     /// Reconnects lost devices before a request starts on an idle ring. The caches of the new ring are empty.
-    async fn rejoin_lost_devices(&mut self) -> Result<(), RingError> {
-        let pipeline = &self.table.pipeline;
+    async fn rejoin_lost_devices(&mut self) -> Result<()> {
+        let pipeline = &self.pipeline;
         let is_idle = pipeline.generation.is_over() && pipeline.is_empty();
-        let is_due = Instant::now() >= self.rejoin_at && !self.table.queue.is_empty();
+        let is_due = Instant::now() >= self.rejoin_at && !self.queue.is_empty();
         if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
-        self.table.pipeline = self.options.empty_pipeline(self.coordinator.plan().sequences);
+        self.pipeline = self.options.empty_pipeline(self.coordinator.plan().sequences);
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 
     /// Requests the traces of the devices at intervals, and forwards received traces.
-    fn report(&mut self) -> Result<(), RingError> {
-        let pipeline = &mut self.table.pipeline;
+    fn report(&mut self) -> Result<()> {
+        let pipeline = &mut self.pipeline;
         let is_due = self.reported_at.elapsed() >= REPORT_INTERVAL && !pipeline.passes.is_empty();
         if is_due || pipeline.passes.len() >= MAX_PASSES_PER_REPORT {
             self.reported_at = Instant::now();

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::execution::check_digests;
 use crate::wire::{
     DataEvent, Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts,
@@ -46,6 +46,8 @@ pub(super) enum HeadEvent {
 }
 
 pub(super) struct WorkerConnection {
+    /// The number of the connection in its session.
+    pub(super) number: u64,
     monitor: Monitor,
     pub(super) local_ip: Option<IpAddr>,
     frames: mpsc::UnboundedSender<Frame>,
@@ -65,7 +67,7 @@ struct WorkerClock {
     last_frame_at: u64,
 }
 
-pub(super) fn address(device: &PlannedDevice) -> Result<&str, RingError> {
+pub(super) fn address(device: &PlannedDevice) -> Result<&str> {
     device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
 }
 
@@ -171,7 +173,7 @@ impl WorkerConnection {
         device: &PlannedDevice,
         (session, number): (u64, u64),
         inbox: &mpsc::UnboundedSender<HeadEvent>,
-    ) -> Result<(WorkerConnection, WorkerFacts), RingError> {
+    ) -> Result<(WorkerConnection, WorkerFacts)> {
         let (name, at) = (device.name.clone(), address(device)?);
         let (stream, facts) = open_connection(transport, &name, at, session, Purpose::Control).await?;
         // A worker without a model file fetches its layers from the head.
@@ -188,9 +190,10 @@ impl WorkerConnection {
         let heartbeat = tokio::spawn(send_heartbeats(monitor.clone(), frames.clone()));
         let reader = tokio::spawn(read_frames(monitor.clone(), reader));
         let writer = tokio::spawn(write_frames(writer, queue));
-        Ok((WorkerConnection { monitor, local_ip, frames, heartbeat, reader, writer }, facts))
+        Ok((WorkerConnection { number, monitor, local_ip, frames, heartbeat, reader, writer }, facts))
     }
 
+    /// Returns the nanoseconds to add to the worker's times, to convert them to the head's clock.
     pub(super) fn clock_offset(&self) -> i64 {
         self.monitor.clock().to_head
     }
@@ -215,10 +218,6 @@ impl WorkerConnection {
         self.frames = mpsc::unbounded_channel().0;
         self.heartbeat.abort();
         let _ = timeout(HEARTBEAT, &mut self.writer).await;
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.monitor.connection
     }
 }
 

@@ -72,11 +72,7 @@ pub struct Announcement {
 
 impl Announcement {
     /// Announces a worker with this name, which listens on this address.
-    pub fn start(
-        name: &str,
-        listening: SocketAddr,
-        scope: MdnsScope,
-    ) -> Result<Announcement, AnnouncementError> {
+    pub fn start(name: &str, listening: SocketAddr, scope: MdnsScope) -> Result<Self, AnnouncementError> {
         let service = service_info(name, listening)?;
         let mut daemon = start_announcing(&service, scope)?;
         let (stop, stopped) = channel();
@@ -86,18 +82,17 @@ impl Announcement {
                     continue;
                 }
                 // A new daemon begins with an empty cache.
-                let _ = daemon.shutdown();
+                let _ = daemon.0.shutdown();
                 if let Ok(restarted) = start_announcing(&service, scope) {
                     daemon = restarted;
                 }
             }
-            if let Ok(unregistered) = daemon.unregister(service.get_fullname()) {
+            if let Ok(unregistered) = daemon.0.unregister(service.get_fullname()) {
                 let _ = unregistered.recv_timeout(GOODBYE_DEADLINE);
             }
-            let _ = daemon.shutdown();
         });
         let thread = thread.map_err(|error| AnnouncementError::Multicast { reason: error.to_string() })?;
-        Ok(Announcement { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -110,13 +105,24 @@ impl Drop for Announcement {
     }
 }
 
-pub(super) fn start_daemon(scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
-    let daemon = ServiceDaemon::new_with_port(scope.port)?;
-    if scope.loopback {
-        daemon.disable_interface(IfKind::All)?;
-        daemon.enable_interface(IfKind::LoopbackV4)?;
+/// An mDNS daemon, whose thread ends when this is dropped.
+pub(super) struct Daemon(pub(super) ServiceDaemon);
+
+impl Daemon {
+    pub(super) fn start(scope: MdnsScope) -> Result<Daemon, AnnouncementError> {
+        let daemon = Daemon(ServiceDaemon::new_with_port(scope.port)?);
+        if scope.loopback {
+            daemon.0.disable_interface(IfKind::All)?;
+            daemon.0.enable_interface(IfKind::LoopbackV4)?;
+        }
+        Ok(daemon)
     }
-    Ok(daemon)
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown();
+    }
 }
 
 impl From<mdns_sd::Error> for AnnouncementError {
@@ -125,14 +131,14 @@ impl From<mdns_sd::Error> for AnnouncementError {
     }
 }
 
-fn start_announcing(service: &ServiceInfo, scope: MdnsScope) -> Result<ServiceDaemon, AnnouncementError> {
-    let daemon = start_daemon(scope)?;
-    daemon.register(service.clone())?;
+fn start_announcing(service: &ServiceInfo, scope: MdnsScope) -> Result<Daemon, AnnouncementError> {
+    let daemon = Daemon::start(scope)?;
+    daemon.0.register(service.clone())?;
     Ok(daemon)
 }
 
-fn cached_records(daemon: &ServiceDaemon) -> i64 {
-    let Ok(metrics) = daemon.get_metrics() else { return 0 };
+fn cached_records(daemon: &Daemon) -> i64 {
+    let Ok(metrics) = daemon.0.get_metrics() else { return 0 };
     // A daemon that is too busy to answer has too many.
     let Ok(metrics) = metrics.recv_timeout(POLL_INTERVAL) else { return i64::MAX };
     metrics.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()

@@ -14,8 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::announcement::{
-    AnnouncementError, MAX_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY, is_valid_name,
-    start_daemon,
+    AnnouncementError, Daemon, MAX_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY, is_valid_name,
 };
 use crate::error::RingError;
 use crate::wire::{PROTOCOL_VERSION, Purpose, Transport, open_connection};
@@ -255,16 +254,17 @@ fn list(before: &str, items: &[String]) -> String {
 
 /// Starts to receive announcements. The search ends when the returned receiver is dropped.
 fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
-    let daemon = start_daemon(scope)?;
-    let events = daemon.browse(SERVICE_TYPE).map_err(AnnouncementError::from)?;
+    let daemon = Daemon::start(scope)?;
+    let events = daemon.0.browse(SERVICE_TYPE).map_err(AnnouncementError::from)?;
     let (sender, services) = mpsc::channel(QUEUE_LEN);
     tokio::task::spawn_blocking(move || {
+        // Dropped with this task, even if the runtime never starts it.
+        let _daemon = daemon;
         while !sender.is_closed() && !events.is_disconnected() {
             if let Ok(ServiceEvent::ServiceResolved(service)) = events.recv_timeout(POLL_INTERVAL) {
                 let _ = sender.blocking_send(DiscoveredService::from_mdns(&service));
             }
         }
-        let _ = daemon.shutdown();
     });
     Ok(services)
 }

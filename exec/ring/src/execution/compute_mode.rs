@@ -6,7 +6,7 @@
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, protocol_error};
 
 /// Where a stage computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,10 +31,7 @@ impl ComputeMode {
     }
 
     /// Runs a computing task and waits for its result.
-    pub async fn run<T: Send + 'static>(
-        self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, RingError> {
+    pub async fn run<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> Result<T> {
         self.spawn(task).await.map_err(|error| protocol_error("this device's stage", error.to_string()))
     }
 }

@@ -15,7 +15,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraft, PlannedModel, Processor};
 
 use super::model::{LocalModel, cache_options};
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::{ComputeCost, Cpu, ExecError, InputOutputLayers, Pool, Stage};
 
@@ -38,7 +38,7 @@ pub struct Drafter {
 
 impl Drafter {
     /// Creates the drafter for the head of a plan, computed by `pool`.
-    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self, RingError> {
+    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
         let model = PlannedModel { layers, ..plan.model.clone() };
         let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
@@ -64,12 +64,12 @@ impl Drafter {
     }
 
     /// Computes those tokens of a sequence that are not in the cache yet; `tokens` begins at position 0.
-    pub fn prefill(&mut self, sequence: u32, tokens: &[u32]) -> Result<(), RingError> {
+    pub fn prefill(&mut self, sequence: u32, tokens: &[u32]) -> Result<()> {
         self.extend_cache(sequence, tokens, tokens.len()).map(drop)
     }
 
     /// Drafts the next `count` tokens greedily. `tokens` has all tokens of the sequence so far, at least one.
-    pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>, RingError> {
+    pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>> {
         let mut drafts = Vec::new();
         let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
         loop {
@@ -90,12 +90,7 @@ impl Drafter {
 
     /// Keeps the common prefix of the cache and `tokens`, at most `max_kept` tokens, and computes the other tokens.
     /// Returns the hidden states of the last pass, `[tokens, embedding]`.
-    fn extend_cache(
-        &mut self,
-        sequence: u32,
-        tokens: &[u32],
-        max_kept: usize,
-    ) -> Result<Vec<f32>, RingError> {
+    fn extend_cache(&mut self, sequence: u32, tokens: &[u32], max_kept: usize) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let same = cached.iter().zip(tokens).take_while(|(one, other)| one == other).count().min(max_kept);
         cached.truncate(same);
@@ -107,7 +102,7 @@ impl Drafter {
         Ok(hidden)
     }
 
-    fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>, RingError> {
+    fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
         let mut hidden = self.input_output.embed(tokens)?;
@@ -119,7 +114,7 @@ impl Drafter {
 }
 
 /// Adds a draft model on the head's CPU to a plan. Fails if its vocabulary is not that of the target model.
-pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan, RingError> {
+pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan> {
     check_vocabulary(model, draft)?;
     plan.draft =
         Some(PlannedDraft { model: PlannedModel::from_profile(&draft.profile), processor: Processor::Cpu });
@@ -127,7 +122,7 @@ pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -
 }
 
 /// Checks that the head has the draft model of the plan, if the plan has one.
-pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<(), RingError> {
+pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<()> {
     let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
     let Some(planned) = &plan.draft else { return Ok(()) };
     let Some(draft) = draft else {
@@ -147,7 +142,7 @@ pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) 
     check_vocabulary(model, draft)
 }
 
-fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<(), RingError> {
+fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
     let [expected, found] = [model, draft].map(|model| model.weights.shape().vocab_size);
     let reason = if expected != found {

@@ -11,7 +11,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::wire::{WorkerFacts, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
@@ -62,13 +62,13 @@ impl LocalModel {
     }
 
     /// Checks that a plan can be executed, and that it was made for this model.
-    pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
+    pub fn check(&self, plan: &Plan) -> Result<()> {
         check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
     /// Checks that the KV cache of a device fits into its available memory, because the system cannot reclaim it.
-    pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<(), RingError> {
+    pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<()> {
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
         let (windows, embedding) = (gpu_windows(plan, device_index).len(), self.profile.shape.embedding);
@@ -100,7 +100,7 @@ impl LocalModel {
         pool: &Arc<Pool>,
         barrier: ResidencyBarrier,
         gpu_options: GpuOptions<'_>,
-    ) -> Result<(Stage, Option<InputOutputLayers>), RingError> {
+    ) -> Result<(Stage, Option<InputOutputLayers>)> {
         if device_index == 0 && !self.weights.is_complete() {
             return Err(RingError::plan("a head needs the whole model, but only some layers were fetched"));
         }
@@ -159,7 +159,7 @@ fn gpu_windows(plan: &Plan, device_index: usize) -> Vec<Range<u32>> {
 }
 
 /// Creates a thread pool; 0 threads use all cores.
-pub(super) fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
+pub(super) fn pool(threads: usize) -> Result<Arc<Pool>> {
     // Not pinned: several workers on this machine would pin their threads to the same processors.
     let mut options = PoolOptions { pin_workers: false, ..PoolOptions::default() };
     if threads > 0 {
@@ -188,13 +188,13 @@ pub fn facts_without_model() -> WorkerFacts {
 }
 
 /// Checks that a plan can be executed, and not only simulated.
-pub fn check_executable(plan: &Plan) -> Result<(), RingError> {
+pub fn check_executable(plan: &Plan) -> Result<()> {
     plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
 /// Checks that a model is that of the plan, by the digest of its file, or by its shape if the plan was made without a
 /// file. `name` is the device in the error.
-pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<(), RingError> {
+pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<()> {
     let (expected, found) = match &plan.model.digest {
         Some(expected) => (expected, digest),
         None => (&plan.model.shape_digest, shape),

@@ -22,8 +22,8 @@ use super::drafter::Drafter;
 use super::model::{GpuOptions, LocalModel, pool};
 use super::recorder::{Recorder, StepId, TraceLines};
 use super::sampling::{SampleFn, Samplers};
-use crate::error::{RingError, protocol_error};
-use crate::wire::{Frame, Message, ReceivedActivations, activations};
+use crate::error::{Result, RingError, protocol_error};
+use crate::wire::{ActivationsHeader, Frame, Message, ReceivedActivations, activations};
 use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
 use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::memory::MemoryWatch;
@@ -86,7 +86,7 @@ impl StageRunner {
         outbox: Outbox,
         epoch: u32,
         progress: &UploadProgress,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self> {
         let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
         Self::with_pool(pool(threads)?, plan, device_index, model, outbox, epoch, gpu_options)
     }
@@ -99,7 +99,7 @@ impl StageRunner {
         outbox: Outbox,
         epoch: u32,
         gpu_options: GpuOptions<'_>,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self> {
         let weights = model.weights.clone();
         let residency =
             WeightResidency::start(&weights, plan, device_index, || MemoryWatch::shared().reading());
@@ -130,7 +130,7 @@ impl StageRunner {
     }
 
     /// Sets the draft model, if the plan has one. On the head only.
-    pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
+    pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self> {
         let plan = self.schedule.plan();
         let draft = draft.filter(|_| plan.draft.is_some());
         self.drafter = draft.map(|draft| Drafter::for_plan(draft, plan, &self.pool)).transpose()?;
@@ -147,7 +147,7 @@ impl StageRunner {
         outbox: Outbox,
         epoch: u32,
         progress: &UploadProgress,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
             // Before the first pass of a request: abandoned passes of the previous request do not count.
@@ -174,7 +174,7 @@ impl StageRunner {
     }
 
     /// Sets the first pass. Earlier passes belong to an earlier plan and are refused.
-    pub fn set_first_pass(&mut self, first_pass: u32) -> Result<(), RingError> {
+    pub fn set_first_pass(&mut self, first_pass: u32) -> Result<()> {
         let plan = self.schedule.plan().clone();
         self.schedule.react(&Event::Replanned { plan, first_pass })?;
         Ok(())
@@ -233,16 +233,16 @@ impl StageRunner {
     }
 
     /// Starts a pass, on the head. `so_far` has all tokens of its sequence. Returns the pass if it is complete.
-    pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>, RingError> {
+    pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);
         self.perform(pass, steps, so_far)
     }
 
     /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
-    pub fn receive(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>, RingError> {
-        let ReceivedActivations { sender_index, epoch, pass, round, is_f16, received_ns, .. } = *received;
-        let bytes = &received.activations;
+    pub fn receive(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
+        let ReceivedActivations { sender_index, header, activations: ref bytes, received_ns } = *received;
+        let ActivationsHeader { epoch, pass, round, is_f16 } = header;
         if epoch < self.epoch {
             return Ok(None);
         }
@@ -296,12 +296,7 @@ impl StageRunner {
         &self.schedule.plan().devices[self.schedule.device_index()].name
     }
 
-    fn perform(
-        &mut self,
-        pass: Pass,
-        steps: Vec<Step>,
-        so_far: &[u32],
-    ) -> Result<Option<PassOutput>, RingError> {
+    fn perform(&mut self, pass: Pass, steps: Vec<Step>, so_far: &[u32]) -> Result<Option<PassOutput>> {
         let mut tokens = Vec::new();
         for step in steps {
             match step {
@@ -309,8 +304,7 @@ impl StageRunner {
                 Step::Draft { pass } => self.draft(pass, so_far)?,
                 Step::Embed { pass } => self.embed(pass, so_far)?,
                 Step::Compute { pass, round, layers, processor } => {
-                    let positions: Vec<u32> =
-                        (pass.first_position..pass.first_position + pass.tokens).collect();
+                    let positions: Vec<u32> = (pass.first_position..).take(pass.tokens as usize).collect();
                     let at = StepId { pass: pass.index, round };
                     if processor == Processor::Cpu {
                         self.residency.begin(&ModelPart::Layers(layers.clone()), at);
@@ -343,7 +337,7 @@ impl StageRunner {
     }
 
     /// Runs the draft model: it reads a batch of a prompt, or drafts the last tokens of a pass.
-    fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
+    fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<()> {
         let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
         let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
         let (passes, measured) = self.measure(|runner| {
@@ -364,7 +358,7 @@ impl StageRunner {
         Ok(())
     }
 
-    fn embed(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
+    fn embed(&mut self, pass: Pass, so_far: &[u32]) -> Result<()> {
         let first = pass.first_position as usize;
         let known = so_far.get(first..first + (pass.tokens - pass.drafted) as usize);
         let mut tokens = known.ok_or_else(|| protocol_error("the head", MISSING))?.to_vec();
@@ -387,7 +381,7 @@ impl StageRunner {
         Ok(())
     }
 
-    fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>, RingError> {
+    fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>> {
         let at = StepId { pass: pass.index, round: self.schedule.plan().rounds };
         if processor == Processor::Cpu {
             self.residency.begin(&ModelPart::Output, at);
@@ -422,7 +416,7 @@ impl StageRunner {
     }
 
     /// Computes logits on the planned processor if it still works, otherwise on the CPU.
-    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, ComputeCost), RingError> {
+    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, ComputeCost)> {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
         {
@@ -433,7 +427,7 @@ impl StageRunner {
         Ok((logits, input_output.last_cost()))
     }
 
-    fn input_output(&mut self) -> Result<&mut InputOutputLayers, RingError> {
+    fn input_output(&mut self) -> Result<&mut InputOutputLayers> {
         let input_output = self.input_output.as_mut();
         input_output.ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
     }
@@ -441,8 +435,8 @@ impl StageRunner {
     /// Runs and measures a computing step. Reading the counters is not part of the measured time.
     fn measure<T>(
         &mut self,
-        work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost), RingError>,
-    ) -> Result<(T, Measured), RingError> {
+        work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost)>,
+    ) -> Result<(T, Measured)> {
         let before = self.demand_read();
         let start = wall_nanos();
         let (value, cost) = work(self)?;
@@ -467,11 +461,12 @@ impl StageRunner {
         record
     }
 
-    fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<(), RingError> {
+    fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<()> {
         let start = wall_nanos();
         let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
-        let frame = Frame { message: Message::activations(self.epoch, pass, next_round, is_f16), payload };
+        let header = ActivationsHeader { epoch: self.epoch, pass, round: next_round, is_f16 };
+        let frame = Frame { message: Message::Activations(header), payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(protocol_error(self.name(), "its plan needs a connection that it does not have"));
         };

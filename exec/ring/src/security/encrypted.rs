@@ -147,9 +147,9 @@ impl<S: ByteStream> EncryptedStream<S> {
         }
     }
 
-    fn poll_open(&mut self, context: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
+    fn poll_open(&mut self, cx: &Context<'_>, half: Half) -> Poll<io::Result<()>> {
         let State::Handshaking(handshake) = &mut self.state else { return Poll::Ready(self.check_usable()) };
-        let waker = Some(context.waker().clone());
+        let waker = Some(cx.waker().clone());
         self.halves.0.lock().unwrap_or_else(PoisonError::into_inner)[half as usize] = waker;
         let both = Waker::from(self.halves.clone());
         self.state = match ready!(handshake.as_mut().poll(&mut Context::from_waker(&both))) {
@@ -174,15 +174,11 @@ impl<S: ByteStream> EncryptedStream<S> {
 }
 
 impl<S: ByteStream> AsyncRead for EncryptedStream<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        ready!(this.poll_open(context, Half::Reading))?;
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_open(cx, Half::Reading))?;
         loop {
-            if buffer.remaining() == 0 || this.incoming.copy_plain(buffer) {
+            if buf.remaining() == 0 || this.incoming.copy_plain(buf) {
                 return Poll::Ready(Ok(()));
             }
             let State::Open { link, cipher } = &mut this.state else {
@@ -193,7 +189,7 @@ impl<S: ByteStream> AsyncRead for EncryptedStream<S> {
                 Ok(false) => {}
                 Err(error) => return this.fail(error),
             }
-            if ready!(this.incoming.poll_fill(link, context))? == 0 {
+            if ready!(this.incoming.poll_fill(link, cx))? == 0 {
                 let whole = this.incoming.encrypted.is_empty();
                 let end = if whole { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
                 return Poll::Ready(end);
@@ -203,10 +199,10 @@ impl<S: ByteStream> AsyncRead for EncryptedStream<S> {
 }
 
 impl Incoming {
-    fn copy_plain(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+    fn copy_plain(&mut self, buf: &mut ReadBuf<'_>) -> bool {
         let rest = &self.plain[self.read..];
-        let count = rest.len().min(buffer.remaining());
-        buffer.put_slice(&rest[..count]);
+        let count = rest.len().min(buf.remaining());
+        buf.put_slice(&rest[..count]);
         self.read += count;
         count > 0
     }
@@ -229,11 +225,7 @@ impl Incoming {
     }
 
     /// Reads from the link into the free part of the buffer. Returns the number of bytes; 0 is the end of the stream.
-    fn poll_fill(
-        &mut self,
-        link: &mut (impl AsyncRead + Unpin),
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
+    fn poll_fill(&mut self, link: &mut impl ByteStream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.ciphertext.resize(LENGTH_BYTES + MAX_CIPHERTEXT_BYTES, 0);
         if self.encrypted.start > 0 {
             self.ciphertext.copy_within(self.encrypted.clone(), 0);
@@ -241,7 +233,7 @@ impl Incoming {
         }
         // The buffer has free space, because a complete message would have been decrypted.
         let mut free = ReadBuf::new(&mut self.ciphertext[self.encrypted.end..]);
-        ready!(Pin::new(link).poll_read(context, &mut free))?;
+        ready!(Pin::new(link).poll_read(cx, &mut free))?;
         let count = free.filled().len();
         self.encrypted.end += count;
         Poll::Ready(Ok(count))
@@ -249,15 +241,11 @@ impl Incoming {
 }
 
 impl<S: ByteStream> AsyncWrite for EncryptedStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
-        ready!(this.poll_open(context, Half::Writing))?;
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_open(cx, Half::Writing))?;
         let State::Open { link, cipher } = &mut this.state else { return Poll::Ready(Ok(0)) };
-        ready!(this.outgoing.poll_drain(link, context))?;
+        ready!(this.outgoing.poll_drain(link, cx))?;
         let count = bytes.len().min(MAX_CIPHERTEXT_BYTES - TAG_BYTES);
         if count == 0 {
             return Poll::Ready(Ok(0));
@@ -266,26 +254,26 @@ impl<S: ByteStream> AsyncWrite for EncryptedStream<S> {
             return this.fail(error);
         }
         // The bytes are accepted. Those that the link does not accept now are sent with the next write or flush.
-        match this.outgoing.poll_drain(link, context) {
+        match this.outgoing.poll_drain(link, cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(count)),
         }
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
         // No bytes are accepted before the handshake is complete, so there is nothing to flush.
         let State::Open { link, .. } = &mut this.state else { return Poll::Ready(this.check_usable()) };
-        ready!(this.outgoing.poll_drain(link, context))?;
-        Pin::new(link).poll_flush(context)
+        ready!(this.outgoing.poll_drain(link, cx))?;
+        Pin::new(link).poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
         match &mut this.state {
             State::Open { link, .. } => {
-                ready!(this.outgoing.poll_drain(link, context))?;
-                Pin::new(link).poll_shutdown(context)
+                ready!(this.outgoing.poll_drain(link, cx))?;
+                Pin::new(link).poll_shutdown(cx)
             }
             State::Handshaking(_) => {
                 // The handshake owns the link: both are dropped.
@@ -309,13 +297,9 @@ impl Outgoing {
         Ok(())
     }
 
-    fn poll_drain(
-        &mut self,
-        link: &mut (impl AsyncWrite + Unpin),
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_drain(&mut self, link: &mut impl ByteStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.ciphertext.len() {
-            let count = ready!(Pin::new(&mut *link).poll_write(context, &self.ciphertext[self.written..]))?;
+            let count = ready!(Pin::new(&mut *link).poll_write(cx, &self.ciphertext[self.written..]))?;
             if count == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }

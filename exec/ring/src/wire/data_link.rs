@@ -8,16 +8,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_schema::pass::Pass;
 use tokio::io::AsyncRead;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::handshake::{WRITE_DEADLINE, open_connection, refuse, send_welcome};
-use super::message::{Purpose, WorkerFacts};
+use super::message::{ActivationsHeader, BrokenLink, Message, Purpose, WorkerFacts};
 use super::transport::{ByteStream, Transport};
-use crate::error::RingError;
+use crate::error::Result;
 use hearth_runtime::clock::wall_nanos;
 
 /// The grace period before a closed connection counts as broken: most often, the epoch has ended, which the head is
@@ -29,27 +28,11 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 pub struct ReceivedActivations {
     /// The sender's index in the ring, from its hello.
     pub sender_index: u16,
-    /// The epoch in which the activations were computed.
-    pub epoch: u32,
-    pub pass: Pass,
-    /// The round that the receiver computes next.
-    pub round: u32,
+    pub header: ActivationsHeader,
     /// Little-endian values, `[tokens, embedding]`.
     pub activations: Vec<u8>,
-    /// Whether the values are f16 instead of f32.
-    pub is_f16: bool,
     /// The time at which the last byte arrived, in nanoseconds on this process's clock.
     pub received_ns: u64,
-}
-
-/// A broken connection to another device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BrokenLink {
-    /// The epoch for which the connection was opened.
-    pub epoch: u32,
-    /// The other device's index in the ring.
-    pub peer: u16,
-    pub reason: String,
 }
 
 /// An event of a data connection.
@@ -83,7 +66,7 @@ pub async fn accept_activations<S: ByteStream>(
     session: u64,
     (sender_index, epoch): (u16, u32),
     max_payload: usize,
-) -> Result<(), RingError> {
+) -> Result<()> {
     let open = open_epoch.borrow().clone();
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
@@ -102,24 +85,14 @@ pub async fn receive_activations(
 ) {
     let reason = loop {
         match Frame::read(&mut stream, max_payload).await {
-            Ok(Some(Frame { message, payload: activations })) => {
+            Ok(Some(Frame { message: Message::Activations(header), payload: activations })) => {
                 let received_ns = wall_nanos();
-                let Some((epoch, pass, round, is_f16)) = message.pass() else {
-                    break "it sent a message other than activations".into();
-                };
-                let received = ReceivedActivations {
-                    sender_index,
-                    epoch,
-                    pass,
-                    round,
-                    activations,
-                    is_f16,
-                    received_ns,
-                };
+                let received = ReceivedActivations { sender_index, header, activations, received_ns };
                 if !sink(DataEvent::Activations(received)) {
                     return;
                 }
             }
+            Ok(Some(_)) => break "it sent a message other than activations".into(),
             Ok(None) => {
                 tokio::time::sleep(CLOSE_GRACE).await;
                 break "it closed the connection".into();
@@ -144,12 +117,7 @@ pub struct DataConnector<'a, T> {
 impl<T: Transport> DataConnector<'_, T> {
     /// Connects to the device with ring index `to`. Frames sent to the returned channel are written to the connection,
     /// which is closed with the channel.
-    pub async fn connect(
-        &self,
-        to: u16,
-        name: &str,
-        address: &str,
-    ) -> Result<mpsc::UnboundedSender<Frame>, RingError> {
+    pub async fn connect(&self, to: u16, name: &str, address: &str) -> Result<mpsc::UnboundedSender<Frame>> {
         let purpose = Purpose::Data { from: self.device_index, epoch: self.epoch };
         let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
         let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::frame::Frame;
 use super::message::{MAGIC, Message, PROTOCOL_VERSION, Purpose, WorkerFacts};
 use super::transport::{ByteStream, Transport};
-use crate::error::{RingError, WireError, protocol_error};
+use crate::error::{Result, RingError, WireError, protocol_error};
 
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
 /// packet (1 s, 2 s and 4 s apart, RFC 6298)
@@ -24,11 +24,7 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits for `wait` with a deadline. `what` names the operation in the error.
-pub async fn with_deadline<T>(
-    limit: Duration,
-    what: &str,
-    wait: impl Future<Output = T>,
-) -> Result<T, RingError> {
+pub async fn with_deadline<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T> {
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
         seconds: limit.as_secs_f64(),
@@ -43,7 +39,7 @@ pub async fn open_connection<T: Transport>(
     address: &str,
     session: u64,
     purpose: Purpose,
-) -> Result<(T::Stream, WorkerFacts), RingError> {
+) -> Result<(T::Stream, WorkerFacts)> {
     let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),
@@ -66,7 +62,7 @@ pub async fn open_connection<T: Transport>(
 }
 
 /// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
-pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose), RingError> {
+pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)> {
     let hello = with_deadline(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
     let hello = hello.map_err(|error| RingError::handshake("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
@@ -82,7 +78,7 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose),
 }
 
 /// Accepts a connection by sending a welcome.
-pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<(), RingError> {
+pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<()> {
     let frame = Frame::from(Message::Welcome(facts));
     Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
 }

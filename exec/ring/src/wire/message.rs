@@ -1,5 +1,8 @@
 //! The messages of the ring protocol, which are the headers of frames.
 
+use bincode::de::Decoder;
+use bincode::enc::Encoder;
+use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
 use hearth_schema::pass::Pass;
 
@@ -53,6 +56,61 @@ pub struct PeerAddress {
     pub address: String,
 }
 
+/// The configuration of an epoch, for one worker.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct EpochConfig {
+    pub epoch: u32,
+    /// The worker's index in the ring.
+    pub device_index: u16,
+    /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
+    pub first_pass: u32,
+    /// The address at which the head accepts activations, and serves layers to workers without a model file.
+    pub head: String,
+    /// The devices that the worker sends activations to.
+    pub receivers: Vec<PeerAddress>,
+}
+
+/// A broken connection to another device.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct BrokenLink {
+    /// The epoch for which the connection was opened.
+    pub epoch: u32,
+    /// The other device's index in the ring.
+    pub peer: u16,
+    pub reason: String,
+}
+
+/// The description of a pass, sent with its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActivationsHeader {
+    /// The epoch in which the activations were computed. Activations of an earlier epoch are dropped.
+    pub epoch: u32,
+    pub pass: Pass,
+    /// The round that the receiver computes next.
+    pub round: u32,
+    /// Whether the values are f16 instead of f32.
+    pub is_f16: bool,
+}
+
+impl Encode for ActivationsHeader {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let Pass { index, first_position, tokens, output, sequence, drafted } = self.pass;
+        let pass = (index, first_position, tokens, output, sequence, drafted);
+        (self.epoch, pass, self.round, self.is_f16).encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for ActivationsHeader {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        let (epoch, (index, first_position, tokens, output, sequence, drafted), round, is_f16) =
+            Decode::decode(decoder)?;
+        let pass = Pass { index, first_position, tokens, output, sequence, drafted };
+        Ok(Self { epoch, pass, round, is_f16 })
+    }
+}
+
+bincode::impl_borrow_decode!(ActivationsHeader);
+
 /// A message, which is the header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
@@ -69,17 +127,7 @@ pub enum Message {
     /// The reply to [`Message::Prepare`]: the worker accepts only connections of this epoch from now on.
     Prepared { epoch: u32 },
     /// Configures the prepared epoch. The payload is the plan.
-    Configure {
-        epoch: u32,
-        /// The worker's index in the ring.
-        device_index: u16,
-        /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
-        first_pass: u32,
-        /// The address at which the head accepts activations, and serves layers to workers without a model file.
-        head: String,
-        /// The devices that the worker sends activations to.
-        receivers: Vec<PeerAddress>,
-    },
+    Configure(EpochConfig),
     /// The worker has loaded its layers, connected to its neighbours, and discarded all passes before the epoch.
     Ready { epoch: u32 },
     /// The worker has fetched `done` of the `total` bytes of layers that it needs before it is ready.
@@ -88,30 +136,10 @@ pub enum Message {
     Uploading { done: u64, total: u64 },
     /// Begins a new request on the same ring: the worker clears its KV cache and starts a new trace.
     Reset { epoch: u32 },
-    /// The worker can no longer exchange activations with the device that has ring index `peer`. The connection was
-    /// opened for `epoch`.
-    LinkBroken { epoch: u32, peer: u16, reason: String },
+    /// The worker can no longer exchange activations with another device.
+    LinkBroken(BrokenLink),
     /// Activations of a pass. The payload is `[tokens, embedding]`.
-    Activations {
-        /// The epoch in which they were computed. Activations of an earlier epoch are dropped.
-        epoch: u32,
-        /// Index of the pass.
-        pass: u32,
-        /// Position of the first token of the pass.
-        first_position: u32,
-        /// Number of tokens of the pass.
-        tokens: u32,
-        /// Whether tokens are sampled from the output of the pass.
-        output: bool,
-        /// The sequence that the tokens belong to.
-        sequence: u32,
-        /// Number of drafted tokens, which are the last ones of the pass.
-        drafted: u32,
-        /// The round that the receiver computes next.
-        round: u32,
-        /// Whether the values are f16 instead of f32.
-        is_f16: bool,
-    },
+    Activations(ActivationsHeader),
     /// Requests the trace since the last reset.
     Collect,
     /// Trace lines of an epoch, as payload. `more` says whether more reports follow.
@@ -130,41 +158,4 @@ pub enum Message {
     Chunk { file: u16, chunk: u64, hash: [u8; 32] },
     /// The sender ends the session.
     Goodbye,
-}
-
-impl Message {
-    /// Creates the message for the activations of a pass, which are f16 if `is_f16`.
-    pub fn activations(epoch: u32, pass: Pass, round: u32, is_f16: bool) -> Message {
-        let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
-        Message::Activations {
-            epoch,
-            pass: index,
-            first_position,
-            tokens,
-            output,
-            sequence,
-            drafted,
-            round,
-            is_f16,
-        }
-    }
-
-    /// Returns the epoch, the pass, the round and whether values are f16, if this is a message with activations.
-    pub fn pass(&self) -> Option<(u32, Pass, u32, bool)> {
-        let Message::Activations {
-            epoch,
-            pass: index,
-            first_position,
-            tokens,
-            output,
-            sequence,
-            drafted,
-            round,
-            is_f16,
-        } = *self
-        else {
-            return None;
-        };
-        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round, is_f16))
-    }
 }

@@ -10,11 +10,14 @@ mod transport;
 
 pub use crate::error::WireError;
 pub use data_link::{
-    BrokenLink, DataConnector, DataEvent, DataSink, OpenEpoch, ReceivedActivations, SharedOpenEpoch,
-    accept_activations, receive_activations,
+    DataConnector, DataEvent, DataSink, OpenEpoch, ReceivedActivations, SharedOpenEpoch, accept_activations,
+    receive_activations,
 };
 pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD};
 pub use handshake::{WRITE_DEADLINE, open_connection, read_hello, refuse, send_welcome, with_deadline};
-pub use message::{FileLengths, MAGIC, Message, PROTOCOL_VERSION, PeerAddress, Purpose, WorkerFacts};
+pub use message::{
+    ActivationsHeader, BrokenLink, EpochConfig, FileLengths, MAGIC, Message, PROTOCOL_VERSION, PeerAddress,
+    Purpose, WorkerFacts,
+};
 pub use pending::{PendingConnection, PendingConnections};
 pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind};

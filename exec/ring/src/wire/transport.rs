@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 
 /// A stream of bytes in both directions.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -136,7 +136,7 @@ impl Listener for MemoryListener {
 }
 
 /// Listens on an address. Fails if other machines can reach the address and the transport is not encrypted.
-pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener, RingError> {
+pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if !loopback && !transport.is_encrypted() {

@@ -11,12 +11,12 @@ use hearth_schema::Plan;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::model_source::{LayerFetcher, ModelSource};
+use super::model_source::ModelSource;
 use super::worker::Worker;
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, StageRunner, TraceLines};
 use crate::wire::{
-    BrokenLink, DataConnector, DataSink, Message, PeerAddress, ReceivedActivations, Transport,
+    BrokenLink, DataConnector, DataSink, EpochConfig, Message, PeerAddress, ReceivedActivations, Transport,
 };
 use hearth_runtime::backend_factory::UploadProgress;
 
@@ -38,8 +38,6 @@ pub enum EpochReport {
     Message(Message),
     /// The trace lines of each epoch.
     Trace(Vec<(u32, TraceLines)>),
-    /// A data connection broke.
-    LinkBroken(BrokenLink),
     /// The worker cannot continue.
     Failed(RingError),
 }
@@ -48,14 +46,8 @@ pub enum EpochReport {
 pub struct WorkerEpoch<T: Transport> {
     pub(super) worker: Worker<T>,
     pub(super) session: u64,
-    pub(super) epoch: u32,
-    pub(super) device_index: u16,
-    pub(super) first_pass: u32,
+    pub(super) config: EpochConfig,
     pub(super) plan: Arc<Plan>,
-    /// The address at which the head serves layers.
-    pub(super) head_address: String,
-    pub(super) receivers: Vec<PeerAddress>,
-    pub(super) events: mpsc::UnboundedReceiver<RunnerEvent>,
     pub(super) sink: DataSink,
     /// The latest prepared epoch.
     pub(super) prepared: watch::Receiver<u32>,
@@ -72,13 +64,17 @@ pub enum PreviousRunner {
 
 impl<T: Transport> WorkerEpoch<T> {
     /// Computes until another epoch is prepared or the session ends. Returns the runner, for the next epoch.
-    pub async fn serve(mut self, previous: PreviousRunner) -> Option<StageRunner> {
+    pub async fn serve(
+        self,
+        previous: PreviousRunner,
+        events: mpsc::UnboundedReceiver<RunnerEvent>,
+    ) -> Option<StageRunner> {
         let mut runner = match previous {
             PreviousRunner::None => None,
             PreviousRunner::Idle(runner) => Some(*runner),
             PreviousRunner::Running(serving) => serving.await.ok().flatten(),
         };
-        match self.run(&mut runner).await {
+        match self.run(&mut runner, events).await {
             Ok(()) => runner,
             Err(error) => {
                 self.report(EpochReport::Failed(error));
@@ -88,17 +84,25 @@ impl<T: Transport> WorkerEpoch<T> {
     }
 
     /// Replaces the runner of the previous epoch, and computes until another epoch is prepared or the session ends.
-    async fn run(&mut self, runner: &mut Option<StageRunner>) -> Result<(), RingError> {
+    async fn run(
+        &self,
+        runner: &mut Option<StageRunner>,
+        mut events: mpsc::UnboundedReceiver<RunnerEvent>,
+    ) -> Result<()> {
         let Some(model) = self.load_model().await? else { return Ok(()) };
         let Some(outbox) = self.connect_neighbours().await? else { return Ok(()) };
-        let progress = UploadProgress::new(self.progress(|done, total| Message::Uploading { done, total }));
-        let (plan, epoch) = (&self.plan, self.epoch);
+        let EpochConfig { epoch, device_index, first_pass, .. } = self.config;
+        let reports = self.reports.clone();
+        let upload = &UploadProgress::new(move |done, total| {
+            let _ = reports.send(EpochReport::Message(Message::Uploading { done, total }));
+        });
+        let plan = &self.plan;
         let new = if let Some(previous) = runner.take() {
-            previous.reconfigure(plan, self.first_pass, &model, outbox, epoch, &progress)?
+            previous.reconfigure(plan, first_pass, &model, outbox, epoch, upload)?
         } else {
-            let (index, threads) = (usize::from(self.device_index), self.worker.options.threads);
-            let mut new = StageRunner::new(plan, index, &model, threads, outbox, epoch, &progress)?;
-            new.set_first_pass(self.first_pass)?;
+            let (index, threads) = (usize::from(device_index), self.worker.options.threads);
+            let mut new = StageRunner::new(plan, index, &model, threads, outbox, epoch, upload)?;
+            new.set_first_pass(first_pass)?;
             new
         };
         let runner = runner.insert(new);
@@ -106,8 +110,8 @@ impl<T: Transport> WorkerEpoch<T> {
         loop {
             let event = tokio::select! {
                 biased;
-                () = superseded(&mut self.prepared, epoch) => return Ok(()),
-                event = self.events.recv() => event,
+                () = self.superseded() => return Ok(()),
+                event = events.recv() => event,
             };
             match event {
                 None => return Ok(()),
@@ -121,77 +125,57 @@ impl<T: Transport> WorkerEpoch<T> {
         }
     }
 
-    /// Returns a callback that reports progress, in bytes, to the head.
-    fn progress(&self, message: fn(u64, u64) -> Message) -> impl Fn(u64, u64) + Send + Sync + use<T> {
-        let reports = self.reports.clone();
-        move |done, total| drop(reports.send(EpochReport::Message(message(done, total))))
-    }
-
-    fn report(&self, report: EpochReport) {
+    pub(super) fn report(&self, report: EpochReport) {
         // The receiver is closed when the session has ended.
         let _ = self.reports.send(report);
     }
 
     /// Returns the model, whose layers may have to be fetched, or `None` if another epoch is prepared meanwhile.
-    async fn load_model(&mut self) -> Result<Option<Arc<LocalModel>>, RingError> {
+    async fn load_model(&self) -> Result<Option<Arc<LocalModel>>> {
         let folder = match &self.worker.source {
             ModelSource::File(model) => return Ok(Some(model.clone())),
             ModelSource::Fetch(folder) => folder,
         };
-        let fetcher = LayerFetcher {
-            transport: &self.worker.transport,
-            head_address: &self.head_address,
-            session: self.session,
-            plan: &self.plan,
-            device_index: usize::from(self.device_index),
-            folder,
-            backend_factory: self.worker.options.backend_factory.as_ref(),
-        };
-        let progress = self.progress(|done, total| Message::Fetching { done, total });
         tokio::select! {
             biased;
-            () = superseded(&mut self.prepared, self.epoch) => Ok(None),
-            fetched = fetcher.fetch(progress) => fetched.map(|model| Some(Arc::new(model))),
+            () = self.superseded() => Ok(None),
+            fetched = self.fetch_layers(folder) => fetched.map(|model| Some(Arc::new(model))),
         }
     }
 
     /// Connects to the devices that this worker sends activations to. Returns `None` if another epoch is prepared
     /// meanwhile, or if a connection fails, which is reported to the head.
-    async fn connect_neighbours(&mut self) -> Result<Option<Outbox>, RingError> {
-        let connector = DataConnector {
-            transport: &self.worker.transport,
-            session: self.session,
-            epoch: self.epoch,
-            device_index: self.device_index,
-            sink: &self.sink,
-        };
+    async fn connect_neighbours(&self) -> Result<Option<Outbox>> {
+        let EpochConfig { epoch, device_index, ref receivers, .. } = self.config;
+        let (transport, session, sink) = (&self.worker.transport, self.session, &self.sink);
+        let connector = DataConnector { transport, session, epoch, device_index, sink };
         let mut outbox = Outbox::new();
-        for to in Schedule::new(self.plan.clone(), usize::from(self.device_index)).receivers() {
-            let peer = self.receivers.iter().find(|peer| usize::from(peer.device_index) == to);
+        for to in Schedule::new(self.plan.clone(), usize::from(device_index)).receivers() {
+            let peer = receivers.iter().find(|peer| usize::from(peer.device_index) == to);
             let Some(PeerAddress { address, .. }) = peer else {
                 let what = "it did not send the address of a neighbour in its plan";
                 return Err(protocol_error("the head", what));
             };
             let connected = tokio::select! {
                 biased;
-                () = superseded(&mut self.prepared, self.epoch) => return Ok(None),
+                () = self.superseded() => return Ok(None),
                 connected = connector.connect(to as u16, &self.plan.devices[to].name, address) => connected,
             };
             match connected {
                 Ok(link) => drop(outbox.insert(to, link)),
                 Err(error) => {
-                    let broken = BrokenLink { epoch: self.epoch, peer: to as u16, reason: error.to_string() };
-                    self.report(EpochReport::LinkBroken(broken));
+                    let broken = BrokenLink { epoch, peer: to as u16, reason: error.to_string() };
+                    self.report(EpochReport::Message(Message::LinkBroken(broken)));
                     return Ok(None);
                 }
             }
         }
         Ok(Some(outbox))
     }
-}
 
-/// Waits until another epoch is prepared or the session has ended.
-async fn superseded(prepared: &mut watch::Receiver<u32>, epoch: u32) {
-    // An error means that the session has ended.
-    let _ = prepared.wait_for(|&newest| newest != epoch).await;
+    /// Waits until another epoch is prepared or the session has ended.
+    async fn superseded(&self) {
+        // An error means that the session has ended.
+        let _ = self.prepared.clone().wait_for(|&newest| newest != self.config.epoch).await;
+    }
 }

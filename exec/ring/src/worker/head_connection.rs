@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD, WRITE_DEADLINE, WireError};
 
 /// The head counts as lost if no message arrives for this time. It sends a ping every half second.
@@ -43,7 +43,7 @@ impl<S: ByteStream> HeadConnection<S> {
     }
 
     /// Returns the next frame. Cancel safe.
-    pub async fn next(&mut self) -> Result<Frame, RingError> {
+    pub async fn next(&mut self) -> Result<Frame> {
         let frame = timeout_at(self.last_frame + SILENCE_DEADLINE, self.frames.recv()).await;
         let frame = frame.map_err(|_| lost("it does not respond"))?;
         let frame = frame.ok_or_else(|| lost("it closed the connection"))??;
@@ -52,7 +52,7 @@ impl<S: ByteStream> HeadConnection<S> {
     }
 
     /// Sends a frame. Not cancel safe: a cancelled call may leave an incomplete frame.
-    pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<(), RingError> {
+    pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<()> {
         let frame = frame.into();
         match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),

@@ -19,14 +19,15 @@ use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 
-use crate::error::{RingError, protocol_error};
+use super::epoch::{EpochReport, WorkerEpoch};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, facts_without_model};
 use crate::wire::{
     ByteStream, FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts,
     open_connection, with_deadline,
 };
 use hearth_runtime::fetched::{CHUNK_BYTES, FetchedFile};
-use hearth_runtime::{BackendFactory, ExecError, Weights};
+use hearth_runtime::{ExecError, Weights};
 
 /// The time limit for one chunk over a slow link. source: assumed, 1 MiB at half a megabit per second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
@@ -67,32 +68,19 @@ impl ModelSource {
         self.model().map_or(MAX_ACTIVATION_BYTES, LocalModel::max_activation_bytes)
     }
 
-    pub(super) fn check(&self, plan: &Plan) -> Result<(), RingError> {
+    pub(super) fn check(&self, plan: &Plan) -> Result<()> {
         self.model().map_or_else(|| check_executable(plan), |model| model.check(plan))
     }
 }
 
-/// Fetches the layers of one worker from the head.
-pub struct LayerFetcher<'a, T> {
-    pub transport: &'a T,
-    pub head_address: &'a str,
-    pub session: u64,
-    pub plan: &'a Plan,
-    pub device_index: usize,
-    /// The folder for fetched files, with a subfolder for each model.
-    pub folder: &'a Path,
-    /// Creates the GPU backend, on a worker with a GPU.
-    pub backend_factory: Option<&'a BackendFactory>,
-}
-
-impl<T: Transport> LayerFetcher<'_, T> {
-    /// Fetches the missing chunks and opens the model. `progress` receives the bytes fetched so far and in total.
-    pub async fn fetch(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
+impl<T: Transport> WorkerEpoch<T> {
+    /// Fetches the missing chunks into a subfolder of `folder`, reports the progress to the head, and opens the model.
+    pub(super) async fn fetch_layers(&self, folder: &Path) -> Result<LocalModel> {
+        let (transport, head) = (&self.worker.transport, &self.config.head);
         let (mut stream, _) =
-            open_connection(self.transport, "the head", self.head_address, self.session, Purpose::Fetch)
-                .await?;
+            open_connection(transport, "the head", head, self.session, Purpose::Fetch).await?;
         let lengths = list_files(&mut stream).await?;
-        let paths = self.file_paths(lengths.len())?;
+        let paths = file_paths(&self.plan, folder, lengths.len())?;
         let mut files = Vec::new();
         for (lengths, path) in lengths.iter().zip(&paths) {
             let opened = FetchedFile::open(path, lengths.file);
@@ -100,32 +88,19 @@ impl<T: Transport> LayerFetcher<'_, T> {
         }
         let headers: Vec<_> =
             lengths.iter().map(|lengths| std::iter::once(0..lengths.header).collect()).collect();
-        self.fetch_ranges(&mut stream, &mut files, &headers, &progress).await?;
+        self.fetch_ranges(&mut stream, &mut files, &headers, folder).await?;
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
         if profile.shape_digest() != self.plan.model.shape_digest {
             return Err(protocol_error("the head", "it serves another model than that of its plan"));
         }
-        let own = self.plan.windows(self.device_index);
+        let own = self.plan.windows(usize::from(self.config.device_index));
         let ranges = tensor_ranges(&model, &own, files.len());
-        self.fetch_ranges(&mut stream, &mut files, &ranges, &progress).await?;
+        self.fetch_ranges(&mut stream, &mut files, &ranges, folder).await?;
         let own = own.into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
-        Ok(LocalModel { weights, profile, backend_factory: self.backend_factory.cloned() })
-    }
-
-    /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
-    fn file_paths(&self, count: usize) -> Result<Vec<PathBuf>, RingError> {
-        let model = &self.plan.model;
-        let digest = model.digest.as_ref().unwrap_or(&model.shape_digest);
-        // The digest comes from another device, so only letters and digits may become part of a path.
-        let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
-        let folder = self.folder.join(if name.is_empty() { "model" } else { &name });
-        std::fs::create_dir_all(&folder).map_err(|error| RingError::fetch_folder(&folder, &error))?;
-        Ok(match count {
-            1 => vec![folder.join("model.gguf")],
-            _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
-        })
+        let backend_factory = self.worker.options.backend_factory.clone();
+        Ok(LocalModel { weights, profile, backend_factory })
     }
 
     /// Fetches the missing chunks of these byte ranges of each file, with up to [`CHUNKS_AHEAD`] open requests.
@@ -134,9 +109,9 @@ impl<T: Transport> LayerFetcher<'_, T> {
         stream: &mut T::Stream,
         files: &mut [FetchedFile],
         ranges: &[Vec<Range<u64>>],
-        progress: &impl Fn(u64, u64),
-    ) -> Result<(), RingError> {
-        let cannot = |error: std::io::Error| RingError::fetch_folder(self.folder, &error);
+        folder: &Path,
+    ) -> Result<()> {
+        let cannot = |error: std::io::Error| RingError::fetch_folder(folder, &error);
         let mut missing = Vec::new();
         for (index, (file, ranges)) in (0u16..).zip(files.iter_mut().zip(ranges)) {
             let chunks = file.missing_chunks(ranges).map_err(cannot)?;
@@ -167,12 +142,26 @@ impl<T: Transport> LayerFetcher<'_, T> {
                 return Err(protocol_error("the head", what));
             }
             done += 1;
-            progress(done * CHUNK_BYTES, total * CHUNK_BYTES);
+            let (done, total) = (done * CHUNK_BYTES, total * CHUNK_BYTES);
+            self.report(EpochReport::Message(Message::Fetching { done, total }));
         }
     }
 }
 
-async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>, RingError> {
+/// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
+fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> {
+    let digest = plan.model.digest.as_ref().unwrap_or(&plan.model.shape_digest);
+    // The digest comes from another device, so only letters and digits may become part of a path.
+    let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
+    let folder = folder.join(if name.is_empty() { "model" } else { &name });
+    std::fs::create_dir_all(&folder).map_err(|error| RingError::fetch_folder(&folder, &error))?;
+    Ok(match count {
+        1 => vec![folder.join("model.gguf")],
+        _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
+    })
+}
+
+async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     let request = Frame::from(Message::ListFiles);
     with_deadline(WRITE_DEADLINE, "requesting the list of model files", request.write(stream)).await??;
     let frame = with_deadline(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use super::head_connection::HeadConnection;
 use super::session::Session;
 use super::worker::Worker;
-use crate::error::RingError;
+use crate::error::{Result, RingError};
 use crate::probe::answer_probes;
 use crate::wire::{
     Listener, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch, Transport, accept_activations,
@@ -25,7 +25,7 @@ impl<T: Transport> Worker<T> {
     pub async fn serve(
         &self,
         mut listener: T::Listener,
-        report: impl Fn(Result<(), RingError>) + Clone + Send + Sync + 'static,
+        report: impl Fn(Result<()>) + Clone + Send + Sync + 'static,
     ) -> RingError {
         let mut failures = 0;
         let mut pending = PendingConnections::default();
@@ -52,11 +52,7 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    async fn serve_connection(
-        &self,
-        mut stream: T::Stream,
-        connection: PendingConnection,
-    ) -> Result<(), RingError> {
+    async fn serve_connection(&self, mut stream: T::Stream, connection: PendingConnection) -> Result<()> {
         let (session, purpose) = read_hello(&mut stream).await?;
         connection.mark_identified();
         match purpose {
@@ -72,7 +68,7 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<(), RingError> {
+    async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<()> {
         // The next head may connect before the previous session has ended.
         let Ok(_in_session) = timeout(ACQUIRE_DEADLINE, self.in_session.lock()).await else {
             let reason = "another head uses this worker; wait until it is done, or stop it".into();

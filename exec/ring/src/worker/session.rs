@@ -12,9 +12,9 @@ use tokio::time::timeout;
 use super::epoch::{EpochReport, PreviousRunner, RunnerEvent, WorkerEpoch};
 use super::head_connection::HeadConnection;
 use super::worker::Worker;
-use crate::error::{RingError, protocol_error};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{StageRunner, TraceLines};
-use crate::wire::{BrokenLink, DataEvent, DataSink, Frame, Message, OpenEpoch, PeerAddress, Transport};
+use crate::wire::{DataEvent, DataSink, EpochConfig, Frame, Message, OpenEpoch, Transport};
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
@@ -53,7 +53,7 @@ impl<T: Transport> Session<T> {
     }
 
     /// Serves the head until the session ends and its runner has stopped.
-    pub(super) async fn serve(mut self) -> Result<(), RingError> {
+    pub(super) async fn serve(mut self) -> Result<()> {
         let ended = self.run().await;
         if let Err(error) = &ended {
             // A lost head does not receive this.
@@ -67,7 +67,7 @@ impl<T: Transport> Session<T> {
         ended
     }
 
-    async fn run(&mut self) -> Result<(), RingError> {
+    async fn run(&mut self) -> Result<()> {
         self.head.send(Message::Welcome(self.worker.source.facts())).await?;
         loop {
             tokio::select! {
@@ -93,14 +93,14 @@ impl<T: Transport> Session<T> {
     }
 
     /// Executes a command of the head. Returns false if it was the last one.
-    async fn execute(&mut self, frame: Frame) -> Result<bool, RingError> {
+    async fn execute(&mut self, frame: Frame) -> Result<bool> {
         match frame.message {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => self.head.send(Message::Pong { nonce, clock: wall_nanos() }).await?,
             Message::Prepare { epoch } => self.prepare(epoch).await?,
-            Message::Configure { epoch, device_index, first_pass, head, receivers } => {
-                let plan = self.parse_plan(&frame.payload, device_index)?;
-                self.configure(epoch, plan, (device_index, first_pass), head, receivers)?;
+            Message::Configure(config) => {
+                let plan = self.parse_plan(&frame.payload, config.device_index)?;
+                self.configure(config, plan)?;
             }
             Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
             Message::Collect => drop(self.inbox.send(RunnerEvent::CollectTrace)),
@@ -109,20 +109,18 @@ impl<T: Transport> Session<T> {
         Ok(true)
     }
 
-    async fn forward(&mut self, report: EpochReport) -> Result<(), RingError> {
+    async fn forward(&mut self, report: EpochReport) -> Result<()> {
+        let prepared = *self.prepared.borrow();
         match report {
+            EpochReport::Message(Message::LinkBroken(broken)) if broken.epoch != prepared => Ok(()),
             EpochReport::Message(message) => self.head.send(message).await,
             EpochReport::Trace(all) => self.send_trace(all).await,
-            EpochReport::LinkBroken(broken) if broken.epoch != *self.prepared.borrow() => Ok(()),
-            EpochReport::LinkBroken(BrokenLink { epoch, peer, reason }) => {
-                self.head.send(Message::LinkBroken { epoch, peer, reason }).await
-            }
             EpochReport::Failed(error) => Err(error),
         }
     }
 
     /// Stops the current epoch and accepts connections for the next one.
-    async fn prepare(&mut self, epoch: u32) -> Result<(), RingError> {
+    async fn prepare(&mut self, epoch: u32) -> Result<()> {
         if epoch <= *self.prepared.borrow() {
             let what = format!("epoch {epoch} is not greater than the prepared epoch");
             return Err(protocol_error("the head", what));
@@ -136,15 +134,8 @@ impl<T: Transport> Session<T> {
     }
 
     /// Starts the prepared epoch with its plan. The epoch reports later errors.
-    fn configure(
-        &mut self,
-        epoch: u32,
-        plan: Arc<Plan>,
-        (device_index, first_pass): (u16, u32),
-        head_address: String,
-        receivers: Vec<PeerAddress>,
-    ) -> Result<(), RingError> {
-        if epoch != *self.prepared.borrow() {
+    fn configure(&mut self, config: EpochConfig, plan: Arc<Plan>) -> Result<()> {
+        if config.epoch != *self.prepared.borrow() {
             return Err(protocol_error("the head", "it configures an epoch that it did not prepare"));
         }
         let Some(events) = self.events.take() else {
@@ -153,24 +144,19 @@ impl<T: Transport> Session<T> {
         let worker_epoch = WorkerEpoch {
             worker: self.worker.clone(),
             session: self.id,
-            epoch,
-            device_index,
-            first_pass,
+            config,
             plan,
-            head_address,
-            receivers,
-            events,
             sink: sink(self.inbox.clone(), self.reports.clone()),
             prepared: self.prepared.subscribe(),
             reports: self.reports.clone(),
         };
         let previous = std::mem::replace(&mut self.previous, PreviousRunner::None);
-        let serving = self.worker.options.compute_mode.spawn(worker_epoch.serve(previous));
+        let serving = self.worker.options.compute_mode.spawn(worker_epoch.serve(previous, events));
         self.previous = PreviousRunner::Running(serving);
         Ok(())
     }
 
-    fn parse_plan(&self, payload: &[u8], device_index: u16) -> Result<Arc<Plan>, RingError> {
+    fn parse_plan(&self, payload: &[u8], device_index: u16) -> Result<Arc<Plan>> {
         let text =
             std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
         let plan =
@@ -183,7 +169,7 @@ impl<T: Transport> Session<T> {
     }
 
     /// Sends the trace lines of each epoch in frames of a limited size.
-    async fn send_trace(&mut self, all: Vec<(u32, TraceLines)>) -> Result<(), RingError> {
+    async fn send_trace(&mut self, all: Vec<(u32, TraceLines)>) -> Result<()> {
         let mut reports = Vec::new();
         for (epoch, lines) in &all {
             let mut records = lines.records.chunks(MAX_REPORT_LINES);
@@ -208,7 +194,9 @@ impl<T: Transport> Session<T> {
 fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSender<EpochReport>) -> DataSink {
     Arc::new(move |event| match event {
         DataEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
-        DataEvent::LinkBroken(broken) => reports.send(EpochReport::LinkBroken(broken)).is_ok(),
+        DataEvent::LinkBroken(broken) => {
+            reports.send(EpochReport::Message(Message::LinkBroken(broken))).is_ok()
+        }
     })
 }
 

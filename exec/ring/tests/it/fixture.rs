@@ -12,11 +12,8 @@ use hearth_ring::{
     WorkerOptions, bind,
 };
 use hearth_schema::Plan;
-use hearth_schema::plan::{
-    PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Processor, Role, ScenarioRecord,
-};
+use hearth_schema::plan::{KvFormat, PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
 pub const Q4: &str = "psalm-7m-q4_k.gguf";
 pub const F16: &str = "psalm-7m-f16.gguf";
@@ -61,32 +58,19 @@ pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 /// Creates a plan with these windows, whose workers have the addresses of [`address`].
 pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     let Layers(layers) = model.profile.shape.layers;
-    let devices = windows.iter().enumerate().map(|(index, &window)| PlannedDevice {
-        name: format!("d{index}"),
-        address: (index > 0).then(|| address(index)),
-        role: if index == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency: FAULTS,
-        predicted: None,
+    let devices = windows.iter().enumerate().map(|(index, &window)| {
+        let role = if index == 0 { Role::Head } else { Role::Worker };
+        let address = (index > 0).then(|| address(index));
+        PlannedDevice { address, residency: FAULTS, ..PlannedDevice::new(format!("d{index}"), role, window) }
     });
+    let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
+    let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
-        schema: "plan/1".into(),
-        scenario: ScenarioRecord { name: "test".into(), digest: String::new() },
-        model: PlannedModel::from_profile(&model.profile),
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 128,
         kv_cache: KvFormat::F32,
-        activations: ActivationFormat::F32,
-        output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
         devices: devices.collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
+        ..Plan::empty(scenario, PlannedModel::from_profile(&model.profile), planner)
     }
 }
 

@@ -222,7 +222,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
 
 /// Whether the model file is on a disk: pages of a file in a memory file system stay in memory when they are evicted.
 fn is_on_disk(model: &LocalModel) -> bool {
-    let extent = model.weights.layer_extents(0).into_iter().next().expect("a tensor");
+    let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
     let bytes = model.weights.bytes(extent).expect("its bytes");
     let file = model.weights.file(extent).expect("its file");
     hearth_runtime::pages::populate(bytes);

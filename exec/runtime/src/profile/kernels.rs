@@ -63,14 +63,13 @@ impl CpuKernels {
 }
 
 fn filled_cache() -> LayerCache {
-    let mut rows = HeadRows::new(CacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
-    let row: Vec<f32> = (0..LENGTH).map(|at| 0.01 * at as f32).collect();
-    for head in 0..KV_HEADS {
-        for position in 0..POSITIONS {
-            rows.set(head, position, &row);
-        }
+    let rows = HeadRows::new(CacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
+    let mut cache = LayerCache { keys: rows.clone(), values: rows };
+    let heads: Vec<f32> = (0..KV_HEADS * LENGTH).map(|at| 0.01 * (at % LENGTH) as f32).collect();
+    for position in 0..POSITIONS {
+        cache.set(position, &heads, &heads);
     }
-    LayerCache { keys: rows.clone(), values: rows }
+    cache
 }
 
 impl Kernels for CpuKernels {
@@ -117,12 +116,9 @@ impl Kernels for CpuKernels {
     fn write_kv_cache(&mut self, tokens: usize) -> Bytes {
         let index = self.next_cache();
         let cache = &mut self.caches[index];
+        let rows = &self.query[..KV_HEADS * LENGTH];
         for position in 0..tokens {
-            for head in 0..KV_HEADS {
-                let row = &self.query[head * LENGTH..][..LENGTH];
-                cache.keys.set(head, position % POSITIONS, row);
-                cache.values.set(head, position % POSITIONS, row);
-            }
+            cache.set(position % POSITIONS, rows, rows);
         }
         Bytes((2 * 2 * KV_HEADS * LENGTH * tokens) as u64)
     }

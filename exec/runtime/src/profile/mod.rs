@@ -228,8 +228,8 @@ fn about(cpu: &Cpu) -> String {
         env!("CARGO_PKG_VERSION")
     );
     if let Some(quota) = processor::quota_description() {
-        about.push_str(", under ");
-        about.push_str(&quota);
+        about += ", under ";
+        about += &quota;
     }
     if measure::memory::has_mglru() {
         about += ", reclaims pages by generations (MGLRU): unvalidated";

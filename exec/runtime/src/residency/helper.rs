@@ -17,7 +17,7 @@ use super::barrier::Shared;
 use super::{ReadSpan, evict, is_residency_known};
 use crate::clock::wall_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{advise_normal, advise_random, populate, resident_bytes, will_need};
+use crate::pages::{Advice, advise, populate, resident_bytes};
 use crate::read_counter::ReadCounter;
 
 pub(super) struct Helper<'a, Memory> {
@@ -40,7 +40,9 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     pub(super) fn run(mut self) {
-        self.shared.weights.mappings().for_each(advise_random);
+        self.shared.weights.mappings().for_each(|mapping| {
+            advise(mapping, Advice::Random);
+        });
         let mut state = self.shared.lock();
         while !state.ended {
             match state.residency.next_step() {
@@ -61,7 +63,9 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             }
         }
         drop(state);
-        self.shared.weights.mappings().for_each(advise_normal);
+        self.shared.weights.mappings().for_each(|mapping| {
+            advise(mapping, Advice::Normal);
+        });
     }
 
     /// Carries out a step that makes system calls, for which the lock is not held.
@@ -85,7 +89,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             return;
         };
         let (start, before) = (wall_nanos(), self.counter.bytes_read());
-        will_need(bytes);
+        advise(bytes, Advice::WillNeed);
         let read = self.counter.bytes_read();
         // The kernel skips pages that are present, so the bytes read are those that were missing.
         let missing = absent.unwrap_or(read.saturating_sub(before));
@@ -119,7 +123,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.fixed_extents {
-                self.shared.weights.bytes(extent).map(will_need);
+                self.shared.weights.bytes(extent).map(|bytes| advise(bytes, Advice::WillNeed));
             }
         }
         // Pages that are evicted between the helper's check and the use of a piece are read again by page faults,

@@ -14,9 +14,10 @@ use hearth_schema::Plan;
 
 use super::barrier::{ResidencyBarrier, Shared};
 use super::helper::Helper;
-use super::{ReadSpan, StepId};
+use super::{ReadSpan, ResidencyPolicy, StepId, evict};
 use crate::memory::MemoryReading;
-use crate::weights::Weights;
+use crate::pages::page_bytes;
+use crate::weights::{Extent, Weights};
 
 /// Maximum time for which a computation waits without the arrival of a piece. Even a slow disk reads a piece in a
 /// fraction of this time.
@@ -43,52 +44,58 @@ impl ManagedStream {
         let thread = std::thread::spawn(move || Helper::new(&guard.0, memory).run());
         Self { shared, thread: Some(thread) }
     }
+}
 
-    /// Returns the barrier at which the computation waits.
-    pub fn barrier(&self) -> ResidencyBarrier {
+impl ResidencyPolicy for ManagedStream {
+    fn barrier(&self) -> ResidencyBarrier {
         ResidencyBarrier { shared: Some(self.shared.clone()) }
     }
 
-    /// Shrinks the kept set before the run uses `bytes` of memory.
-    pub fn reserve(&self, bytes: u64) {
-        self.shared.lock().reserved = bytes;
-        self.shared.react(Event::MemoryChanged);
-    }
-
-    /// Requests that a part be read, after the parts that were requested earlier.
-    pub fn request(&self, part: &ModelPart, at: StepId) {
-        if let Some(request) = self.shared.part_request(part, at) {
+    fn prefetch(&self, part: ModelPart, at: StepId) {
+        if let Some(request) = self.shared.part_request(&part, at) {
             self.shared.react(Event::Requested(request));
         }
     }
 
-    /// Begins the computation of a part.
-    pub fn begin(&self, part: &ModelPart, at: StepId) {
+    /// Shrinks the kept set before the run uses the memory.
+    fn reserve(&self, bytes: u64) {
+        self.shared.lock().reserved = bytes;
+        self.shared.react(Event::MemoryChanged);
+    }
+
+    fn begin(&self, part: &ModelPart, at: StepId) {
         if let Some(request) = self.shared.part_request(part, at) {
             self.shared.react(Event::PassBegun(at.pass));
             self.shared.react(Event::PartBegun(request));
         }
     }
 
-    /// Ends the computation of a part.
-    pub fn finish(&self, part: &ModelPart) {
-        let Some(index) = self.shared.index(part) else { return };
+    fn release(&self, part: ModelPart) {
+        let Some(index) = self.shared.index(&part) else { return };
         self.shared.react(Event::PartEnded);
         if index + 1 == self.shared.pieces.parts.len() {
             self.shared.lock().reserved = 0;
         }
     }
 
-    /// Cancels all requests and deletes the recorded spans. Kept pieces stay in memory.
-    pub fn reset(&self) {
+    /// Evicts whole pages, because embedding rows do not belong to a piece.
+    fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
+        let page = page_bytes() as u64;
+        for Extent { part, offset, length } in weights.embedding_rows(tokens) {
+            let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
+            evict(weights, Extent { part, offset: begin, length: end - begin });
+        }
+    }
+
+    /// Kept pieces stay in memory.
+    fn reset(&self) {
         self.shared.react(Event::Reset);
         let mut state = self.shared.lock();
         (state.span, state.awaited) = (None, 0);
         state.spans.clear();
     }
 
-    /// Returns the spans of reading since the last call.
-    pub fn take_spans(&self) -> Vec<ReadSpan> {
+    fn take_spans(&self) -> Vec<ReadSpan> {
         let mut state = self.shared.lock();
         let current = state.span.clone().filter(|span| span.bytes > 0);
         state.spans.extend(current);
@@ -98,13 +105,11 @@ impl ManagedStream {
         std::mem::take(&mut state.spans)
     }
 
-    /// Returns the total bytes that the helper has read.
-    pub fn bytes_read(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         self.shared.lock().read
     }
 
-    /// Returns the bytes that were missing when the computation needed them, since the last call.
-    pub fn take_awaited(&self) -> u64 {
+    fn take_awaited(&self) -> u64 {
         std::mem::take(&mut self.shared.lock().awaited)
     }
 }

@@ -15,6 +15,7 @@ pub mod read_ahead;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use hearth_core::residency::ReadOrigin;
@@ -23,7 +24,7 @@ use hearth_schema::Plan;
 use hearth_schema::residency::Residency;
 
 use crate::memory::MemoryReading;
-use crate::pages::{self, page_bytes};
+use crate::pages::{self, Advice};
 use crate::weights::{Extent, Weights};
 
 pub use barrier::ResidencyBarrier;
@@ -31,14 +32,62 @@ use managed::{MAX_WAIT, ManagedStream};
 use read_ahead::ReadAhead;
 
 /// The policy by which the weights of a device are read ahead of their use and evicted after it.
-pub enum WeightResidency {
-    /// Weights are read when they are touched.
-    OnDemand,
-    /// Weights are read ahead; the operating system decides which of them stay in memory.
-    System(ReadAhead),
-    /// This process keeps a set of pieces and streams the rest.
-    Managed(ManagedStream),
+pub struct WeightResidency(Box<dyn ResidencyPolicy>);
+
+impl Deref for WeightResidency {
+    type Target = dyn ResidencyPolicy;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
 }
+
+/// Reads weights ahead of their use and evicts them after it. With the default methods, weights are read when they are
+/// touched.
+pub trait ResidencyPolicy: Send + Sync {
+    /// Returns the barrier at which the computation waits.
+    fn barrier(&self) -> ResidencyBarrier {
+        ResidencyBarrier::open()
+    }
+
+    /// Requests that a part be read, after the parts that were requested earlier. Returns immediately.
+    fn prefetch(&self, _part: ModelPart, _at: StepId) {}
+
+    /// Reserves `bytes` of memory that the run is about to use.
+    fn reserve(&self, _bytes: u64) {}
+
+    /// Begins the computation of a part.
+    fn begin(&self, _part: &ModelPart, _at: StepId) {}
+
+    /// Releases a part after its use.
+    fn release(&self, _part: ModelPart) {}
+
+    /// Evicts the pages of the embedding rows of `tokens` after the lookup, under managed residency.
+    fn release_embedding_rows(&self, _weights: &Weights, _tokens: &[u32]) {}
+
+    /// Cancels all requested reads and deletes the recorded spans.
+    fn reset(&self) {}
+
+    /// Returns the spans of reading since the last call.
+    fn take_spans(&self) -> Vec<ReadSpan> {
+        Vec::new()
+    }
+
+    /// Returns the total bytes that have been read ahead.
+    fn bytes_read(&self) -> u64 {
+        0
+    }
+
+    /// Returns the bytes that were missing when the computation needed them, since the last call.
+    fn take_awaited(&self) -> u64 {
+        0
+    }
+}
+
+/// The policy without reading ahead.
+struct OnDemand;
+
+impl ResidencyPolicy for OnDemand {}
 
 /// The pass and round of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,115 +135,20 @@ impl WeightResidency {
     ) -> Self {
         let options = plan.devices[device].residency;
         if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.bytes(table)) {
-            pages::advise_random(table);
+            pages::advise(table, Advice::Random);
         }
-        match options.policy {
-            // Other systems neither report which pages are in memory nor read pages on request.
-            Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
-                WeightResidency::OnDemand
+        let policy: Box<dyn ResidencyPolicy> = match options.policy {
+            Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
+                Box::new(ManagedStream::start(weights.clone(), plan, device, memory, MAX_WAIT))
             }
-            Residency::Managed => WeightResidency::Managed(ManagedStream::start(
-                weights.clone(),
-                plan,
-                device,
-                memory,
-                MAX_WAIT,
-            )),
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
-                WeightResidency::System(ReadAhead::start(weights.clone(), options))
+                Box::new(ReadAhead::start(weights.clone(), options))
             }
-            // Plans with policies that are only simulated are refused earlier.
-            Residency::Os | Residency::Windowed | Residency::Pinned | Residency::Sliding => {
-                WeightResidency::OnDemand
-            }
-        }
-    }
-
-    /// Returns the barrier at which the computation waits.
-    pub fn barrier(&self) -> ResidencyBarrier {
-        match self {
-            WeightResidency::OnDemand | WeightResidency::System(_) => ResidencyBarrier::open(),
-            WeightResidency::Managed(stream) => stream.barrier(),
-        }
-    }
-
-    /// Reads a part ahead if the policy allows it.
-    pub fn prefetch(&self, part: ModelPart, at: StepId) {
-        match self {
-            WeightResidency::OnDemand => {}
-            WeightResidency::System(reader) => reader.request(part, at),
-            WeightResidency::Managed(stream) => stream.request(&part, at),
-        }
-    }
-
-    /// Reserves `bytes` of memory that the run is about to use.
-    pub fn reserve(&self, bytes: u64) {
-        if let WeightResidency::Managed(stream) = self {
-            stream.reserve(bytes);
-        }
-    }
-
-    /// Begins the computation of a part.
-    pub fn begin(&self, part: &ModelPart, at: StepId) {
-        if let WeightResidency::Managed(stream) = self {
-            stream.begin(part, at);
-        }
-    }
-
-    /// Releases a part after its use.
-    pub fn release(&self, part: ModelPart) {
-        match self {
-            WeightResidency::OnDemand => {}
-            WeightResidency::System(reader) => reader.release(part),
-            WeightResidency::Managed(stream) => stream.finish(&part),
-        }
-    }
-
-    /// Evicts the pages of the embedding rows of `tokens` after the lookup, under managed residency. These pages do
-    /// not belong to a piece.
-    pub fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
-        if let WeightResidency::Managed(_) = self {
-            let page = page_bytes() as u64;
-            for Extent { part, offset, length } in weights.embedding_rows(tokens) {
-                let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
-                evict(weights, Extent { part, offset: begin, length: end - begin });
-            }
-        }
-    }
-
-    /// Cancels all requested reads and deletes the recorded spans.
-    pub fn reset(&self) {
-        match self {
-            WeightResidency::OnDemand => {}
-            WeightResidency::System(reader) => reader.reset(),
-            WeightResidency::Managed(stream) => stream.reset(),
-        }
-    }
-
-    /// Returns the spans of reading since the last call.
-    pub fn take_spans(&self) -> Vec<ReadSpan> {
-        match self {
-            WeightResidency::OnDemand => Vec::new(),
-            WeightResidency::System(reader) => reader.take_spans(),
-            WeightResidency::Managed(stream) => stream.take_spans(),
-        }
-    }
-
-    /// Returns the total bytes that have been read ahead.
-    pub fn bytes_read(&self) -> u64 {
-        match self {
-            WeightResidency::OnDemand => 0,
-            WeightResidency::System(reader) => reader.bytes_read(),
-            WeightResidency::Managed(stream) => stream.bytes_read(),
-        }
-    }
-
-    /// Returns the bytes for which the computation has waited, since the last call.
-    pub fn take_awaited(&self) -> u64 {
-        match self {
-            WeightResidency::OnDemand | WeightResidency::System(_) => 0,
-            WeightResidency::Managed(stream) => stream.take_awaited(),
-        }
+            // Systems other than Linux neither report which pages are in memory nor read pages on request. Plans with
+            // policies that are only simulated are refused earlier.
+            _ => Box::new(OnDemand),
+        };
+        WeightResidency(policy)
     }
 }
 

@@ -25,8 +25,8 @@ use crate::clock::wall_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
-use super::{ReadSpan, StepId, is_residency_known, origin_of};
-use crate::pages::{populate, resident_bytes, will_need, will_need_unsplit};
+use super::{ReadSpan, ResidencyPolicy, StepId, is_residency_known, origin_of};
+use crate::pages::{Advice, advise, resident_bytes};
 
 /// Bytes that are checked and populated at once: large enough for sequential reading, small enough for quick
 /// cancellation.
@@ -93,16 +93,6 @@ impl ReadAhead {
         Self { requests: Some(requests), shared, thread: Some(thread) }
     }
 
-    /// Requests that a part be read, after earlier requests. Returns immediately.
-    pub fn request(&self, part: ModelPart, at: StepId) {
-        self.send(part, Task::Read(at));
-    }
-
-    /// Requests that a part be evicted, after earlier requests. Returns immediately.
-    pub fn release(&self, part: ModelPart) {
-        self.send(part, Task::Evict);
-    }
-
     fn send(&self, part: ModelPart, task: Task) {
         if let Some(requests) = &self.requests {
             self.shared.waiting.fetch_add(1, Ordering::Relaxed);
@@ -111,20 +101,27 @@ impl ReadAhead {
             let _ = requests.send(Request { part, task, generation });
         }
     }
+}
 
-    /// Cancels all requests and deletes the recorded spans.
-    pub fn reset(&self) {
+impl ResidencyPolicy for ReadAhead {
+    fn prefetch(&self, part: ModelPart, at: StepId) {
+        self.send(part, Task::Read(at));
+    }
+
+    fn release(&self, part: ModelPart) {
+        self.send(part, Task::Evict);
+    }
+
+    fn reset(&self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
         self.take_spans();
     }
 
-    /// Returns the spans of reading since the last call.
-    pub fn take_spans(&self) -> Vec<ReadSpan> {
+    fn take_spans(&self) -> Vec<ReadSpan> {
         self.shared.spans.lock().map(|mut spans| std::mem::take(&mut *spans)).unwrap_or_default()
     }
 
-    /// Returns the total bytes that the helper has read.
-    pub fn bytes_read(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         self.shared.read.load(Ordering::Relaxed)
     }
 }
@@ -187,11 +184,11 @@ impl Helper {
                 let requested = match self.options.policy {
                     Residency::Os if self.options.one_call => {
                         let before = self.counter.bytes_read();
-                        will_need_unsplit(piece);
+                        advise(piece, Advice::WillNeedUnsplit);
                         self.counter.bytes_read() - before
                     }
-                    Residency::Os => will_need(piece),
-                    _ => populate(piece),
+                    Residency::Os => advise(piece, Advice::WillNeed),
+                    _ => advise(piece, Advice::PopulateRead),
                 };
                 self.shared.read.store(self.counter.bytes_read(), Ordering::Relaxed);
                 if missing == 0 {

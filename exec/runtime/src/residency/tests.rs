@@ -1,7 +1,6 @@
 //! Tests of the managed stream: every piece arrives, the buffer stays within its limit, and the computation never
 //! hangs.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -11,17 +10,14 @@ use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
 use super::managed::{MAX_WAIT, ManagedStream};
-use super::{ResidencyBarrier, StepId, resident_bytes};
+use super::{ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
 use crate::memory::MemoryReading;
 use crate::weights::Weights;
 
 const AT: StepId = StepId { pass: 0, round: 0 };
 const BUFFER: u64 = 512 << 10;
 
-fn weights() -> Arc<Weights> {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models/psalm-7m-f16.gguf");
-    Arc::new(Weights::open(file).expect("the trained model is part of the repository"))
-}
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/models/psalm-7m-f16.gguf");
 
 /// Returns a plan with one device that computes `window` of the eight layers per round and keeps `kept` bytes.
 fn plan(window: u32, kept: u64) -> Plan {
@@ -36,102 +32,108 @@ fn plan(window: u32, kept: u64) -> Plan {
     Plan::from_yaml(&text).expect("a valid plan")
 }
 
-/// Starts a stream of the layers in windows of `window`, which keeps `kept` bytes.
-fn start(
-    window: u32,
-    kept: u64,
-    memory: impl Fn() -> MemoryReading + Send + 'static,
-    max_wait: Duration,
-) -> (Arc<Weights>, ManagedStream, ResidencyBarrier) {
-    let weights = weights();
-    let stream = ManagedStream::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
-    let barrier = stream.barrier();
-    (weights, stream, barrier)
-}
-
 fn layers(range: std::ops::Range<u32>) -> ModelPart {
     ModelPart::Layers(range)
 }
 
-/// Uses a part as a computation does, with rows of 512 bytes. Returns the maximum number of bytes seen in the buffer.
-fn compute_at(
-    at: StepId,
-    stream: &ManagedStream,
-    barrier: &ResidencyBarrier,
-    weights: &Weights,
-    part: &ModelPart,
-) -> u64 {
-    let mut buffered = 0;
-    stream.begin(part, at);
-    for extent in weights.matrix_extents(part) {
-        let bytes = weights.bytes(extent).expect("a checked tensor");
-        let mut at = 0;
-        while at < bytes.len() {
-            let ready = barrier.wait(&bytes[at..], 512);
-            assert!(ready >= 512.min(bytes.len() - at), "a barrier returns at least a row");
-            barrier.mark_used(&bytes[at..at + ready]);
-            at += ready;
-            buffered = buffered.max(stream.shared.lock().residency.buffered_bytes());
-        }
-    }
-    stream.finish(part);
-    buffered
+struct Run {
+    weights: Arc<Weights>,
+    stream: ManagedStream,
+    barrier: ResidencyBarrier,
 }
 
-fn compute(stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights, part: &ModelPart) {
-    let buffered = compute_at(AT, stream, barrier, weights, part);
-    assert!(buffered <= BUFFER, "the buffer is never larger than planned");
+impl Run {
+    /// Starts a stream of the layers in windows of `window`, which keeps `kept` bytes.
+    fn start(
+        window: u32,
+        kept: u64,
+        memory: impl Fn() -> MemoryReading + Send + 'static,
+        max_wait: Duration,
+    ) -> Run {
+        let weights = Arc::new(Weights::open(MODEL).expect("the trained model is part of the repository"));
+        let stream = ManagedStream::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
+        let barrier = stream.barrier();
+        Run { weights, stream, barrier }
+    }
+
+    /// Uses a part as a computation does, with rows of 512 bytes. Returns the maximum number of bytes seen in the
+    /// buffer.
+    fn compute_at(&self, at: StepId, part: &ModelPart) -> u64 {
+        let mut buffered = 0;
+        self.stream.begin(part, at);
+        for extent in self.weights.matrix_extents(part) {
+            let bytes = self.weights.bytes(extent).expect("a checked tensor");
+            let mut at = 0;
+            while at < bytes.len() {
+                let ready = self.barrier.wait(&bytes[at..], 512);
+                assert!(ready >= 512.min(bytes.len() - at), "a barrier returns at least a row");
+                self.barrier.mark_used(&bytes[at..at + ready]);
+                at += ready;
+                buffered = buffered.max(self.stream.shared.lock().residency.buffered_bytes());
+            }
+        }
+        self.stream.release(part.clone());
+        buffered
+    }
+
+    fn compute(&self, part: &ModelPart) {
+        assert!(self.compute_at(AT, part) <= BUFFER, "the buffer is never larger than planned");
+    }
+
+    fn settle(&self) {
+        for _ in 0..2000 {
+            let state = self.stream.shared.lock();
+            if state.residency.buffered_bytes() == 0 && !state.residency.is_measure_due() {
+                return;
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the buffer does not become empty: {:?}", self.stream.shared.lock());
+    }
 }
 
-fn settle(stream: &ManagedStream) {
-    for _ in 0..2000 {
-        let state = stream.shared.lock();
-        if state.residency.buffered_bytes() == 0 && !state.residency.is_measure_due() {
-            return;
-        }
-        drop(state);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("the buffer does not become empty: {:?}", stream.shared.lock());
+/// Returns the first matrix of the first two layers.
+fn first_matrix(weights: &Weights) -> &[u8] {
+    weights.bytes(weights.matrix_extents(&layers(0..2))[0]).expect("a checked tensor")
 }
 
 #[test]
 fn parts_arrive_in_any_order_of_use() {
-    let (weights, stream, barrier) = start(2, 1 << 20, MemoryReading::default, MAX_WAIT);
+    let run = Run::start(2, 1 << 20, MemoryReading::default, MAX_WAIT);
     // Parts are begun without a request, requested but not begun, requested twice, and begun twice.
-    compute(&stream, &barrier, &weights, &layers(2..4));
-    stream.request(&layers(4..6), AT);
-    compute(&stream, &barrier, &weights, &layers(6..8));
-    stream.request(&layers(0..2), AT);
-    stream.request(&layers(0..2), AT);
-    compute(&stream, &barrier, &weights, &layers(0..2));
-    compute(&stream, &barrier, &weights, &layers(0..2));
-    stream.request(&ModelPart::Output, AT);
-    stream.request(&layers(0..2), AT);
-    compute(&stream, &barrier, &weights, &ModelPart::Output);
-    compute(&stream, &barrier, &weights, &layers(4..6));
-    stream.reset();
-    settle(&stream);
+    run.compute(&layers(2..4));
+    run.stream.prefetch(layers(4..6), AT);
+    run.compute(&layers(6..8));
+    run.stream.prefetch(layers(0..2), AT);
+    run.stream.prefetch(layers(0..2), AT);
+    run.compute(&layers(0..2));
+    run.compute(&layers(0..2));
+    run.stream.prefetch(ModelPart::Output, AT);
+    run.stream.prefetch(layers(0..2), AT);
+    run.compute(&ModelPart::Output);
+    run.compute(&layers(4..6));
+    run.stream.reset();
+    run.settle();
     // A part that does not belong to this device is ignored.
-    stream.request(&layers(1..3), AT);
-    stream.begin(&layers(1..3), AT);
-    stream.finish(&layers(1..3));
+    run.stream.prefetch(layers(1..3), AT);
+    run.stream.begin(&layers(1..3), AT);
+    run.stream.release(layers(1..3));
 }
 
 #[test]
 fn a_reset_in_the_middle_of_a_part_is_harmless() {
-    let (weights, stream, barrier) = start(2, 0, MemoryReading::default, MAX_WAIT);
+    let run = Run::start(2, 0, MemoryReading::default, MAX_WAIT);
     for _ in 0..3 {
-        stream.begin(&layers(0..2), AT);
-        stream.request(&layers(2..4), AT);
-        let first = weights.matrix_extents(&layers(0..2))[0];
-        let bytes = weights.bytes(first).expect("a checked tensor");
-        let ready = barrier.wait(bytes, 512);
-        barrier.mark_used(&bytes[..ready / 2]);
-        stream.reset();
-        settle(&stream);
+        run.stream.begin(&layers(0..2), AT);
+        run.stream.prefetch(layers(2..4), AT);
+        let bytes = first_matrix(&run.weights);
+        let ready = run.barrier.wait(bytes, 512);
+        run.barrier.mark_used(&bytes[..ready / 2]);
+        run.stream.reset();
+        run.settle();
     }
-    compute(&stream, &barrier, &weights, &layers(0..2));
+    run.compute(&layers(0..2));
 }
 
 #[test]
@@ -146,21 +148,22 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
         }
         MemoryReading::default()
     };
-    let (weights, stream, barrier) = start(2, 0, memory, Duration::from_millis(20));
-    let first = weights.matrix_extents(&layers(0..2))[0];
-    let bytes = weights.bytes(first).expect("a checked tensor");
-    stream.begin(&layers(0..2), AT);
+    let run = Run::start(2, 0, memory, Duration::from_millis(20));
+    let weights = run.weights.clone();
+    let bytes = first_matrix(&weights);
+    run.stream.begin(&layers(0..2), AT);
     let opened = "after the maximum wait the computation continues without the helper";
-    assert_eq!(barrier.wait(bytes, 512), bytes.len(), "{opened}");
-    barrier.mark_used(bytes);
+    assert_eq!(run.barrier.wait(bytes, 512), bytes.len(), "{opened}");
+    run.barrier.mark_used(bytes);
     hangs.store(false, Ordering::SeqCst);
     resume_tx.send(()).expect("the helper waits for this message");
     // The helper skips the pieces that were used without it.
     for part in [layers(0..2), layers(2..4), layers(4..6)] {
-        compute(&stream, &barrier, &weights, &part);
+        run.compute(&part);
     }
-    settle(&stream);
-    drop(stream);
+    run.settle();
+    let barrier = run.barrier.clone();
+    drop(run);
     assert_eq!(barrier.wait(bytes, 512), bytes.len(), "a barrier without a helper is open");
 }
 
@@ -172,20 +175,20 @@ fn the_kept_set_follows_the_available_memory() {
         let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
         MemoryReading { page_cache_available: value(&measured.0), refaulted_bytes: value(&measured.1) }
     };
-    let (weights, stream, barrier) = start(8, 64 << 20, memory, MAX_WAIT);
-    let whole = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&ModelPart::Output);
+    let run = Run::start(8, 64 << 20, memory, MAX_WAIT);
+    let whole = run.weights.part_bytes(&layers(0..8)) + run.weights.part_bytes(&ModelPart::Output);
     let mut pass = 0;
     let mut token = |count: u32| {
         for _ in 0..count {
             // Pieces that leave the kept set may be used once more before they are evicted, so the buffer limit is
             // not checked here.
             for part in [ModelPart::Output, layers(0..8)] {
-                compute_at(StepId { pass, round: 0 }, &stream, &barrier, &weights, &part);
+                run.compute_at(StepId { pass, round: 0 }, &part);
             }
             pass += 1;
-            settle(&stream);
+            run.settle();
         }
-        resident_bytes(&weights, &layers(0..8)) + resident_bytes(&weights, &ModelPart::Output)
+        resident_bytes(&run.weights, &layers(0..8)) + resident_bytes(&run.weights, &ModelPart::Output)
     };
     assert!(token(2) > whole * 9 / 10, "all fits");
     page_cache.store(whole / 2, Ordering::SeqCst);

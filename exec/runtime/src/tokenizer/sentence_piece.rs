@@ -9,7 +9,7 @@
 //! Deviation: llama.cpp also merges symbols to control tokens. Here control tokens are never the result of a merge,
 //! so that the text of a user cannot end a turn.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use hearth_profiles::gguf::Metadata;
@@ -29,30 +29,16 @@ pub(super) struct SentencePiece {
     pub(super) add_space: bool,
 }
 
-/// A candidate for a merge: two adjacent symbols whose concatenation is a piece.
+/// A candidate for a merge: two adjacent symbols whose concatenation is a piece. The greatest candidate is merged first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Merge {
-    score: f32,
-    left: usize,
+    /// The bits of the score, as an integer of the same order.
+    score: i32,
+    /// The leftmost symbol is the greatest.
+    left: Reverse<usize>,
     right: usize,
     /// The length of both symbols in bytes; the candidate is outdated if it has changed.
     length: usize,
-}
-
-impl PartialEq for Merge {
-    fn eq(&self, other: &Merge) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Merge {}
-impl PartialOrd for Merge {
-    fn partial_cmp(&self, other: &Merge) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Merge {
-    fn cmp(&self, other: &Merge) -> Ordering {
-        self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
-    }
 }
 
 /// A part of the text, with links to the adjacent symbols. After a merge with its left neighbour its length is zero.
@@ -131,7 +117,7 @@ impl SentencePiece {
         for right in 1..symbols.len() {
             merges.extend(self.candidate(text, &symbols, right - 1, right));
         }
-        while let Some(Merge { left, right, length, .. }) = merges.pop() {
+        while let Some(Merge { left: Reverse(left), right, length, .. }) = merges.pop() {
             let (first, second) = (symbols[left], symbols[right]);
             if first.length == 0 || second.length == 0 || first.length + second.length != length {
                 continue;
@@ -153,7 +139,10 @@ impl SentencePiece {
     fn candidate(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Merge> {
         let (start, length) = (symbols[left].start, symbols[left].length + symbols[right].length);
         let id = *self.ids.get(&text[start..start + length])?;
-        Some(Merge { score: self.scores[id as usize], left, right, length })
+        // As in `f32::total_cmp`: the bits of negative numbers are in descending order, so all but the sign are inverted.
+        let bits = self.scores[id as usize].to_bits().cast_signed();
+        let score = bits ^ ((bits >> 31).cast_unsigned() >> 1).cast_signed();
+        Some(Merge { score, left: Reverse(left), right, length })
     }
 }
 

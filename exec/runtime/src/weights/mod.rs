@@ -100,9 +100,8 @@ impl Weights {
 
     /// Whether all of these layers are available.
     pub fn has_layers(&self, mut layers: Range<u32>) -> bool {
-        self.fetched_layers
-            .as_ref()
-            .is_none_or(|fetched_layers| layers.all(|layer| fetched_layers.contains(&layer)))
+        let fetched = self.fetched_layers.as_ref();
+        fetched.is_none_or(|fetched| layers.all(|layer| fetched.contains(&layer)))
     }
 
     /// Whether the model is complete, that is, not partially fetched.
@@ -151,16 +150,6 @@ impl Weights {
         &self.model.parts
     }
 
-    /// Returns the extents of a layer, with adjacent tensors merged; none if the model has no such layer.
-    pub fn layer_extents(&self, layer: u32) -> Vec<Extent> {
-        self.layers_extents(layer..layer + 1)
-    }
-
-    /// Returns the extents of several layers, with adjacent tensors merged.
-    pub fn layers_extents(&self, layers: Range<u32>) -> Vec<Extent> {
-        self.part_extents(&ModelPart::Layers(layers))
-    }
-
     /// Returns the extent of the input embedding, of which a token reads one row.
     pub fn embedding_extents(&self) -> Vec<Extent> {
         merged([self.embedding])
@@ -186,12 +175,6 @@ impl Weights {
         })
     }
 
-    /// Returns the extents of the output layer, with adjacent tensors merged. With tied embeddings they include the
-    /// input embedding.
-    pub fn output_extents(&self) -> Vec<Extent> {
-        self.part_extents(&ModelPart::Output)
-    }
-
     /// Returns the matrices of a part, in the order of use, and its norms and biases. Layers that the model does not
     /// have are left out.
     fn part_tensors(&self, part: &ModelPart) -> [Vec<Tensor>; 2] {
@@ -208,7 +191,8 @@ impl Weights {
         }
     }
 
-    /// Returns the extents of a part of the model, with adjacent tensors merged.
+    /// Returns the extents of a part of the model, with adjacent tensors merged. With tied embeddings those of the output
+    /// layer include the input embedding.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         merged(self.part_tensors(part).concat())
     }

@@ -121,32 +121,33 @@ impl<'a> Table<'a> {
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
         let tensor = self.checked(name, &[length])?;
         if tensor.format != Format::F32 {
-            return Err(ExecError::NotF32 { tensor: name.into(), format: tensor.format });
+            let problem = format!("has type {}, but must be f32", tensor.format);
+            return Err(refused(name, problem, "convert the model again"));
         }
         let offset = tensor.extent.offset;
         if !offset.is_multiple_of(4) {
-            let problem = "which is not a multiple of 4";
-            return Err(ExecError::TensorOffset { tensor: name.into(), offset, problem });
+            let problem = format!("is at byte {offset}, which is not a multiple of 4");
+            return Err(refused(name, problem, "fetch the model again"));
         }
         Ok(tensor)
     }
 
     fn checked(&self, name: &str, dims: &[u64]) -> Result<Tensor, ExecError> {
-        let missing = || ExecError::MissingTensor { tensor: name.into() };
-        let info = self.find(name).ok_or_else(missing)?;
+        let incomplete = "the conversion is incomplete; convert or fetch the model again";
+        let info = self.find(name).ok_or_else(|| refused(name, "is missing", incomplete))?;
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
         let bytes = info.format.row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
         if info.dims != dims || bytes != Some(info.bytes.0) {
-            let (found, expected) = (info.dims.clone(), dims.to_vec());
-            return Err(ExecError::Dimensions { tensor: name.into(), found, expected });
+            let problem = format!("has dimensions {:?}, but the metadata imply {dims:?}", info.dims);
+            return Err(refused(name, problem, "convert or fetch the model again"));
         }
         let extent = Extent { part: info.part, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.part).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
-            let problem = "so that it ends after the end of the file";
-            return Err(ExecError::TensorOffset { tensor: name.into(), offset: extent.offset, problem });
+            let problem = format!("is at byte {}, so that it ends after the end of the file", extent.offset);
+            return Err(refused(name, problem, "fetch the model again"));
         }
         self.used.borrow_mut().insert(&info.name);
         Ok(Tensor { format: info.format, length: *length as usize, rows: rows as usize, extent })
@@ -163,21 +164,24 @@ impl<'a> Table<'a> {
         let extent = self.vector(name, u64::from(rotated / 2))?.extent;
         let bytes = &self.maps[extent.part][extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
-        match factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
-            Some(at) => Err(ExecError::RopeFactor { pair: at, found: factors[at] }),
-            None => Ok(Some(factors)),
+        if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
+            let found = factors[pair];
+            let problem = format!("has {found} as factor {pair}, but factors must be positive and finite");
+            return Err(refused(name, problem, "convert or fetch the model again"));
         }
+        Ok(Some(factors))
     }
 
     /// Fails if the file has a tensor that the forward pass does not use.
     pub(crate) fn check_all_used(&self) -> Result<(), ExecError> {
         let used = self.used.borrow();
-        match self.by_name.keys().find(|name| !used.contains(*name)) {
-            Some(name) => Err(ExecError::UnexpectedTensor {
-                tensor: (*name).into(),
-                architecture: self.architecture.to_string(),
-            }),
-            None => Ok(()),
-        }
+        let Some(name) = self.by_name.keys().find(|name| !used.contains(*name)) else { return Ok(()) };
+        let problem = format!("is not part of the {} architecture", self.architecture);
+        let hint = "the model is a variant (experts, adapters) that is not supported; use a model without it";
+        Err(refused(name, problem, hint))
     }
+}
+
+fn refused(tensor: &str, problem: impl Into<String>, hint: &'static str) -> ExecError {
+    ExecError::Tensor { tensor: tensor.into(), problem: problem.into(), hint }
 }

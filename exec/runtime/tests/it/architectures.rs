@@ -15,7 +15,7 @@ use hearth_runtime::{CacheFormat, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::models::{self, Model};
+use crate::models;
 
 #[derive(Deserialize)]
 struct Fixture {
@@ -69,9 +69,9 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
 
 /// Returns the logits of all tokens, [tokens, vocabulary], computed in passes of 16.
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
-    let mut model = Model::open(path, CacheFormat::F32);
+    let mut model = models::open(path, CacheFormat::F32);
     let pass = |tokens| {
-        let hidden = model.pass(tokens);
+        let hidden = model.pass(tokens).unwrap();
         model.input_output.logits(&hidden).unwrap()
     };
     tokens.chunks(16).flat_map(pass).collect()

@@ -4,12 +4,13 @@
 
 use std::io::Write;
 
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{CacheFormat, ExecError, Weights};
 use tempfile::NamedTempFile;
 
-use crate::models::{self, Model};
+use crate::models;
 
 fn good() -> Vec<u8> {
     std::fs::read(models::folder().join("psalm-7m-f16.gguf")).unwrap()
@@ -130,9 +131,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
     let mut file = std::fs::read(path).unwrap();
     damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
-    let mut model = Model::open(written(&file).path(), CacheFormat::F16);
-    let hidden = model.pass(&[5, 6]);
-    model.input_output.logits_of_last(&hidden)
+    models::open(written(&file).path(), CacheFormat::F16).next_logits(&[5, 6])
 }
 
 #[test]
@@ -168,14 +167,15 @@ fn truncated_files_are_refused() {
 fn extents_cover_the_file_once() {
     let weights = Weights::open(models::folder().join("psalm-7m-q4_k.gguf")).unwrap();
     let layers = weights.shape().layers.0;
-    let all = weights.layers_extents(0..layers);
+    let all = weights.part_extents(&ModelPart::Layers(0..layers));
     assert_eq!(all.len(), 1, "layers are contiguous in the file: {all:?}");
-    let apart: u64 = (0..layers).flat_map(|layer| weights.layer_extents(layer)).map(|e| e.length).sum();
+    let layer_bytes = |layer| weights.part_bytes(&ModelPart::Layers(layer..layer + 1));
+    let apart: u64 = (0..layers).map(layer_bytes).sum();
     assert!(apart <= all[0].length && all[0].length - apart < 64 * u64::from(layers));
     // With tied embeddings, the output layer reads the embedding and the output norm.
-    let output: u64 = weights.output_extents().iter().map(|extent| extent.length).sum();
+    let output = weights.part_bytes(&ModelPart::Output);
     let embedding = weights.embedding_extents()[0];
     assert!(output >= embedding.length + 4 * 256);
     assert_eq!(weights.bytes(embedding).unwrap().len() as u64, embedding.length);
-    assert!(weights.layer_extents(layers).is_empty());
+    assert!(weights.part_extents(&ModelPart::Layers(layers..layers + 1)).is_empty());
 }

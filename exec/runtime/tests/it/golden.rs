@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use hearth_runtime::sampler::greedy;
-use hearth_runtime::{CacheFormat, TextStream, Tokenizer, Weights};
+use hearth_runtime::{CacheFormat, Engine, TextStream, Tokenizer, Weights};
 use serde::Deserialize;
 
-use crate::models::{self, Model};
+use crate::models;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -34,20 +34,10 @@ fn golden(file: &str) -> Vec<Run> {
     golden.files.remove(file).unwrap()
 }
 
-fn open(file: &str) -> Model {
-    Model::open(&models::folder().join(file), CacheFormat::F32)
-}
-
-/// Returns the logits after `tokens`, which continue the sequence.
-fn next_logits(model: &mut Model, tokens: &[u32]) -> Vec<f32> {
-    let hidden = model.pass(tokens);
-    model.input_output.logits_of_last(&hidden).unwrap()
-}
-
 /// Returns the logits after the prompt of a run, and their maximum difference from the golden logits.
-fn prefill(model: &mut Model, run: &Run) -> (Vec<f32>, f32) {
+fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
     model.restart();
-    let logits = next_logits(model, &run.prompt_ids);
+    let logits = model.next_logits(&run.prompt_ids).unwrap();
     let difference = |&(token, logit): &(u32, f32)| (logits[token as usize] - logit).abs();
     let off = run.first_step_top5.iter().map(difference).fold(0.0, f32::max);
     (logits, off)
@@ -56,7 +46,7 @@ fn prefill(model: &mut Model, run: &Run) -> (Vec<f32>, f32) {
 /// Feeds the golden tokens of each run to a model. In steps whose margin is larger than `near_tie`, the model must
 /// choose the golden token. Returns the number of these steps and the maximum error of the logits after a prompt.
 fn check(file: &str, near_tie: f32) -> (usize, f32) {
-    let mut model = open(file);
+    let mut model = models::open(&models::folder().join(file), CacheFormat::F32);
     let (mut checked, mut skipped, mut equal, mut off) = (0, 0, 0, 0.0f32);
     for run in golden(file) {
         let (mut logits, difference) = prefill(&mut model, &run);
@@ -71,7 +61,7 @@ fn check(file: &str, near_tie: f32) -> (usize, f32) {
             } else {
                 skipped += 1;
             }
-            logits = next_logits(&mut model, &[expected]);
+            logits = model.next_logits(&[expected]).unwrap();
         }
     }
     println!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Pool, PoolOptions, Stage, Weights};
+use hearth_runtime::{CacheFormat, Cpu, Engine, Pool, PoolOptions, Weights};
 use tempfile::NamedTempFile;
 
 /// Returns the folder of the trained models.
@@ -38,38 +38,9 @@ pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
     file
 }
 
-/// A model with all layers in one stage.
-pub struct Model {
-    pub input_output: InputOutputLayers,
-    stage: Stage,
-    layers: u32,
-    length: u32,
-}
-
-impl Model {
-    pub fn open(path: &Path, format: CacheFormat) -> Model {
-        let weights = Arc::new(Weights::open(path).unwrap());
-        let pool =
-            Pool::new(PoolOptions { threads: 2, pin_workers: false, ..PoolOptions::default() }).unwrap();
-        let cpu = Cpu::new(Arc::new(pool));
-        let layers = weights.shape().layers.0;
-        let cache = CacheOptions { context: 256, format, sequences: 1 };
-        let whole = std::iter::once(0..layers).collect::<Vec<_>>();
-        let stage = Stage::on_cpu(Arc::clone(&weights), &whole, cache, cpu.clone()).unwrap();
-        Model { input_output: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 }
-    }
-
-    pub fn restart(&mut self) {
-        self.stage.truncate(0);
-        self.length = 0;
-    }
-
-    /// Returns the hidden rows of `tokens` after all layers; the tokens continue the sequence.
-    pub fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let mut hidden = self.input_output.embed(tokens).unwrap();
-        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
-        self.stage.forward(0..self.layers, &mut hidden, &positions).unwrap();
-        self.length += tokens.len() as u32;
-        hidden
-    }
+/// Opens a model on two threads, with a context of 256 positions.
+pub fn open(path: &Path, format: CacheFormat) -> Engine {
+    let pool = PoolOptions { threads: 2, pin_workers: false, ..PoolOptions::default() };
+    let cpu = Cpu::new(Arc::new(Pool::new(pool).unwrap()));
+    Engine::new(Arc::new(Weights::open(path).unwrap()), cpu, 256, format).unwrap()
 }

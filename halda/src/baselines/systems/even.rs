@@ -21,13 +21,13 @@ use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use super::slices::{SliceShare, base_tensor_plan, members, plan, row_block};
-use super::{SystemError, SystemOptions};
+use super::slices::{SliceShare, base_tensor_plan, members, plan};
+use super::{PlanResult, SystemError, SystemOptions};
 use crate::baselines::proportional_shares::cumulative_rounding;
 
 pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let (members, shape) = (members(cluster), &cluster.model.shape);
-    let block = row_block(Some(Format::Q4_0));
+    let block = Format::Q4_0.block_len() as u32;
     let divides = |count: u32| {
         shape.kv_heads.is_multiple_of(count)
             && shape.feed_forward.is_multiple_of(count)
@@ -67,11 +67,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     Plan { dropped, explanation, ..plan(cluster, scenario, planner, &tensor, &shares) }
 }
 
-pub(super) fn tpi_llm(
-    cluster: &Cluster,
-    scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
+pub(super) fn tpi_llm(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
     let format = options.weights_as.unwrap_or(Format::F32);
     let window = |blocks| ResidencyOptions {
         weights_as: Some(format),
@@ -92,11 +88,7 @@ pub(super) fn tpi_llm(
     Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
 
-pub(super) fn airinfer(
-    cluster: &Cluster,
-    scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
+pub(super) fn airinfer(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
     let format = options.weights_as.unwrap_or(Format::F32);
     let air_time = options.air_time.ok_or(SystemError::NoAirTime)?;
     let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
@@ -111,7 +103,7 @@ pub(super) fn airinfer(
 fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, SliceShare)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
-    let block = row_block(Some(format)).min(shape.feed_forward);
+    let block = (format.block_len() as u32).min(shape.feed_forward);
     let (ones, blocks) = (vec![1; used], shape.feed_forward / block);
     let heads = cumulative_rounding(&ones, shape.kv_heads).unwrap_or_default();
     let mut rows: Vec<u32> =

@@ -29,7 +29,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
     }
     if !supported(members[0]) {
         let head = members[0].name.clone();
-        return Err(SystemError::UnsupportedHead { system: "exo", head, why: why.into() });
+        return Err(SystemError::UnsupportedHead { system: "exo", head, why });
     }
     let size = |(member, total): (&&Member, u64)| if supported(member) { total } else { 0 };
     let sizes: Vec<u64> = members.iter().zip(total_memory(cluster)).map(size).collect();

@@ -45,7 +45,7 @@ pub enum SystemError {
     #[error("`{system}` runs on none of these devices: {why}")]
     NoUsableDevice { system: &'static str, why: &'static str },
     #[error("`{system}` does not run on the head `{head}`: {why}")]
-    UnsupportedHead { system: &'static str, head: String, why: String },
+    UnsupportedHead { system: &'static str, head: String, why: &'static str },
     #[error(
         "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}"
     )]
@@ -84,6 +84,8 @@ impl SystemError {
         Some(hint.to_owned())
     }
 }
+
+type PlanResult = Result<Plan, SystemError>;
 
 /// Returns the validated plan of the system `name` for a cluster.
 ///

@@ -46,11 +46,6 @@ pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
     ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
 }
 
-/// Returns the number of rows in a block of a format. Weights that keep their format count as K-quants.
-pub(super) fn row_block(format: Option<Format>) -> u32 {
-    format.unwrap_or(Format::Q4K).block_len() as u32
-}
-
 /// Builds a plan from the slices of the devices, the head first. Devices with an empty slice are dropped.
 pub(super) fn plan(
     cluster: &Cluster,

@@ -25,7 +25,7 @@ use hearth_schema::plan::tensor::AllReduce;
 use hearth_schema::plan::{Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::slices::{SliceShare, base_tensor_plan, members, plan, row_block};
+use super::slices::{SliceShare, base_tensor_plan, members, plan};
 use super::{SystemError, SystemOptions};
 use crate::baselines::proportional_shares::{
     distribute_remaining, proportional_within_capacity, speed_weights,
@@ -65,7 +65,7 @@ pub(super) fn by_speed(
         Costs::new(cluster, member, index == 0, on_gpu(&member.device), format)
     };
     let costs: Vec<Costs> = members.iter().enumerate().map(cost).collect();
-    let block = row_block(Some(format)).min(shape.feed_forward);
+    let block = (format.block_len() as u32).min(shape.feed_forward);
     let blocks = shape.feed_forward / block;
     let distribute = |times: &[f64], capacity: &[u32], whole: u32, unit| {
         let units = rule(times, capacity, whole);
@@ -97,7 +97,7 @@ pub(super) fn by_speed(
     };
     let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
     if shares[0].1.is_empty() {
-        let why = "its share rounds to zero".to_owned();
+        let why = "its share rounds to zero";
         return Err(SystemError::UnsupportedHead { system, head: members[0].name.clone(), why });
     }
     let planner =

@@ -39,10 +39,11 @@ pub(crate) struct IntegerProgram {
     pub devices: Vec<DeviceColumns>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Optimum {
-    pub windows: Vec<u32>,
-    pub gpu_layers: Vec<u32>,
+/// The layers of a device's window and how many of them are on its GPU (w and n).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SplitWindow {
+    pub layers: u32,
+    pub gpu_layers: u32,
 }
 
 impl DeviceColumns {
@@ -66,10 +67,7 @@ impl DeviceColumns {
 
 impl IntegerProgram {
     /// Checks whether the program has a solution. `no_window` is the reason if a device has no possible window.
-    pub(crate) fn check(
-        &self,
-        no_window: impl Fn(usize) -> InfeasibleReason,
-    ) -> Result<(), InfeasibleReason> {
+    pub fn check(&self, no_window: impl Fn(usize) -> InfeasibleReason) -> Result<(), InfeasibleReason> {
         let ring_layers = self.ring_layers as u32;
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
@@ -90,7 +88,7 @@ impl IntegerProgram {
     }
 
     /// Solves a program that passes [`Self::check`].
-    pub(crate) fn optimum(&self) -> Result<Optimum, InfeasibleReason> {
+    pub(crate) fn optimum(&self) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         self.rounded(&self.solve(&self.scaled_costs()?)?)
     }
 
@@ -136,21 +134,19 @@ impl IntegerProgram {
         Ok(columns.iter().map(found).collect())
     }
 
-    fn rounded(&self, found: &[(f64, f64)]) -> Result<Optimum, InfeasibleReason> {
-        let mut optimum = Optimum { windows: Vec::new(), gpu_layers: Vec::new() };
-        for (device, (window, gpu)) in self.devices.iter().zip(found) {
+    fn rounded(&self, found: &[(f64, f64)]) -> Result<Vec<SplitWindow>, InfeasibleReason> {
+        let round = |(device, (window, gpu)): (&DeviceColumns, &(f64, f64))| {
             // The cast converts NaN to 0, which is then checked against the constraints.
             let (window, gpu) = (window.round() as i64, gpu.round() as i64);
-            if !device.allows(window, gpu) {
-                return Err(unsolved("its solution violates a bound"));
-            }
-            optimum.windows.push(window as u32);
-            optimum.gpu_layers.push(gpu as u32);
-        }
-        if optimum.windows.iter().map(|window| i64::from(*window)).sum::<i64>() != self.ring_layers {
+            let split = SplitWindow { layers: window as u32, gpu_layers: gpu as u32 };
+            device.allows(window, gpu).then_some(split)
+        };
+        let windows: Option<Vec<SplitWindow>> = self.devices.iter().zip(found).map(round).collect();
+        let windows = windows.ok_or_else(|| unsolved("its solution violates a bound"))?;
+        if windows.iter().map(|window| i64::from(window.layers)).sum::<i64>() != self.ring_layers {
             return Err(unsolved("its windows do not sum to the layers of a round"));
         }
-        Ok(optimum)
+        Ok(windows)
     }
 }
 
@@ -170,17 +166,16 @@ mod tests {
         InfeasibleReason::NoWindowInCase { device: device.to_string(), case: MemoryCase::NoReload }
     }
 
-    fn solved(program: &IntegerProgram) -> Result<Optimum, InfeasibleReason> {
+    fn solved(program: &IntegerProgram) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         program.check(no_window)?;
         program.optimum()
     }
 
-    fn value(program: &IntegerProgram, optimum: &Optimum) -> f64 {
-        let cost = |(device, (window, gpu)): (&DeviceColumns, (&u32, &u32))| {
-            device.window_cost * f64::from(*window) + device.gpu_cost * f64::from(*gpu)
+    fn value(program: &IntegerProgram, windows: &[SplitWindow]) -> f64 {
+        let cost = |(device, window): (&DeviceColumns, &SplitWindow)| {
+            device.window_cost * f64::from(window.layers) + device.gpu_cost * f64::from(window.gpu_layers)
         };
-        let layers = optimum.windows.iter().zip(&optimum.gpu_layers);
-        program.devices.iter().zip(layers).map(cost).sum()
+        program.devices.iter().zip(windows).map(cost).sum()
     }
 
     /// Returns the minimum of the objective by a dynamic program over the devices that tries every (w, n).
@@ -261,7 +256,7 @@ mod tests {
         // of 2 on the first device: its second layer adds 0.5, less than the 0.7 of one more CPU layer on the second
         // device.
         let optimum = solved(&two(0.7)).unwrap();
-        assert_eq!(optimum, Optimum { windows: vec![2, 6], gpu_layers: vec![2, 2] });
+        assert_eq!(optimum, [2, 6].map(|layers| SplitWindow { layers, gpu_layers: 2 }));
     }
 
     #[test]

@@ -28,7 +28,7 @@
 //! repeat until there is none, at most 2 M times.
 
 use super::Halda;
-use super::integer_program::Optimum;
+use super::integer_program::SplitWindow;
 use super::linear_costs::LinearCosts;
 use crate::{Assignment, InfeasibleReason, SearchStep};
 
@@ -41,8 +41,7 @@ const MAX_PROGRAMS: usize = 5000;
 pub(crate) struct CandidatePlan {
     pub value: f64,
     pub rounds: u32,
-    pub windows: Vec<u32>,
-    pub gpu_layers: Vec<u32>,
+    pub windows: Vec<SplitWindow>,
     over: Vec<bool>,
 }
 
@@ -58,29 +57,31 @@ pub(crate) struct Search<'a, 'i> {
     /// The values of k to try.
     pub rounds: &'a [u32],
     pub halda: &'a Halda,
+    /// The outcomes of the programs so far.
+    pub record: &'a mut SearchRecord,
 }
 
 impl Search<'_, '_> {
     /// Returns the best plan found, and records the outcome of each program.
-    pub(crate) fn run(&self, record: &mut SearchRecord) -> Option<CandidatePlan> {
+    pub(crate) fn run(mut self) -> Option<CandidatePlan> {
         let objective = self.objective;
         let layers = objective.model.model_layers();
         let budget = |position: usize| objective.costs(position).capacity.max(0) as u64;
         let budgets: Vec<u64> = (0..objective.devices.len()).map(budget).collect();
         let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
-            return self.best_for_cases(&vec![false; budgets.len()], record);
+            return self.best_for_cases(&vec![false; budgets.len()]);
         };
         let mut forced = vec![false; budgets.len()];
         let mut best: Option<CandidatePlan> = None;
-        let mut plan = (1, start, vec![0; budgets.len()]);
+        let mut plan = (1, start);
         let mut last: Option<Vec<bool>> = None;
         for _ in 0..=budgets.len() {
-            let over = memory_cases(objective, &forced, &plan);
+            let over = memory_cases(objective, &forced, plan.0, &plan.1);
             if last.as_ref() == Some(&over) {
                 break;
             }
-            let found = self.best_for_cases(&over, record);
+            let found = self.best_for_cases(&over);
             last = Some(over);
             let Some(found) = found else { break };
             keep_better(&mut best, found);
@@ -88,22 +89,17 @@ impl Search<'_, '_> {
             let over = last.as_deref().unwrap_or_default();
             match slowest_disk(objective, over) {
                 Some(slowest) if is_unbalanced(objective, best) => forced[slowest] = true,
-                _ => plan = (best.rounds, best.windows.clone(), best.gpu_layers.clone()),
+                _ => plan = (best.rounds, best.windows.clone()),
             }
         }
         match last {
-            Some(over) if self.halda.flip_memory_cases => self.with_flips(best, &over, record),
+            Some(over) if self.halda.flip_memory_cases => self.with_flips(best, &over),
             _ => best,
         }
     }
 
     /// Improves the plan by flips of one memory case at a time, from those of `best`, or from `over` without `best`.
-    fn with_flips(
-        &self,
-        mut best: Option<CandidatePlan>,
-        over: &[bool],
-        record: &mut SearchRecord,
-    ) -> Option<CandidatePlan> {
+    fn with_flips(&mut self, mut best: Option<CandidatePlan>, over: &[bool]) -> Option<CandidatePlan> {
         for _ in 0..2 * over.len() {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
             let mut gained = false;
@@ -113,7 +109,7 @@ impl Search<'_, '_> {
                 }
                 let mut flipped = from.clone();
                 flipped[device] = !flipped[device];
-                if let Some(found) = self.best_for_cases(&flipped, record) {
+                if let Some(found) = self.best_for_cases(&flipped) {
                     gained |= keep_better(&mut best, found);
                 }
             }
@@ -125,27 +121,26 @@ impl Search<'_, '_> {
     }
 
     /// Solves the programs of all k for fixed memory cases, and returns the best plan.
-    fn best_for_cases(&self, over: &[bool], record: &mut SearchRecord) -> Option<CandidatePlan> {
+    fn best_for_cases(&mut self, over: &[bool]) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
         for &rounds in self.rounds {
             let LinearCosts { model, head, .. } = *self.objective;
-            let outcome = self.solve_program(over, rounds, best.as_ref(), record).map(|found| {
+            let outcome = self.solve_program(over, rounds, best.as_ref()).map(|found| {
                 let seconds = model.seconds(&to_assignment(self.objective, &found));
                 keep_better(&mut best, found);
                 seconds
             });
             let ring_layers = model.model_layers() / rounds;
-            record.steps.push(SearchStep { head, rounds, ring_layers, outcome });
+            self.record.steps.push(SearchStep { head, rounds, ring_layers, outcome });
         }
         best
     }
 
     fn solve_program(
-        &self,
+        &mut self,
         over: &[bool],
         rounds: u32,
         best: Option<&CandidatePlan>,
-        record: &mut SearchRecord,
     ) -> Result<CandidatePlan, InfeasibleReason> {
         let objective = self.objective;
         let program = objective.program(over, rounds);
@@ -164,23 +159,23 @@ impl Search<'_, '_> {
                 return Err(InfeasibleReason::Pruned { bound });
             }
         }
-        if record.programs >= MAX_PROGRAMS {
+        if self.record.programs >= MAX_PROGRAMS {
             return Err(InfeasibleReason::LimitReached { limit: MAX_PROGRAMS });
         }
-        record.programs += 1;
-        let Optimum { windows, gpu_layers } = program.optimum()?;
-        let value = objective.value(over, rounds, &windows, &gpu_layers);
+        self.record.programs += 1;
+        let windows = program.optimum()?;
+        let value = objective.value(over, rounds, &windows);
         if !value.is_finite() {
             return Err(InfeasibleReason::Solver { reason: "the objective is not finite".to_owned() });
         }
-        Ok(CandidatePlan { value, rounds, windows, gpu_layers, over: over.to_vec() })
+        Ok(CandidatePlan { value, rounds, windows, over: over.to_vec() })
     }
 }
 
 /// Returns the initial windows of Algorithm 1: one round of all layers in proportion to the memory budgets, each window
 /// of at least one layer. Returns `None` if there are more devices than layers. The paper does not define the rounding;
 /// here it is the largest remainder method, and ties go to the lower index.
-fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
+fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<SplitWindow>> {
     let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
     let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
     // If no device has memory, all get equal shares.
@@ -192,7 +187,7 @@ fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
     let mut order: Vec<usize> = (0..rests.len()).collect();
     order.sort_by_key(|device| (std::cmp::Reverse(rests[*device]), *device));
     order.iter().take(missing as usize).for_each(|device| windows[*device] += 1);
-    Some(windows)
+    Some(windows.into_iter().map(|layers| SplitWindow { layers, gpu_layers: 0 }).collect())
 }
 
 /// The minimum relative improvement that counts. Without xi, k rounds and one round take the same time, and rounding
@@ -211,12 +206,12 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
 
 /// Returns whether each device exceeds its memory with k, w and n. Devices that must be in case M4 count as fitting:
 /// those forced, and those with a slow disk.
-fn memory_cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u32>)) -> Vec<bool> {
-    let (rounds, windows, gpu_layers) = plan;
-    let layers = |window: u32| i64::from(*rounds) * i64::from(window);
+fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: &[SplitWindow]) -> Vec<bool> {
     let exceeds = |device: usize| {
         let must_fit = objective.costs(device).slow_disk || forced[device];
-        !must_fit && objective.exceeds(device, layers(windows[device]), layers(gpu_layers[device]))
+        let [layers, gpu_layers] = [windows[device].layers, windows[device].gpu_layers]
+            .map(|layers| i64::from(rounds) * i64::from(layers));
+        !must_fit && objective.exceeds(device, layers, gpu_layers)
     };
     (0..windows.len()).map(exceeds).collect()
 }
@@ -226,11 +221,11 @@ fn memory_cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>,
 fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let free_gpu_layers = |device: usize| {
         let most = objective.max_gpu_layers(device, found.rounds)?;
-        Some(most - i64::from(found.gpu_layers[device]))
+        Some(most - i64::from(found.windows[device].gpu_layers))
     };
     let devices = found.windows.len();
     let overloaded = |device: usize| {
-        let on_cpu = found.windows[device] > found.gpu_layers[device];
+        let on_cpu = found.windows[device].layers > found.windows[device].gpu_layers;
         found.over[device] || on_cpu && free_gpu_layers(device).is_some_and(|free| free <= 0)
     };
     (0..devices)
@@ -249,9 +244,9 @@ fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
 pub(crate) fn to_assignment(objective: &LinearCosts, found: &CandidatePlan) -> Assignment {
     let devices = objective.model.device_count();
     let mut assignment = Assignment::new(objective.head, found.rounds, vec![0; devices], vec![0; devices]);
-    for (position, device) in objective.devices.iter().enumerate() {
-        assignment.window_layers[*device] = found.windows[position];
-        assignment.gpu_layers[*device] = found.gpu_layers[position];
+    for (&device, window) in objective.devices.iter().zip(&found.windows) {
+        assignment.window_layers[device] = window.layers;
+        assignment.gpu_layers[device] = window.gpu_layers;
     }
     assignment
 }
@@ -261,19 +256,22 @@ mod start_tests {
     use super::proportional_windows;
 
     #[test]
-    fn largest_remainders_get_the_rest() {
-        // 13 - 3 = 10 layers in the ratio 5:3:3 are 4.55, 2.73, 2.73: the last two go to the second and the third.
-        assert_eq!(proportional_windows(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
-        // All remainders are 1/3, so the lower index gets the layer.
-        assert_eq!(proportional_windows(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
-    }
-
-    #[test]
-    fn every_device_gets_a_layer() {
-        assert_eq!(proportional_windows(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
-        assert_eq!(proportional_windows(&[0, 0], 5), Some(vec![3, 2]));
-        assert_eq!(proportional_windows(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));
-        assert_eq!(proportional_windows(&[1, 1], 1), None);
+    fn every_device_gets_a_layer_and_largest_remainders_get_the_rest() {
+        for (budgets, layers, expected) in [
+            // 13 - 3 = 10 layers in the ratio 5:3:3 are 4.55, 2.73, 2.73: the last two go to the second and the third.
+            (&[5, 3, 3][..], 13, Some(vec![5, 4, 4])),
+            // All remainders are 1/3, so the lower index gets the layer.
+            (&[1, 1, 1], 4, Some(vec![2, 1, 1])),
+            (&[1, 1000, 0], 10, Some(vec![1, 8, 1])),
+            (&[0, 0], 5, Some(vec![3, 2])),
+            (&[0, u64::MAX, u64::MAX], 3, Some(vec![1, 1, 1])),
+            (&[1, 1], 1, None),
+        ] {
+            let windows = proportional_windows(budgets, layers);
+            let layers =
+                windows.map(|windows| windows.iter().map(|window| window.layers).collect::<Vec<_>>());
+            assert_eq!(layers, expected, "{budgets:?}");
+        }
     }
 }
 
@@ -308,8 +306,8 @@ mod tests {
         for_each_certified_instance(|name, objective, rounds| {
             for &k in rounds {
                 let halda = &Halda { prune_by_bound: false, flip_memory_cases: true, ..Halda::PAPER };
-                let search = Search { objective, rounds: &[k], halda };
-                let Some(found) = search.run(&mut SearchRecord::default()) else { continue };
+                let search = Search { objective, rounds: &[k], halda, record: &mut SearchRecord::default() };
+                let Some(found) = search.run() else { continue };
                 let (value, model) = (found.value, objective.model);
                 let seconds = model.seconds(&to_assignment(objective, &found));
                 // The objective counts the excess of the head even if it is less than the row that is read anyway.
@@ -326,16 +324,15 @@ mod tests {
     fn optimal_plan_reproduces_its_memory_cases() {
         for_each_certified_instance(|name, objective, rounds| {
             let halda = &Halda { prune_by_bound: false, ..Halda::PAPER };
-            let search = Search { objective, rounds, halda };
+            let mut search = Search { objective, rounds, halda, record: &mut SearchRecord::default() };
             let devices = 0..objective.devices.len();
             for cases in 0..1_u32 << devices.len() {
                 let over = devices.clone().map(|m| cases >> m & 1 == 1 && !objective.costs(m).slow_disk);
                 let over: Vec<bool> = over.collect();
-                let Some(found) = search.best_for_cases(&over, &mut SearchRecord::default()) else {
-                    continue;
-                };
-                let plan = (found.rounds, found.windows, found.gpu_layers);
-                let reproduced = memory_cases(objective, &vec![false; over.len()], &plan);
+                search.record.programs = 0;
+                let Some(found) = search.best_for_cases(&over) else { continue };
+                let forced = vec![false; over.len()];
+                let reproduced = memory_cases(objective, &forced, found.rounds, &found.windows);
                 assert_eq!(reproduced, over, "{name}");
             }
         });

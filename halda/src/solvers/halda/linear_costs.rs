@@ -26,9 +26,11 @@
 //! The priority is interpreted as "the head computes 1.01 times as fast". Writing the cache (`t_kv`) is still
 //! counted, because it is not a bandwidth term.
 
-use super::integer_program::{DeviceColumns, IntegerProgram};
+use hearth_profiles::device::Os;
+
+use super::integer_program::{DeviceColumns, IntegerProgram, SplitWindow};
 use crate::latency::coefficients::DeviceCosts;
-use crate::{Gpu, LatencyModel, MemoryCase, OperatingSystem};
+use crate::{Gpu, LatencyModel, MemoryCase};
 
 /// The terms of the objective of Algorithm 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,12 +73,7 @@ struct DeviceCoefficients {
 }
 
 impl<'a, 'i> LinearCosts<'a, 'i> {
-    pub(crate) fn new(
-        model: &'a LatencyModel<'i>,
-        devices: Vec<usize>,
-        head: usize,
-        terms: CostTerms,
-    ) -> Self {
+    pub fn new(model: &'a LatencyModel<'i>, devices: Vec<usize>, head: usize, terms: CostTerms) -> Self {
         let coefficients =
             devices.iter().map(|device| coefficients(model, *device, *device == head, terms)).collect();
         Self { model, devices, head, coefficients }
@@ -120,7 +117,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         let fit = costs.layers_that_fit(self.is_head(position), &self.model.model);
         let fit = fit.div_euclid(i64::from(rounds));
         let device = &self.model.instance().devices[self.devices[position]];
-        let whole_window = device.os == OperatingSystem::Macos;
+        let whole_window = device.os == Os::Macos;
         let unbounded = (0, ring_layers);
         let bound = if over { ((fit + 1).max(0), ring_layers) } else { (0, fit.min(ring_layers)) };
         let (window_bounds, cpu_layer_bounds) =
@@ -154,13 +151,13 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     /// Returns the objective in seconds of a plan with fixed memory cases.
-    pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> f64 {
-        let seconds = |(position, &over): (usize, &bool)| {
+    pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[SplitWindow]) -> f64 {
+        let seconds = |(position, (&over, window)): (usize, (&bool, &SplitWindow))| {
             let (a, b) = self.slopes(position, over);
-            let layers = a * f64::from(windows[position]) + b * f64::from(gpu_layers[position]);
+            let layers = a * f64::from(window.layers) + b * f64::from(window.gpu_layers);
             f64::from(rounds) * (layers + self.coefficients[position].window) + self.fixed(position, over)
         };
-        over.iter().enumerate().map(seconds).sum()
+        over.iter().zip(windows).enumerate().map(seconds).sum()
     }
 
     fn fixed(&self, position: usize, over: bool) -> f64 {

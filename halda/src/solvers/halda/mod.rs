@@ -20,8 +20,8 @@ use iteration::{CandidatePlan, Search, SearchRecord, to_assignment};
 use linear_costs::LinearCosts;
 
 use crate::solvers::linear_program;
-use crate::solvers::search_space::ring_sizes;
-use crate::{HeadChoice, LatencyModel, Proposal, Rules, Strategy, StrategyError};
+use crate::solvers::search_space::{ring_sizes, search_options};
+use crate::{HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, Strategy, StrategyError};
 
 /// Algorithm 1 of the prima.cpp paper with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,23 +52,10 @@ impl Halda {
     /// The public implementation of prima.cpp as described: other costs, and devices with one layer are removed.
     pub const PRIMA_CPP: Halda = Halda { may_drop: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
 
-    /// Solves the problem for a subset of the devices; returns its costs and the best plan, or `None` without a plan.
-    fn solved<'a, 'i>(
-        &self,
-        model: &'a LatencyModel<'i>,
-        devices: Vec<usize>,
-        rounds: &[u32],
-        record: &mut SearchRecord,
-    ) -> Option<(LinearCosts<'a, 'i>, CandidatePlan)> {
-        let objective = LinearCosts::new(model, devices, self.head, self.terms);
-        let found = Search { objective: &objective, rounds, halda: self }.run(record)?;
-        Some((objective, found))
-    }
-
     /// Returns the devices without those that have one layer; `None` if no device can be removed.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
-        let stays = windows.filter(|(device, window)| **window > 1 || **device == self.head);
+        let stays = windows.filter(|(device, window)| window.layers > 1 || **device == self.head);
         let devices: Vec<usize> = stays.map(|(device, _)| *device).collect();
         (self.may_drop && devices.len() < objective.devices.len()).then_some(devices)
     }
@@ -90,9 +77,8 @@ impl Strategy for Halda {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = self.rules().options();
-        options.extend((self.head != 0).then(|| format!("head={}", self.head)));
-        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
+        let head = HeadChoice::Fixed(self.head);
+        let mut options = search_options(self.rules(), head, OrderChoice::Given, self.rounds);
         options.extend(self.flip_memory_cases.then(|| "flips=true".to_owned()));
         options
     }
@@ -107,11 +93,17 @@ impl Strategy for Halda {
         let rings = ring_sizes(layers, false, self.rounds)?;
         let rounds: Vec<u32> = rings.iter().map(|ring_layers| layers / ring_layers).collect();
         let mut record = SearchRecord::default();
-        let Some(mut plan) = self.solved(model, (0..count).collect(), &rounds, &mut record) else {
+        let mut solve = |devices: Vec<usize>| {
+            let objective = LinearCosts::new(model, devices, self.head, self.terms);
+            let search = Search { objective: &objective, rounds: &rounds, halda: self, record: &mut record };
+            let found = search.run()?;
+            Some((objective, found))
+        };
+        let Some(mut plan) = solve((0..count).collect()) else {
             return Err(StrategyError::Infeasible(record.steps));
         };
         while let Some(devices) = self.without_single_layers(&plan) {
-            let Some(smaller) = self.solved(model, devices, &rounds, &mut record) else { break };
+            let Some(smaller) = solve(devices) else { break };
             plan = smaller;
         }
         let (objective, found) = &plan;

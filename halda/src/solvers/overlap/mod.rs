@@ -11,8 +11,8 @@ mod residency_choices;
 mod search;
 
 use crate::solvers::dynamic_program::RingSizeProblem;
-use crate::solvers::ring_order::candidate_cycle;
 use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
+use crate::solvers::shortest_cycle::candidate_cycle;
 use crate::{
     Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, Proposal, Rules, SearchLimit,
     SearchStep, Strategy, StrategyError,

@@ -21,7 +21,7 @@ const MAX_PENALTY: f64 = 1e6;
 const MAX_SECONDS: f64 = 3600.0;
 
 /// The key of an invalid value and what is wrong with it.
-type Invalid = Option<(String, String)>;
+type Invalid = Option<(&'static str, String)>;
 
 impl Soc {
     pub(in crate::device) fn validate(&self, device: &str) -> Result<(), DocumentError> {
@@ -32,7 +32,7 @@ impl Soc {
             .or_else(|| self.sizes())
             .or_else(|| self.npu.as_ref().and_then(invalid_npu))
             .or_else(|| invalid_bits("gpu.weight_bits", self.gpu.weight_bits.value))
-            .or_else(|| self.options_error(&self.default_options).map(|what| ("usual".to_owned(), what)));
+            .or_else(|| self.options_error(&self.default_options).map(|what| ("usual", what)));
         found.map_or(Ok(()), |(key, what)| {
             let what = format!("device `{device}`: `soc.{key}` {what}");
             Err(DocumentError::invalid_at(format!("soc.{key}"), what))
@@ -62,7 +62,7 @@ impl Soc {
             ("bus.together", self.bus.both_processors.value.0),
         ];
         let (key, _) = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0)?;
-        Some((key.to_owned(), "is zero, so that a run would never end; measure it again".into()))
+        Some((key, "is zero, so that a run would never end; measure it again".into()))
     }
 
     fn times(&self) -> Invalid {
@@ -76,20 +76,16 @@ impl Soc {
             ("graphs.each_token", self.graphs.time_per_token.value),
         ];
         let (key, time) = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS)?;
-        Some((key.to_owned(), format!("is {time}: it must be at most an hour")))
+        Some((key, format!("is {time}: it must be at most an hour")))
     }
 
     fn bandwidths(&self) -> Invalid {
         let bus = &self.bus;
-        let (key, what) = if bus.both_processors.value > bus.peak.value {
-            ("bus.together", "is more than `soc.bus.peak`, the maximum of the memory")
-        } else if bus.single_processor.value > bus.both_processors.value {
-            let what = "is more than `soc.bus.together`: one processor cannot be faster than two together";
-            ("bus.one", what)
-        } else {
-            return None;
-        };
-        Some((key.to_owned(), what.to_owned()))
+        if bus.both_processors.value > bus.peak.value {
+            return Some(("bus.together", "is more than `soc.bus.peak`, the maximum of the memory".into()));
+        }
+        let what = "is more than `soc.bus.together`: one processor cannot be faster than two together";
+        (bus.single_processor.value > bus.both_processors.value).then(|| ("bus.one", what.into()))
     }
 
     fn sizes(&self) -> Invalid {
@@ -103,7 +99,7 @@ impl Soc {
         } else {
             return None;
         };
-        Some(("graphs.sizes".to_owned(), what))
+        Some(("graphs.sizes", what))
     }
 }
 
@@ -126,20 +122,19 @@ fn invalid_npu(npu: &SocNpu) -> Invalid {
     let tile = npu.tile.value;
     if !(1..=MAX_GRAPH_TOKENS).contains(&tile) {
         let what = format!("is {tile}: the array must have 1 to {MAX_GRAPH_TOKENS} rows");
-        return Some(("npu.tile".into(), what));
+        return Some(("npu.tile", what));
     }
     let penalty = npu.order_penalty.value;
     if !(0.0..=MAX_PENALTY).contains(&penalty) {
-        return Some(("npu.order_penalty".into(), format!("is {penalty}: give 0 to {MAX_PENALTY}")));
+        return Some(("npu.order_penalty", format!("is {penalty}: give 0 to {MAX_PENALTY}")));
     }
     invalid_bits("npu.weight_bits", npu.weight_bits.value)
         .or_else(|| npu.profiled.as_ref().and_then(invalid_profile))
 }
 
-fn invalid_bits(key: &str, bits: f64) -> Invalid {
+fn invalid_bits(key: &'static str, bits: f64) -> Invalid {
     let wrong = !(bits > 0.0 && bits <= MAX_BITS);
-    let what = || format!("is {bits}: a weight must have more than 0 and at most {MAX_BITS} bits");
-    wrong.then(|| (key.to_owned(), what()))
+    wrong.then(|| (key, format!("is {bits}: a weight must have more than 0 and at most {MAX_BITS} bits")))
 }
 
 fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
@@ -157,5 +152,5 @@ fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
             "[{index}]: dimensions must be 1 to {MAX_GRAPH_TOKENS}, and a time must be above zero and at most an hour"
         )
     };
-    Some(("npu.profiled.shapes".to_owned(), what))
+    Some(("npu.profiled.shapes", what))
 }

@@ -1,8 +1,7 @@
 //! Simulation of managed residency: executes the steps of [`ManagedResidency`] on a simulated storage.
 //!
-//! The helper thread reads a piece with `WILLNEED` and confirms it with
-//! `POPULATE_READ`. Kept chunks are ordinary page cache: if they do not all fit in memory, the kernel evicts some,
-//! which are read again at their next use.
+//! The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`. Kept chunks are ordinary page
+//! cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
 //!
 //! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first layer.
 
@@ -241,4 +240,26 @@ impl WeightResidency for ManagedStream {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use hearth_schema::residency::Residency;
+
+    use super::*;
+
+    #[test]
+    fn continuous_reads_are_one_record() {
+        let options = ResidencyOptions::with_policy(Residency::Managed);
+        let mut stream = ManagedStream::new(0, options, &[vec![0, 1, 2]], Bytes::mib(3), 1, 3);
+        // The read for the next pass is requested while the disk reads for this one.
+        for (now, pass) in [(0, 0), (1, 0), (2, 1)] {
+            stream.record_read(now, ReadOrigin { pass, round: 0, layers: None }, Bytes(100));
+        }
+        stream.count_batch_arrival(10);
+        stream.count_batch_arrival(20);
+        let mut records = Vec::new();
+        stream.report(&mut records);
+        assert_eq!(records.len(), 1, "the second read is in flight");
+        stream.flush(25, &mut records);
+        let found = records.iter().map(|it| (it.pass, it.start..it.end, it.bytes)).collect::<Vec<_>>();
+        assert_eq!(found, [(0, 0..20, 200), (1, 20..25, 100)]);
+    }
+}

@@ -58,7 +58,7 @@ pub trait WeightResidency: std::fmt::Debug {
     fn release(&mut self, _request: PartRequest) -> bool {
         false
     }
-    /// Returns how many of these chunks can be used now.
+    /// Returns how many of `chunks`, from the first on, can be used now.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability;
     /// Handles a page fault at a missing chunk, of which the computation needs `unit` bytes.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch;

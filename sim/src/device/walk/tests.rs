@@ -1,11 +1,13 @@
 //! Tests of computing with mapped weights: the pages that a thread needs after it was woken.
 
+use hearth_profiles::BytesPerSecond;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
 
-use super::super::storage::test_storage;
 use super::*;
 use crate::device::residency::ReadAhead;
+use crate::page_cache::TwoList;
+use crate::resource::DiskSpeed;
 use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
@@ -24,10 +26,13 @@ impl WalkFixture {
     fn new(kind: Kind) -> Self {
         let options = ResidencyOptions::with_policy(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
+        let rate = BytesPerSecond(1e9);
+        let (bandwidth, fault_rate, prefetch_rate) = (rate, rate, rate);
+        let speed = DiskSpeed { bandwidth, fault_rate, prefetch_rate, throttle: None, latency: Seconds(0.0) };
         let segment = Segment { chunks: 0..10, time: Seconds(0.01), bytes_per_chunk: PIECE };
         let mut fixture = WalkFixture {
             now: 0,
-            storage: test_storage(10, 10, PIECE),
+            storage: Storage::new(Box::new(TwoList::new(10, 10)), PIECE, speed, PIECE),
             residency: ReadAhead::new(0, options, PIECE, 1),
             walk: Walk::new(record, vec![segment], THREADS, 1),
         };
@@ -50,35 +55,26 @@ impl WalkFixture {
 }
 
 #[test]
-fn previous_page_is_normally_resident() {
-    let mut fixture = WalkFixture::new(Kind::Compute);
-    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.bytes_read(), PIECE * 2);
-}
-
-#[test]
-fn load_across_page_boundary_refaults_previous_page() {
-    let mut fixture = WalkFixture::new(Kind::Compute);
-    fixture.storage.cache.release(0);
-    assert_eq!(fixture.arrive(1), WalkAction::Wait, "both pages are needed at once");
-    assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.bytes_read(), PIECE * 3);
-}
-
-#[test]
-fn previous_page_may_be_evicted_again() {
-    let mut fixture = WalkFixture::new(Kind::Compute);
-    fixture.storage.cache.release(0);
-    assert_eq!(fixture.arrive(1), WalkAction::Wait);
-    fixture.storage.cache.release(1);
-    assert_eq!(fixture.arrive(0), WalkAction::Wait, "now the second page is missing");
-    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
-    assert_eq!(fixture.storage.bytes_read(), PIECE * 4);
-}
-
-#[test]
-fn embedding_row_needs_no_previous_page() {
-    let mut fixture = WalkFixture::new(Kind::Embed);
-    fixture.storage.cache.release(0);
-    assert!(matches!(fixture.arrive(1), WalkAction::Compute(_)));
+fn load_across_page_boundary_needs_both_pages() {
+    // For each arrival: the chunk that is evicted before it, if any, and the chunk that arrives.
+    for (case, kind, arrivals) in [
+        ("the previous page is normally resident", Kind::Compute, &[(None, 1)][..]),
+        ("an evicted previous page is read again", Kind::Compute, &[(Some(0), 1), (None, 0)]),
+        ("the second page may be evicted meanwhile", Kind::Compute, &[(Some(0), 1), (Some(1), 0), (None, 1)]),
+        ("an embedding row needs no previous page", Kind::Embed, &[(Some(0), 1)]),
+    ] {
+        let mut fixture = WalkFixture::new(kind);
+        for (at, &(evicted, arriving)) in arrivals.iter().enumerate() {
+            if let Some(chunk) = evicted {
+                fixture.storage.cache.release(chunk);
+            }
+            let next = fixture.arrive(arriving);
+            if at + 1 < arrivals.len() {
+                assert_eq!(next, WalkAction::Wait, "{case}");
+            } else {
+                assert!(matches!(next, WalkAction::Compute(_)), "{case}");
+            }
+        }
+        assert_eq!(fixture.storage.bytes_read(), PIECE * (1 + arrivals.len() as u64), "{case}");
+    }
 }

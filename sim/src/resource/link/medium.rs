@@ -35,7 +35,8 @@ pub struct Medium {
     queue: VecDeque<Burst>,
     current: Option<Grant>,
     stalls: Stalls,
-    busy_time: Nanos,
+    /// Total transmission time of all transmissions that have ended, without stalls.
+    pub busy_time: Nanos,
 }
 
 impl Medium {
@@ -68,11 +69,6 @@ impl Medium {
         if let (Some(current), Some(remaining)) = (&mut self.current, remaining) {
             current.end = self.stalls.transmission_end(now, remaining);
         }
-    }
-
-    /// Returns the total transmission time of all transmissions that have ended, without stalls.
-    pub fn busy_time(&self) -> Nanos {
-        self.busy_time
     }
 
     fn grant(&mut self, now: Nanos) {
@@ -108,6 +104,6 @@ mod tests {
         assert_eq!(medium.next_end(), Some(23));
         assert_eq!(medium.pop_completed(23).map(|current| current.burst.message), Some(2));
         assert_eq!(medium.pop_completed(24).map(|current| current.start), Some(23));
-        assert_eq!((medium.next_end(), medium.busy_time()), (None, 16));
+        assert_eq!((medium.next_end(), medium.busy_time), (None, 16));
     }
 }

@@ -4,8 +4,8 @@
 //! further stalls. A stall interrupts a transmission, which resumes afterwards.
 //!
 //! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So their times
-//! do not depend on the messages and are the same for two plans, and windows in which the channel is idle are never
-//! drawn. A Poisson process is memoryless, so it can be restarted at every window.
+//! do not depend on the messages, and are the same for two plans. A Poisson process is memoryless, so it can be
+//! restarted at every window.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::link::wifi::{MAX_STALL, Stall};

@@ -143,7 +143,7 @@ impl WifiLink {
 
     /// Returns the total time of all transmissions on a channel that have ended, without stalls.
     pub fn busy_time(&self, channel: usize) -> Nanos {
-        self.media.get(&Port::Channel(channel)).map_or(0, Medium::busy_time)
+        self.media.get(&Port::Channel(channel)).map_or(0, |medium| medium.busy_time)
     }
 
     /// Sends a message at `now`, which must not be earlier than in any previous call.

@@ -91,13 +91,8 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     let rounds: Vec<u32> = [1, 2, 4].into_iter().filter(fits).collect();
     let rounds = if devices == 1 { 1 } else { random.one_of(&rounds) };
     let windows = random.parts(layers / rounds, devices);
-    let (policy, prefetch) = random.one_of(&[
-        ("os", true),
-        ("os", false),
-        ("windowed", true),
-        ("managed", true),
-        ("managed", true),
-    ]);
+    let policies = [("os", true), ("os", false), ("windowed", true), ("managed", true), ("managed", true)];
+    let (policy, prefetch) = random.one_of(&policies);
     let (prompt, batches) = (random.between(8.0, 64.0) as u32, random.with_probability(0.25));
     let tokens = random.between(6.0, 14.0) as u32;
     let sequences = if random.with_probability(0.15) { 2 } else { 1 };
@@ -127,13 +122,11 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         if let Some(memory) = memory {
             let _ = write!(limits, ", memory_share: {memory} %");
         }
-        limits.push_str(if weak == Some(device) {
-            ", threads: 1, affinity: [0], cpu: 0.5"
-        } else if is_concurrent {
-            ", threads: 1, cpu: 0.5"
-        } else {
-            ", threads: 2"
-        });
+        limits += match weak {
+            Some(weak) if weak == device => ", threads: 1, affinity: [0], cpu: 0.5",
+            _ if is_concurrent => ", threads: 1, cpu: 0.5",
+            _ => ", threads: 2",
+        };
         let name = DEVICE_NAMES[device as usize];
         let _ = writeln!(text, "  - {{name: {name}, profile: measured, limits: {{{limits}}}}}");
     }
@@ -185,21 +178,18 @@ mod tests {
 
     #[test]
     fn random_scenarios_are_valid_and_reproducible() {
-        let memory_and_disk =
-            ["memory_share: 35", "memory_share: 90", "managed", "windowed", "prefetch: false"];
+        let memory = ["memory_share: 35", "memory_share: 90", "managed", "windowed", "prefetch: false"];
         let others = ["cpu: 0.5", "wifi:", "sequences: 2", "micro_batch", "name: d,"];
-        let axes = [memory_and_disk, others].concat();
+        let axes = [memory, others].concat();
         let mut found: BTreeSet<&str> = BTreeSet::new();
         for number in 1..=200 {
             let text = scenario(7, number, 16, "/models/1b.gguf");
             assert_eq!(text, scenario(7, number, 16, "/models/1b.gguf"));
             let drawn = Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}:\n{text}"));
             assert!(checks::check(&drawn, &[0, 1]).is_ok(), "{text}");
-            let windows: u32 = drawn.planner.windows.iter().flatten().sum();
-            assert!(
-                16 % windows == 0
-                    && drawn.planner.windows.map(|windows| windows.len()) == Some(drawn.devices.len())
-            );
+            let windows = drawn.planner.windows.expect("drawn windows");
+            assert_eq!(windows.len(), drawn.devices.len());
+            assert!(16u32.is_multiple_of(windows.iter().sum()));
             found.extend(axes.iter().copied().filter(|word| text.contains(word)));
         }
         assert_eq!(found.len(), axes.len(), "all axes are drawn: {found:?}");

@@ -147,14 +147,9 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
-    let program = std::env::current_exe().map_err(Failure::failed)?;
-    let environment = format!(
-        "{:?} {:?} {:?} {:?}",
-        args.tokens,
-        args.scratch,
-        file_stamp(&program),
-        machine::constant_properties()
-    );
+    let program = file_stamp(&std::env::current_exe().map_err(Failure::failed)?);
+    let machine = machine::constant_properties();
+    let environment = format!("{:?} {:?} {program:?} {machine:?}", args.tokens, args.scratch);
     let mut entries: Vec<Entry> = Vec::new();
     for path in paths {
         let loaded = read_scenario(&path)?;
@@ -164,9 +159,8 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
             return Err(Failure::invalid(what).at(path.display()).hint("give each scenario a unique name"));
         }
         if !is_file_name(&name) {
-            return Err(Failure::invalid(format!("the name `{name}` cannot be used for a folder"))
-                .at(path.display())
-                .hint(FILE_NAME_HINT));
+            let what = format!("the name `{name}` cannot be used for a folder");
+            return Err(Failure::invalid(what).at(path.display()).hint(FILE_NAME_HINT));
         }
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
         let files = [model.as_deref().map(file_stamp), loaded.draft_file().as_deref().map(file_stamp)];

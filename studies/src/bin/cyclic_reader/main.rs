@@ -174,8 +174,7 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
 fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), Failure> {
     let limits = Limits { memory_bytes: row.memory_limit_kib << 10, disk_mbps, cpu_quota: None };
     let text = in_child(limits, file, row.arguments())?;
-    let numbers =
-        |line: &str| -> Vec<f64> { line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect() };
+    let numbers = |line: &str| line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect();
     let passes: Vec<Vec<f64>> = text.lines().map(numbers).collect();
     let settled = &passes[1.min(passes.len() - 1)..];
     let middle = |column: usize| median(settled.iter().map(|pass| pass[column]).collect());

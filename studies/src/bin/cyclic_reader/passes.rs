@@ -75,13 +75,11 @@ impl Log {
     fn take(&self) -> String {
         let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
         let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
-        let words: Vec<String> = runs
-            .map(|run| match run {
-                [(what, piece)] => format!("{what}{piece}"),
-                _ => format!("{}{}-{}", run[0].0, run[0].1, run[run.len() - 1].1),
-            })
-            .collect();
-        words.join(" ")
+        let words = runs.map(|run| match run {
+            [(what, piece)] => format!("{what}{piece}"),
+            _ => format!("{}{}-{}", run[0].0, run[0].1, run[run.len() - 1].1),
+        });
+        words.collect::<Vec<_>>().join(" ")
     }
 }
 

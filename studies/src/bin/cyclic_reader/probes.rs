@@ -33,7 +33,7 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
 }
 
 /// Measures the time of dropping pieces, and the pages that remain, for each drop method.
-fn probe_drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result<(), Failure> {
+fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), Failure> {
     for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
             for used in [false, true] {
@@ -51,15 +51,7 @@ fn probe_drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> 
 }
 
 /// Loads, optionally reads, and then drops one piece after another; prints the results.
-fn drop_pieces(
-    file: &File,
-    map: &'static [u8],
-    method: DropMethod,
-    random: bool,
-    used: bool,
-    kib: usize,
-    who: &str,
-) {
+fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: bool, kib: usize, who: &str) {
     advise_order(map, random);
     let length = kib << 10;
     let (mut times, mut remaining, mut sum) = (Vec::new(), 0, 0u64);
@@ -86,7 +78,7 @@ fn drop_pieces(
 }
 
 /// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
-fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), Failure> {
+fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure> {
     for advice in ["normal", "random"] {
         advise_order(map, advice == "random");
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
@@ -122,7 +114,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &'static [u8]) -> Result<(), 
 }
 
 /// Measures the read speed of a helper by the number of pieces that it requests ahead.
-fn probe_depths(file: &File, map: &'static [u8]) {
+fn probe_depths(file: &File, map: &[u8]) {
     for random in [false, true] {
         advise_order(map, random);
         for kib in [256, 1024, 4096] {

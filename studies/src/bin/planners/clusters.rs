@@ -104,9 +104,8 @@ fn random_cluster(
     let mut members: Vec<Member> = (0..count).map(|index| random_member(index, random)).collect();
     let model = pick_model(&members, models, random)?;
     limit_memory(&mut members, &model, random.uniform(MEMORY_RATIO));
-    let between = pairs(&members)
-        .map(|devices| NamedLink { devices, link: Some(random_link(random)), unreachable: None })
-        .collect();
+    let named = |devices| NamedLink { devices, link: Some(random_link(random)), unreachable: None };
+    let between = pairs(&members).map(named).collect();
     let default = random_link(random);
     Ok(Cluster {
         members,

@@ -29,55 +29,33 @@ mod tables;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::Parser;
 use hearth_studies::{Failure, run_study};
 use regret::ExhaustiveResult;
 
-const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
-                     planners --paper [-o FOLDER]";
 const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
+#[derive(Parser)]
 struct Arguments {
-    /// Whether to plan for the testbeds of the prima.cpp paper instead of random clusters.
+    /// Plan for the testbeds of the prima.cpp paper instead of random clusters.
+    #[arg(long)]
     paper: bool,
     /// Number of random clusters.
+    #[arg(long, default_value_t = 300)]
     instances: usize,
     /// Number of small instances, for which all plans are simulated.
+    #[arg(long, default_value_t = 40)]
     small: usize,
+    #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The output folder; the default depends on `paper`.
+    /// The output folder; the default depends on `--paper`.
+    #[arg(short = 'o')]
     folder: Option<PathBuf>,
 }
 
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { paper: false, instances: 300, small: 40, seed: 1, folder: None }
-    }
-}
-
 fn main() -> ExitCode {
-    run_study(|words| {
-        let arguments = parse(words)?;
-        if arguments.paper { run_testbeds(&arguments) } else { run_random_clusters(&arguments) }
-    })
-}
-
-fn parse(words: &[String]) -> Result<Arguments, Failure> {
-    let mut words = words.iter();
-    let mut arguments = Arguments::default();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("`{word}` needs a value\n{USAGE}"));
-        let number =
-            |text: &String| text.parse::<usize>().map_err(|_| format!("`{text}` is not a number\n{USAGE}"));
-        match word.as_str() {
-            "--paper" => arguments.paper = true,
-            "--instances" => arguments.instances = number(value()?)?,
-            "--small" => arguments.small = number(value()?)?,
-            "--seed" => arguments.seed = number(value()?)? as u64,
-            "-o" => arguments.folder = Some(value()?.into()),
-            _ => return Err(format!("`{word}` is not an option\n{USAGE}").into()),
-        }
-    }
-    Ok(arguments)
+    let arguments = Arguments::parse();
+    run_study(|_| if arguments.paper { run_testbeds(&arguments) } else { run_random_clusters(&arguments) })
 }
 
 fn run_testbeds(arguments: &Arguments) -> Result<(), Failure> {

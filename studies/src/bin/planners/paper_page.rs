@@ -162,8 +162,7 @@ fn plan_row(name: String, result: &StrategyResult) -> Vec<String> {
 }
 
 fn planners(scenarios: &[ScenarioResults]) -> Vec<&'static str> {
-    let known =
-        |name: &&str| scenarios.first().is_some_and(|scenario| strategy_result(scenario, name).is_some());
+    let known = |name: &&str| scenarios.first().is_some_and(|first| strategy_result(first, name).is_some());
     PLANNERS.into_iter().filter(known).collect()
 }
 
@@ -181,16 +180,12 @@ fn set(scenario: &ScenarioResults) -> String {
 
 /// Returns the summary of a strategy's plan; if it depends on the residency policy, one summary for each policy.
 fn plan(result: &StrategyResult) -> String {
-    let plans: Vec<&str> = result
-        .outcomes
-        .iter()
-        .map(|outcome| outcome.as_ref().map_or("no plan", |(plan, _)| plan.as_str()))
-        .collect();
+    let outcomes = result.outcomes.iter().map(Result::as_ref);
+    let plans: Vec<&str> = outcomes.map(|it| it.map_or("no plan", |(plan, _)| plan.as_str())).collect();
     if plans.windows(2).all(|pair| pair[0] == pair[1]) {
         return plans.first().copied().unwrap_or("no plan").to_owned();
     }
-    let named =
-        RESIDENCIES.iter().zip(plans).map(|(residency, plan)| format!("{}: {plan}", label(*residency)));
+    let named = RESIDENCIES.iter().zip(plans).map(|(policy, plan)| format!("{}: {plan}", label(*policy)));
     named.collect::<Vec<_>>().join("; ")
 }
 

@@ -46,24 +46,18 @@ pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, Fai
     Ok(all)
 }
 
-fn search(
-    instance: &Cluster,
-    number: usize,
-    residency: Option<Residency>,
-) -> Result<ExhaustiveResult, Failure> {
-    let cluster = with_residency(instance.clone(), residency);
+fn search(small: &Cluster, number: usize, residency: Option<Residency>) -> Result<ExhaustiveResult, Failure> {
+    let cluster = with_residency(small.clone(), residency);
     let problem = Instance::from_cluster(&cluster, None);
     let model = LatencyModel::new(&problem)?;
-    let (mut plan_count, mut fastest_plan) = (0, None);
     let assignments = if residency.is_some() { all_assignments(&model) } else { Vec::new() };
-    for assignment in assignments {
-        plan_count += 1;
-        let Assignment { rounds, window_layers, gpu_layers, .. } = &assignment;
-        let plan = manual_plan(&cluster, *rounds, window_layers, gpu_layers);
+    let (plan_count, mut fastest_plan) = (assignments.len(), None);
+    for Assignment { rounds, window_layers, gpu_layers, .. } in assignments {
+        let plan = manual_plan(&cluster, rounds, &window_layers, &gpu_layers);
         if let Some(seconds) = simulate_tpot(&cluster, &plan, CHUNK_SIZE)?
             && fastest_plan.is_none_or(|(best, _)| seconds < best)
         {
-            fastest_plan = Some((seconds, assignment.rounds));
+            fastest_plan = Some((seconds, rounds));
         }
     }
     let plans = evaluate_strategies(&cluster, None, SELECTION_RULES, CHUNK_SIZE)?;

@@ -69,8 +69,7 @@ fn objective(instances: &[InstanceResult]) -> String {
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
          that `{REFERENCE_STRATEGY}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
-    let solvable: Vec<&InstanceResult> =
-        instances.iter().filter(|instance| instance.optimum().is_some()).collect();
+    let solvable: Vec<_> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
     let mut table =
         Table::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
     for (place, strategy) in strategies().enumerate() {

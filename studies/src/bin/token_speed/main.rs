@@ -46,24 +46,21 @@ fn four_devices() -> Result<(), Failure> {
     let line = |windows: &[u32], what: &str, ring: &Ring| {
         let Measurement { tpot_ms, records, seconds } = measure(ring)?;
         let (ms_per_token, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
-        println!(
-            "| {windows:?} | {} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |",
-            ring.plan.rounds
-        );
+        let rounds = ring.plan.rounds;
+        println!("| {windows:?} | {rounds} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |");
         Ok::<(), Failure>(())
     };
     line(&[51, 17, 12], "os, 36 layers on GPUs", &Ring::with_gpus(GENERATE)?)?;
     for (windows, what, residency) in [
-        ([40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
-        ([20, 8, 8, 4], "os", os),
-        ([5, 2, 2, 1], "os", os),
-        ([40, 16, 16, 8], "managed", managed),
-        ([20, 8, 8, 4], "managed", managed),
-        ([5, 2, 2, 1], "managed", managed),
+        (&[40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
+        (&[20, 8, 8, 4], "os", os),
+        (&[5, 2, 2, 1], "os", os),
+        (&[40, 16, 16, 8], "managed", managed),
+        (&[20, 8, 8, 4], "managed", managed),
+        (&[5, 2, 2, 1], "managed", managed),
     ] {
-        let options =
-            RingOptions { windows: &windows, layers: 80, tokens: GENERATE, residency, cached_share: None };
-        line(&windows, what, &Ring::new(options)?)?;
+        let options = RingOptions { windows, layers: 80, tokens: GENERATE, residency, cached_share: None };
+        line(windows, what, &Ring::new(options)?)?;
     }
     Ok(())
 }

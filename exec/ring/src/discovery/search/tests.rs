@@ -108,16 +108,10 @@ fn scope() -> MdnsScope {
 fn multicast_works(scope: MdnsScope) -> bool {
     let listening = "127.0.0.1:9".parse().unwrap();
     let Ok(_announcement) = Announcement::start("control", listening, scope) else { return false };
-    let Ok(daemon) = start_daemon(scope) else { return false };
-    let Ok(events) = daemon.browse(SERVICE_TYPE) else { return false };
+    let Ok(daemon) = Daemon::start(scope) else { return false };
+    let Ok(events) = daemon.0.browse(SERVICE_TYPE) else { return false };
     // Eight seconds, or less if other events arrive.
-    for _ in 0..80 {
-        if let Ok(ServiceEvent::ServiceResolved(_)) = events.recv_timeout(POLL_INTERVAL) {
-            let _ = daemon.shutdown();
-            return true;
-        }
-    }
-    false
+    (0..80).any(|_| matches!(events.recv_timeout(POLL_INTERVAL), Ok(ServiceEvent::ServiceResolved(_))))
 }
 
 /// Starts a listener with a key that completes handshakes. Returns its address.

@@ -31,7 +31,7 @@ struct State {
     max_delay: Duration,
     listeners: BTreeMap<String, BoundListener>,
     ports: u32,
-    /// The number of crashes of each device; endpoints and listeners from before the last crash are dead.
+    /// The number of crashes of each device; endpoints from before the last crash are dead.
     restarts: Vec<u32>,
     frozen: Vec<Instant>,
     /// The time until which the traffic between two devices is blocked.
@@ -41,8 +41,6 @@ struct State {
 
 struct BoundListener {
     device: usize,
-    /// The device's entry in [`State::restarts`] when the listener was bound.
-    restarts: u32,
     incoming: mpsc::UnboundedSender<Stream>,
 }
 
@@ -175,8 +173,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    fn is_alive(&self) -> bool {
-        self.network.state().restarts[self.device] == self.restarts
+    /// Returns the state of the network, or an error if the device has crashed.
+    fn alive_state(&self) -> io::Result<MutexGuard<'_, State>> {
+        let state = self.network.state();
+        let is_alive = state.restarts[self.device] == self.restarts;
+        is_alive.then_some(state).ok_or_else(|| io::ErrorKind::NetworkDown.into())
     }
 }
 
@@ -193,19 +194,13 @@ impl Transport for Endpoint {
                 to.map_or(delay, |to| delay.max(state.blocked_until(self.device, to)))
             };
             sleep_until(until).await;
-            let mut state = self.network.state();
-            if state.restarts[self.device] != self.restarts {
-                return Err(io::ErrorKind::NetworkDown.into());
-            }
+            let mut state = self.alive_state()?;
             let Some(listener) = state.listeners.get(address) else {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             };
             let there = listener.device;
             if state.blocked_until(self.device, there) > Instant::now() {
                 continue;
-            }
-            if state.restarts[there] != listener.restarts {
-                return Err(io::ErrorKind::ConnectionRefused.into());
             }
             let pipes = [(); 2].map(|()| Arc::new(Mutex::new(Pipe::default())));
             let end = |own: usize, other: usize, out: usize| Stream {
@@ -227,18 +222,14 @@ impl Transport for Endpoint {
     }
 
     async fn bind(&self, address: &str) -> io::Result<SimulatedListener> {
-        if !self.is_alive() {
-            return Err(io::ErrorKind::NetworkDown.into());
-        }
-        let mut state = self.network.state();
+        let mut state = self.alive_state()?;
         state.ports += 1;
         let address = match address.strip_suffix(":0") {
             Some(host) => format!("{host}:{}", 40_000 + state.ports),
             None => address.to_owned(),
         };
         let (incoming, connections) = mpsc::unbounded_channel();
-        let listener = BoundListener { device: self.device, restarts: self.restarts, incoming };
-        state.listeners.insert(address.clone(), listener);
+        state.listeners.insert(address.clone(), BoundListener { device: self.device, incoming });
         Ok(SimulatedListener { address, connections })
     }
 }
@@ -275,12 +266,8 @@ pub struct Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
         loop {
             let now = Instant::now();
             let blocked_until = this.network.state().blocked_until(this.own, this.other);
@@ -290,14 +277,14 @@ impl AsyncRead for Stream {
             }
             let due = pipe.chunks.front().map(|chunk| chunk.0).or(pipe.closed);
             let Some(due) = due else {
-                pipe.reader = Some(context.waker().clone());
+                pipe.reader = Some(cx.waker().clone());
                 return Poll::Pending;
             };
             let due = due.max(blocked_until);
             if due <= now {
                 if let Some((_, chunk)) = pipe.chunks.front_mut() {
-                    let count = chunk.len().min(buffer.remaining());
-                    buffer.put_slice(&chunk[..count]);
+                    let count = chunk.len().min(buf.remaining());
+                    buf.put_slice(&chunk[..count]);
                     chunk.drain(..count);
                     if chunk.is_empty() {
                         pipe.chunks.pop_front();
@@ -306,11 +293,11 @@ impl AsyncRead for Stream {
                 return Poll::Ready(Ok(()));
             }
             // Woken for a reset as well.
-            pipe.reader = Some(context.waker().clone());
+            pipe.reader = Some(cx.waker().clone());
             drop(pipe);
             let timer = this.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
             timer.as_mut().reset(due);
-            if timer.as_mut().poll(context).is_pending() {
+            if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
         }

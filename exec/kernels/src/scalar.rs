@@ -3,12 +3,11 @@
 //! They are simple functions: the oracle whose results the SIMD kernels must reproduce bit for bit. The order of
 //! summation is that of [`super`].
 
-mod floats;
-
-pub(crate) use floats::{dot_bf16, dot_f16, dot_f32};
+use half::f16;
 
 use crate::activations::QuantisedRow;
-use crate::blocks::{IntegerBlock32, IntegerBlock256, blocks};
+use crate::blocks::{IntegerBlock32, IntegerBlock256, bf16, blocks};
+use crate::sum_lanes;
 
 /// Returns the integer dot product of a block: the sum of `weight(j)` times activation j.
 #[inline(always)]
@@ -50,4 +49,31 @@ pub(crate) fn dot256<B: IntegerBlock256>(row: &[u8], input: QuantisedRow<'_>) ->
         }
     }
     sum
+}
+
+#[inline(always)]
+pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)
+}
+
+/// Returns the dot product with F16 weights, stored in little-endian order and widened exactly to f32.
+#[inline(always)]
+pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()), input)
+}
+
+/// Returns the dot product with BF16 weights, stored in little-endian order and widened exactly to f32. Activations
+/// stay f32, whereas llama.cpp rounds them to BF16.
+#[inline(always)]
+pub(crate) fn dot_bf16(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes)), input)
+}
+
+#[inline(always)]
+fn dot(weights: impl Iterator<Item = f32>, input: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 32];
+    for (index, (weight, &value)) in weights.zip(input).enumerate() {
+        lanes[index % 32] = weight.mul_add(value, lanes[index % 32]);
+    }
+    sum_lanes(lanes)
 }

@@ -1,0 +1,67 @@
+//! The engine: runs all layers of a model in this process, for one sequence.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), hearth_runtime::ExecError> {
+//! use std::sync::Arc;
+//! use hearth_runtime::{CacheFormat, Cpu, Engine, Pool, PoolOptions, Weights};
+//!
+//! let weights = Arc::new(Weights::open("llama.gguf")?);
+//! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
+//! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, CacheFormat::F16)?;
+//!
+//! let hidden = engine.pass(&[1, 15043])?; // [tokens, embedding]
+//! let logits = engine.input_output.logits_of_last(&hidden)?; // [vocabulary]
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::Arc;
+
+use crate::{CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Stage, Weights};
+
+/// A model whose layers are all in this process, with the KV cache of one sequence.
+pub struct Engine {
+    pub input_output: InputOutputLayers,
+    stage: Stage,
+    layers: u32,
+    /// Number of tokens of the sequence.
+    length: u32,
+}
+
+impl Engine {
+    /// Creates an engine for a sequence of at most `context` tokens.
+    pub fn new(
+        weights: Arc<Weights>,
+        cpu: Cpu,
+        context: u32,
+        format: CacheFormat,
+    ) -> Result<Engine, ExecError> {
+        let layers = weights.shape().layers.0;
+        let cache = CacheOptions { context, format, sequences: 1 };
+        let whole = 0..layers;
+        let owned = std::slice::from_ref(&whole);
+        let stage = Stage::on_cpu(Arc::clone(&weights), owned, cache, cpu.clone())?;
+        Ok(Engine { input_output: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 })
+    }
+
+    /// Returns the hidden rows [tokens, embedding] of `tokens`, which continue the sequence, after all layers.
+    pub fn pass(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
+        let mut hidden = self.input_output.embed(tokens)?;
+        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
+        self.stage.forward(0..self.layers, &mut hidden, &positions)?;
+        self.length += tokens.len() as u32;
+        Ok(hidden)
+    }
+
+    /// Returns the logits `[vocabulary]` after `tokens`, which continue the sequence.
+    pub fn next_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
+        let hidden = self.pass(tokens)?;
+        self.input_output.logits_of_last(&hidden)
+    }
+
+    /// Starts a new sequence.
+    pub fn restart(&mut self) {
+        self.stage.truncate(0);
+        self.length = 0;
+    }
+}

@@ -1,3 +1,0 @@
-//! Tests of the public interface of the workflow library.
-
-mod limits;
