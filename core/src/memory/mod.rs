@@ -80,7 +80,7 @@ pub struct DeviceMemory {
     pub weight_cache: Bytes,
     pub gpu_needed: Bytes,
     pub gpu_available: Bytes,
-    /// The memories that are too small for the unreclaimable part.
+    /// The kinds of memory, main or GPU, of which the device has less than the run needs at least.
     pub shortages: Vec<Shortage>,
     /// Bytes that are uploaded to the GPU for every token, for each layer of the model; empty if weights are mapped.
     pub uploads: Vec<Bytes>,

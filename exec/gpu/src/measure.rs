@@ -25,7 +25,7 @@ use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Shape, Storage};
 
 /// Rows and columns of the weight matrix of the timed matmuls.
-/// source: assumed, the shape of a model of some billion weights
+/// source: assumed, the shape of a model with a few billion weights
 const MATRIX_SIDE: usize = 4096;
 /// Tokens of a batch. source: assumed, a part of a prompt
 const BATCH_TOKENS: u32 = 64;

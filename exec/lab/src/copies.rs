@@ -81,7 +81,7 @@ pub fn resident_bytes(path: &Path) -> u64 {
     unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident_bytes(&map))
 }
 
-/// Returns the folder under `scratch` for the copies of this process.
+/// Returns the folder under `scratch` in which this process stores its copies of the model.
 pub fn folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }

@@ -29,7 +29,7 @@ pub struct DeviceLimits {
     pub cpu: Option<f64>,
 }
 
-/// The folder of each controller, which is the same for all controllers in version 2.
+/// The cgroup folder of each controller; with cgroup v2, the same folder for all of them.
 #[derive(Debug, Clone)]
 struct Folders {
     version: Version,

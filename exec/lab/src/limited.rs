@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Another program that allocates memory, and frees it after some time or when its standard input is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
-    /// A program that first calls [`MemoryHog::run_if_requested`] with its arguments.
+    /// The program to start. Its `main` must first pass its arguments to [`MemoryHog::run_if_requested`].
     pub program: PathBuf,
     pub memory: Bytes,
     /// Time from the start of the program to the allocation.

@@ -1,10 +1,10 @@
 //! Hop times: seconds to send the hidden state from one device to the next.
 //!
-//! In the prima.cpp paper, Table 6, `t_comm` depends only on the sender. If an instance has hops by pair, the time
-//! also depends on the next device. Devices that are not in the ring, or have no layers in a partial last round, are
-//! skipped, and the last device sends to the head. A ring of one device then has no hop.
+//! In the prima.cpp paper, Table 6, `t_comm` depends only on the sender. If an instance has a hop time for each pair
+//! of devices, the time also depends on the receiver. Devices that are not in the ring, or have no layers in a
+//! partial last round, are skipped, and the last device sends to the head. A ring of one device then has no hop.
 //!
-//! A pair without an entry has no link.
+//! A pair without a hop time has no link.
 
 use crate::problem::instance::Instance;
 

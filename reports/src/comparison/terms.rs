@@ -2,7 +2,7 @@
 
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
-    /// The key of the term in metrics and CSV files.
+    /// The key of this term of the time per token in metrics and CSV files.
     pub key: &'static str,
     pub label: &'static str,
     /// The term as a part of a sentence, such as `computing on CPUs`.

@@ -39,8 +39,8 @@ pub struct DeviceRun {
 }
 
 impl DeviceRun {
-    /// Returns a run of one device with a memory limit for `part` of the file, whose process occupies `process` bytes
-    /// of it.
+    /// Returns a run of one device whose memory limit is the fraction `part` of the file's size. The process itself
+    /// occupies `process` bytes of the limit.
     pub fn alone(part: f64, process: u64, residency: ResidencyOptions) -> Self {
         let limit = (FILE_BYTES as f64 * part) as u64 + LIMIT_MARGIN;
         Self { caches: vec![limit - process], windows: vec![16], residency, read_ahead: Bytes::mib(8) }

@@ -110,7 +110,7 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
 /// Adds the workers that announce themselves, and this machine as their head if no device is given.
 fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
     let spinner = progress::spinner();
-    spinner.set_message(format!("listening for workers, {seconds} s"));
+    spinner.set_message(format!("listening for workers for {seconds} s"));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let found = runtime.block_on(discovery::browse(Duration::from_secs(seconds), MdnsScope::default()));
     spinner.finish_and_clear();

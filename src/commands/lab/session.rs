@@ -338,7 +338,7 @@ impl<'l> Lab<'l> {
                 let _ = report_tx.send(report);
             });
             drop(report_tx);
-            let applied = applying.join().map_err(|_| Failure::failed("applying the events failed"))?;
+            let applied = applying.join().map_err(|_| Failure::failed("the event thread panicked"))?;
             let missed = applied?;
             ended?;
             Ok(missed)

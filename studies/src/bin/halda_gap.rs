@@ -109,7 +109,7 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Failure> {
     ))
 }
 
-/// Returns the instances whose time differs from that of the other reading of Algorithm 1.
+/// Returns the instances for which the other interpretation of Algorithm 1 gives another time per token.
 fn readings(rows: &[Row]) -> Result<String, Failure> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {

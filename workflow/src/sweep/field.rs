@@ -110,7 +110,7 @@ impl Documents {
         vec![(Target::Scenario, split(path))]
     }
 
-    /// Tries to set a value. Returns whether it needs a source, or why it is invalid.
+    /// Tries to set a value. Returns whether the field also needs the key `source`, or why the value is invalid.
     fn try_value(&self, target: Target, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
         let try_set = |sourced: bool| {
             let mut tree = match target {

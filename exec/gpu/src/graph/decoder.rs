@@ -107,7 +107,7 @@ impl Builder<'_> {
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// Adds the output of a block to the hidden rows, in Gemma 2 after a norm.
+    /// Adds the residual connection of a block, in Gemma 2 with a norm of the block's output before it.
     fn add(&mut self, mut output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
         if self.is(Architecture::Gemma2) {

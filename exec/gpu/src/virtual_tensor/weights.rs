@@ -26,9 +26,9 @@ pub struct WeightShape {
 /// The layout of weights in a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightOrder {
-    /// The weights of each output are contiguous: (G, S_O, O4, S_I, I4).
+    /// The weights of each output are contiguous: axes (G, S_O, O4, S_I, I4) of the ML Drift paper, section 3.1.
     ByOutput,
-    /// Neighbouring texels belong to neighbouring outputs: (G, S_I, S_O, O4, I4).
+    /// Neighbouring texels belong to neighbouring outputs: axes (G, S_I, S_O, O4, I4) of the ML Drift paper.
     Interleaved,
 }
 

@@ -22,7 +22,7 @@ const POSITIONS: usize = 512;
 /// Maximum number of KV caches. They are used in rotation, so that none is in the processor's cache when it is used.
 const MAX_CACHES: u64 = 16;
 
-/// The runtime's kernels for weights in any buffer.
+/// Runs the runtime's CPU kernels for the measurement of a device, on weights that the measurement provides.
 #[derive(Debug)]
 pub struct CpuKernels {
     cpu: Cpu,
