@@ -16,7 +16,7 @@ use std::time::Duration;
 use hearth_ring::{EmulatedPath, EmulatedPaths};
 use serde::{Deserialize, Serialize};
 
-/// Maximum size of the file in bytes.
+/// Maximum size of a file of emulated links, in bytes.
 /// source: assumed
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -24,10 +24,10 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
-    /// The path to all other addresses.
+    /// The path to all addresses that are not in `paths_by_address`.
     #[serde(rename = "others")]
     pub default_path: EmulatedPath,
-    /// The paths to the other devices.
+    /// The paths to the other devices of the lab, by their addresses.
     #[serde(rename = "peers")]
     pub paths_by_address: BTreeMap<String, EmulatedPath>,
 }
@@ -52,7 +52,7 @@ pub fn paths(path: &Path) -> EmulatedPaths {
     })
 }
 
-/// Returns the greatest delay of the paths in a file: latency * exp(3 sigma), at most 1 s.
+/// Returns an estimate of the longest delay on the paths in a file: latency * exp(3 `sigma`), at most 1 s.
 pub fn max_delay(path: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
     let max = EmulatedLinks::read(path).map_or(0.0, |links| {

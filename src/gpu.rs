@@ -55,7 +55,7 @@ pub mod tuned_kernels {
 
     use hearth_gpu::tuning::TunedTilings;
 
-    /// Returns the path of the file with the tuned kernels; `None` without a cache folder.
+    /// Returns the path of the file with the tuned kernels; `None` if the user has no cache folder.
     pub fn path() -> Option<PathBuf> {
         let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;

@@ -18,7 +18,7 @@ use crate::diagnostics::Failure;
 /// source: assumed, far beyond the longest context of a model
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// Text for measurements, repeated as often as needed.
+/// The text of prompts with a given number of tokens, repeated as often as needed.
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
@@ -32,7 +32,7 @@ pub enum Prompts {
     },
 }
 
-/// A line of a file of prompts that is JSON: a string or an object.
+/// A JSON line in a file of prompts: a string or an object.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Line {

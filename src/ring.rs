@@ -28,7 +28,7 @@ pub const PROMPT_MARK: &str = "begins";
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
 const DEFAULT_DRAFT_TOKENS: u32 = 4;
 
-/// The plan, the model and the options of a ring.
+/// Builds a ring from a plan, a model and options.
 pub struct RingBuilder {
     pub plan: Plan,
     pub model: Arc<LocalModel>,
@@ -42,7 +42,7 @@ pub struct RingBuilder {
 }
 
 impl RingBuilder {
-    /// Creates a builder for a plan with the given number of sequences, and for a model with its path.
+    /// Creates a builder for a plan and its number of sequences, and for a model and the path of its file.
     pub fn new(
         args: &RingArgs,
         (plan, sequences): (Plan, u32),
@@ -145,7 +145,7 @@ async fn run_emulated<K: TransportTask>(
     output
 }
 
-/// Logs, in steps of 10 %, the share of its layers that each worker has fetched.
+/// Returns a callback that logs, in steps of 10 %, the share of its layers that each worker has fetched.
 fn report_fetching() -> OnFetch {
     let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {

@@ -1,4 +1,4 @@
-//! A scenario's devices, links and model, with every reference replaced by the profile that it names.
+//! A scenario's devices, links and model, with the named profiles in place of the references.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl LinkTable {
         })
     }
 
-    /// Returns the Wi-Fi path between two devices if at least one of them is a station.
+    /// Returns the Wi-Fi path between two devices if at least one of them is a Wi-Fi station.
     fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
         let wifi = self.links.wifi.as_ref()?;
         let station = |name: &str| {
@@ -121,7 +121,7 @@ pub struct UnreachableReceiver {
     pub receiver: String,
 }
 
-/// A scenario with every reference resolved.
+/// A scenario in which the profiles of devices, links and models replace the references to them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
     /// The devices, in the order of the scenario.

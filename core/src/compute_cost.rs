@@ -1,9 +1,9 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
 //! A roofline for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
-//! format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one read of the
-//! weights; for one token, a rate that was measured with weights streamed from memory covers both terms. Attention
-//! takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
+//! format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one read of
+//! the weights; for one token, a rate that was measured with weights streamed from memory covers both terms.
+//! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
 //! which one thread can stream weights, however fast the disk is ([`stream_rate`]).
@@ -17,7 +17,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerF
 use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
 
-/// CPU time of the operating system to read this many bytes ahead: allocating, charging and queueing of pages.
+/// CPU time of the operating system to read this many bytes ahead: it allocates, charges and queues the pages.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
@@ -48,8 +48,8 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
     time.0 / bytes.as_f64()
 }
 
-/// Returns the rate at which a device streams weights that it does not keep: bounded by its disk and by
-/// [`turnover_rate`].
+/// Returns the rate at which a device streams weights that it does not keep in memory: bounded by its disk
+/// and by [`turnover_rate`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.read_ahead_rate().0.min(turnover_rate(disk).0))
 }
@@ -68,7 +68,7 @@ pub struct ComputeCost<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a Transfer,
     layer_overhead: Seconds,
-    /// The SoC that computes layers and the output matrix instead of the CPU, if there is one.
+    /// The latency model of the SoC that computes layers and the output matrix instead of the CPU, if there is one.
     soc_model: Option<SocLatencyModel<'a>>,
 }
 
@@ -161,7 +161,7 @@ impl<'a> ComputeCost<'a> {
         longer(work / rate, seen / self.bandwidth)
     }
 
-    /// Returns the arithmetic rate for a format. It is infinite if the profile has none, which was refused earlier.
+    /// Returns the arithmetic rate for a weight format; infinite if the profile has none, which is refused earlier.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
         let batched = if tokens > 1 { nearest_rate(self.matmul, format) } else { None };
         batched.or_else(|| nearest_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))

@@ -36,7 +36,7 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
 }
 
 /// Returns the model with the matrices of each layer converted to the format that `of_layer` returns, and the
-/// embedding and the output matrix converted to `ends`.
+/// embedding and the output matrix converted to the format `ends`; `None` converts nothing.
 pub fn converted_model(
     model: &ModelProfile,
     ends: Option<Format>,

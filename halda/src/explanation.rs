@@ -17,11 +17,11 @@ pub struct Explanation {
     pub search_steps: Vec<SearchStep>,
     /// One explanation for each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
-    /// The optimal seconds per token (T) with the same objective and head; those of the plan for an optimal strategy.
+    /// The optimal seconds per token (T) with the same objective and head; the plan's T if the strategy is optimal.
     pub optimum: Option<f64>,
     /// The excess of the plan's time per token (T) over the optimum: T / optimum - 1.
     pub gap: Option<f64>,
-    /// What the search skipped; `None` if it covered everything that the rules allow.
+    /// What the search skipped; `None` if it covered every allowed plan.
     pub limit: Option<SearchLimit>,
 }
 
@@ -67,7 +67,7 @@ pub enum DropReason {
     Slower(f64),
     /// No ring can include the device, because links are missing.
     Unreachable,
-    /// No layer of a round fits in the memory of the device, and its disk is too slow to read weights for every token.
+    /// No layer of a round fits in memory, and the disk is too slow to read weights for every token.
     NoLayerFits,
     /// No plan that uses the device is faster; the difference was not computed.
     NotFaster,

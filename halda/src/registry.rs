@@ -11,9 +11,9 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
     pub rules: Rules,
-    /// The index of the head. If `None`, `single` uses the fastest device, and all other strategies use device 0.
+    /// The index of the head. If `None`, `single` uses the fastest device, and other strategies use device 0.
     pub head: Option<usize>,
-    /// Whether `overlap` and `exact` choose the head.
+    /// Whether `overlap` and `exact` choose the head; they then ignore `head`.
     pub best_head: bool,
     /// The order of the ring for `overlap`, `exact` and `exhaustive`.
     pub order: OrderChoice,
@@ -39,7 +39,7 @@ impl From<&PlannerOptions> for StrategyOptions {
     }
 }
 
-/// An unknown name of a strategy, or a missing option.
+/// The error of an unknown strategy name or a missing option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no strategy is called `{name}`: use one of {}", STRATEGY_NAMES.join(", "))]

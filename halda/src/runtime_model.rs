@@ -1,4 +1,4 @@
-//! The runtime model of a device: residency, page cache and overheads, which the paper's latency model leaves out.
+//! The runtime model of a device: residency, page cache and overheads, which prima.cpp's latency model leaves out.
 //!
 //! By default the operating system decides which weights stay in memory, and all are read again if they do not fit.
 
@@ -17,7 +17,7 @@ pub struct RuntimeModel {
     pub processors: u32,
     /// Seconds per token that the head spends outside the layers.
     pub token_overhead: f64,
-    /// Disk read rates by access pattern; if `None`, `s_disk` is used for all of them.
+    /// Disk read rates by access pattern; if `None`, the instance's single rate (`s_disk`) is used.
     #[serde(rename = "reads", skip_serializing_if = "Option::is_none")]
     pub read_rates: Option<ReadRates>,
     /// Compute times with all weights in memory; if `None`, they follow from the prima.cpp paper's model.

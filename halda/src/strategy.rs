@@ -24,7 +24,7 @@ pub trait Strategy {
     /// The name that selects the strategy.
     fn name(&self) -> &'static str;
 
-    /// Returns which optional rules its plans follow. By default devices may be dropped, and all rounds are whole.
+    /// Returns the optional rules of a plan. By default devices may be dropped, and all rounds are whole.
     fn rules(&self) -> Rules {
         Rules { may_drop: true, may_leave_remainder: false }
     }
@@ -44,7 +44,7 @@ pub trait Strategy {
         Vec::new()
     }
 
-    /// Returns whether its plans are optimal under its rules, so that no search for the gap to the optimum is needed.
+    /// Returns whether the strategy's plans are optimal under its rules, so that the gap needs no further search.
     fn is_optimal(&self) -> bool {
         false
     }
@@ -56,7 +56,7 @@ pub struct Proposal {
     pub assignment: Assignment,
     /// The residency of each device. If empty, each device gets the first residency of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
-    /// Each ring size that was searched, with its outcome; empty if the strategy searches no ring sizes.
+    /// The outcome of each ring size (layers per round) that was searched; empty if the strategy searches none.
     pub search_steps: Vec<SearchStep>,
     /// What the search skipped; `None` if it was complete.
     pub limit: Option<SearchLimit>,
@@ -72,13 +72,13 @@ pub struct SearchLimit {
 }
 
 impl Proposal {
-    /// Creates a proposal that was found without a search over ring sizes.
+    /// Creates a proposal that was found without a search over ring sizes (layers per round).
     pub fn new(assignment: Assignment) -> Self {
         Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), limit: None }
     }
 }
 
-/// The outcome of the search for one ring size with one head.
+/// The outcome of the search for one ring size (layers per round) with one head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchStep {
     pub head: usize,
@@ -88,7 +88,7 @@ pub struct SearchStep {
     pub outcome: Result<f64, InfeasibleReason>,
 }
 
-/// Why a ring size has no plan, or was not searched.
+/// Why a ring size (layers per round) has no plan, or was not searched.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InfeasibleReason {
     #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]

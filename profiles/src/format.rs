@@ -36,7 +36,7 @@ macro_rules! formats {
                 match self { $(Format::$name => $id,)+ }
             }
 
-            /// Returns the name in documents, such as `q4_k`.
+            /// Returns the name used in YAML documents, such as `q4_k`.
             pub fn name(self) -> &'static str {
                 match self { $(Format::$name => $text,)+ }
             }
@@ -90,7 +90,8 @@ formats! {
 }
 
 impl Format {
-    /// Returns the size of a row of `len` weights, `None` if that is no whole number of blocks or the size overflows.
+    /// Returns the size of a row of `len` weights; `None` on overflow or if the row is not a whole number of
+    /// blocks.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
         let blocks = len.is_multiple_of(self.block_len()).then(|| len / self.block_len())?;
         blocks.checked_mul(self.block_bytes()).map(Bytes)
@@ -100,7 +101,7 @@ impl Format {
         8.0 * self.block_bytes() as f64 / self.block_len() as f64
     }
 
-    /// Returns all names, separated by commas, for error messages.
+    /// Returns the names of all formats, separated by commas, for error messages.
     pub(crate) fn names() -> String {
         Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
     }

@@ -6,11 +6,11 @@
 pub struct UnknownName {
     pub kind: &'static str,
     pub name: String,
-    /// All valid names, separated by commas.
+    /// All names of shipped documents of this kind, separated by commas.
     pub known: String,
 }
 
-/// Defines `shipped_names` and `shipped_yaml` for the documents of a folder.
+/// Defines `shipped_names` and `shipped_yaml` for a list of documents.
 macro_rules! shipped {
     ($kind:literal in $folder:literal: $($document:literal),+ $(,)?) => {
         const SHIPPED: &[(&str, &str)] = &[$((

@@ -55,7 +55,7 @@ pub enum UnitError {
     /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
     MissingUnit { text: String, example: &'static str },
-    /// A unit of another kind of quantity, or an unknown one. `known` is a suggestion: the unit that was probably
+    /// An unknown unit, or the unit of another quantity. `known` is a suggestion: the unit that was probably
     /// meant, or all units of this kind.
     #[error("`{unit}` is not a unit of {kind}: {known}")]
     UnknownUnit { unit: String, kind: &'static str, known: String },
@@ -131,7 +131,7 @@ trait Unit: Sized {
         format!(r"^\s*\+?[0-9._]+([eE][+-]?[0-9]+)?\s*({units})\s*$")
     }
 
-    /// Returns the shortest text that parses to exactly this value.
+    /// Returns the shortest text, with its unit, that parses to exactly this value.
     fn spell(&self) -> String {
         let base = self.to_base();
         let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
@@ -174,7 +174,7 @@ fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
-/// Returns the key for choosing the shortest text: its length, then the number of digits before the decimal point.
+/// Returns the sort key of the shortest text: its length, then the number of digits before the point.
 fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
@@ -403,7 +403,7 @@ quotients! {
     Flops / Seconds = FlopsPerSecond;
 }
 
-/// Writes three significant digits and the largest unit that keeps the number at or above one.
+/// Writes a value with three significant digits and the largest unit in which it is at least one.
 fn human(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(&str, f64)]) -> fmt::Result {
     let (name, factor) =
         steps.iter().find(|(_, factor)| value.abs() >= *factor).or(steps.last()).expect("a unit to print in");

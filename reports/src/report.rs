@@ -40,7 +40,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Validates the traces and makes a report on them, in the given order.
+    /// Validates the traces and creates a report on them; its runs have the order of `traces`.
     pub fn new(traces: Vec<Trace>) -> Result<Report, ReportError> {
         if traces.is_empty() {
             return Err(ReportError::NoTraces);

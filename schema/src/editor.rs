@@ -10,10 +10,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{Plan, Scenario};
 
-/// The document kinds that have a schema.
+/// The kinds of documents that have a JSON Schema for editors.
 pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 
-/// Returns the schema of a document kind, `None` if it has none.
+/// Returns the JSON Schema of a document kind, `None` if it has none.
 pub fn schema(kind: &str) -> Option<Schema> {
     match kind {
         "scenario" => Some(of::<Scenario>()),
@@ -33,7 +33,7 @@ fn of<D: Document + JsonSchema>() -> Schema {
     schema
 }
 
-/// Extends the schema of a map by a string that may be written instead of the map.
+/// Extends the JSON Schema of a map such that a document may have a string instead of the map.
 pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
     let (description, described) = (map.remove("description"), map.clone());
     *map = json_schema!({"anyOf": [text, described]});

@@ -22,7 +22,7 @@ pub struct ModelRef {
 }
 
 impl ModelRef {
-    /// Checks that exactly one of the two keys is set. `place` is the key of the reference in the document.
+    /// Checks that either `profile` or `file` is set. `place` is the key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
         if self.profile.is_some() == self.file.is_some() {
             return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));

@@ -4,8 +4,8 @@
 //! evicts the least recently used pages reads all of it from disk for every token. A scenario sets a policy for all
 //! devices or for each device. The plan passes it to simulator and executor.
 //!
-//! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems, which only their planners use: these
-//! systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them.
+//! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems, used only by their planners:
+//! these systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them.
 //!
 //! Not here: how pages are read and evicted, and which pieces a managed device keeps (`hearth_core::residency`).
 
@@ -85,24 +85,24 @@ pub struct ResidencyOptions {
     pub blocks: Option<u32>,
 }
 
-/// Default size of the stream buffer, so that some pieces can be in flight while others are in use.
+/// Default size of a managed device's stream buffer, so that some pieces can be in flight while others are in use.
 /// source: assumed
 pub const DEFAULT_STREAM_BUFFER: Bytes = Bytes::mib(8);
 
-/// Minimum size of the stream buffer: eight pieces of 64 KiB.
+/// Minimum size of the stream buffer of a managed device: eight pieces of 64 KiB.
 const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 
 /// Maximum size of the stream buffer, larger than the memory of any device.
 const MAX_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 
-/// Maximum number of blocks, larger than the number of blocks of any model.
+/// Maximum number of blocks in memory under `sliding`, larger than the number of blocks of any model.
 const MAX_BLOCKS: u32 = 20_000;
 
-/// Maximum size of a piece: small relative to the buffer, and so large that reading it takes long relative to the
-/// latency of a disk.
+/// Maximum size of a piece of weights: small relative to the stream buffer, and so large that reading it
+/// takes long relative to the latency of a disk.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
 
-/// Allows a policy name instead of the map in the JSON Schema.
+/// Extends the JSON Schema of the options such that a policy name may replace the map.
 fn or_policy(map: &mut Schema) {
     or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
 }
@@ -191,7 +191,7 @@ impl ResidencyOptions {
         self.policy == Residency::Managed || self.release
     }
 
-    /// Returns the size of the stream buffer.
+    /// Returns the size of the stream buffer of a managed device: the option or its default.
     pub fn stream_buffer_bytes(&self) -> Bytes {
         self.stream_buffer.unwrap_or(DEFAULT_STREAM_BUFFER)
     }

@@ -17,7 +17,7 @@ pub enum RunEventKind {
     Memory,
     /// The system swapped out memory of other programs.
     Swap,
-    /// The clock rate was reduced.
+    /// The clock rate of CPU and GPU was reduced.
     Slow,
     /// Other programs used the disk.
     DiskLoad,
@@ -29,7 +29,7 @@ pub enum RunEventKind {
     Silent,
     /// The ring adopted a new plan. The event ends with the first token of the new ring.
     Replanned,
-    /// The ring needed a new plan, but there was none.
+    /// The ring needed a new plan, but the planner found none.
     NotReplanned,
     /// A device had too little memory for its part of the model.
     OutOfMemory,
@@ -67,7 +67,7 @@ pub struct RunEvent {
     /// End in nanoseconds from the start of the run; absent if the event lasted until the end of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u64>,
-    /// Details for users: the amount, or the reason.
+    /// Details of the event as text for users, such as the allocated memory or the cause of a loss.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub what: String,
     /// Digest of the new plan, if the ring was planned again.

@@ -42,7 +42,7 @@ pub enum Origin {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracedDevice {
-    /// The name in the plan.
+    /// The name of the device in the plan.
     pub name: String,
     /// Digest of the device's profile, if there is one.
     #[serde(default, rename = "profile", skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ pub enum Kind {
 pub struct Cost {
     /// CPU time of the thread on the critical path.
     pub cpu: u64,
-    /// Run-queue delay: time runnable but not running.
+    /// Run-queue delay: time for which the thread on the critical path was runnable but not running.
     pub queue: u64,
     /// Time of memory copies.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -157,20 +157,20 @@ pub struct Cost {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The index of the device in the header.
+    /// The index of the device in [`Header::devices`].
     pub device: u16,
     pub resource: Resource,
     pub kind: Kind,
     pub pass: u32,
     pub round: u32,
-    /// The first layer, and the index after the last layer.
+    /// The layers that the step works on: index of the first layer, and index after the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u32; 2]>,
     /// Start in nanoseconds from the start of the run.
     pub start: u64,
     /// End in nanoseconds from the start of the run.
     pub end: u64,
-    /// Bytes of the weights used, the message sent or the data prefetched.
+    /// Bytes of the weights used, the message sent or received, or the data prefetched or copied.
     #[serde(default, skip_serializing_if = "is_default")]
     pub bytes: u64,
     /// The device at the other end of a message, or the device whose message started the step.
@@ -198,7 +198,7 @@ impl Record {
 pub enum Counter {
     /// Bytes read from disk since the run began.
     BytesRead,
-    /// Bytes of weights that are in memory.
+    /// Bytes of the device's weights that are in memory.
     Resident,
     /// Bytes that the kernel cannot reclaim under memory pressure: key-value cache and buffers. If the process has no
     /// memory limit, it is measured as the decrease of the machine's available memory since the start of the run.
@@ -213,7 +213,7 @@ pub enum Counter {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reading {
-    /// The index of the device in the header.
+    /// The index of the device in [`Header::devices`].
     pub device: u16,
     pub counter: Counter,
     /// The pass after which the counter was read.
@@ -237,7 +237,7 @@ pub enum MemoryKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shortage {
-    /// The index of the device in the header.
+    /// The index of the device in [`Header::devices`].
     pub device: u16,
     pub memory: MemoryKind,
     /// The minimum memory that the run needs on the device, in bytes.

@@ -56,7 +56,7 @@ pub struct Speculation {
     pub processor: Option<Processor>,
 }
 
-/// Returns `N`, the default of a key.
+/// Returns `N`, as the default of a document key in serde attributes.
 pub(crate) fn number<const N: u32>() -> u32 {
     N
 }

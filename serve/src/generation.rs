@@ -37,7 +37,7 @@ pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     text: TextStream,
     stop: StopMatcher,
-    /// The token counts so far.
+    /// The numbers of prompt, cached and generated tokens so far.
     pub usage: Usage,
     active: ActiveRequest,
     /// Why the generation ended, once it has.
@@ -46,7 +46,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Creates a generation after a prompt of `prompt_tokens` tokens; it ends before any of the strings `stops`.
+    /// Creates a generation after a prompt of `prompt_tokens` tokens; its text ends before the first of the `stops`.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
@@ -66,8 +66,8 @@ impl Generation {
         }
     }
 
-    /// Returns the next chunk, and `None` after the end. Records the time to first token and the final usage in the
-    /// metrics.
+    /// Returns the next chunk of the response, `None` after the end. Records the time to first token and the
+    /// final usage in the metrics.
     pub async fn next(&mut self) -> Option<Chunk> {
         loop {
             if self.is_done {

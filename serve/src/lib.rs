@@ -68,12 +68,12 @@ pub struct AppState {
     pub bearer_token: Option<String>,
     /// The plan of the running ring.
     pub plan: Mutex<Plan>,
-    /// The time at which the server started, in seconds since 1970.
+    /// The time at which the server started, as a Unix timestamp in seconds.
     pub start_time: u64,
     pub request_count: AtomicU64,
 }
 
-/// Returns the time in seconds since 1970.
+/// Returns the current Unix timestamp in seconds.
 #[allow(clippy::disallowed_methods)] // responses carry their time of creation
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -110,7 +110,7 @@ async fn unknown_path(request: Request) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
 }
 
-/// Returns the error for a path without the requested method; axum adds the `Allow` header.
+/// Returns the error for a path that does not support the request's method; axum adds the `Allow` header.
 async fn method_not_allowed(request: Request) -> ApiError {
     let path = excerpt(request.uri().path());
     let message =

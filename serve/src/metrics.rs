@@ -65,11 +65,11 @@ pub struct Metrics {
 /// How a device has spent its time since the server started.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DeviceActivity {
-    /// Seconds of processor time.
+    /// Seconds for which the CPU or the GPU computed.
     pub computing_s: f64,
     /// Seconds for which computations waited for weights from disk.
     pub disk_wait_s: f64,
-    /// Seconds of waiting for activations.
+    /// Seconds for which the device waited for activations from its predecessor in the ring.
     pub waiting_s: f64,
     pub read_bytes: u64,
     /// Bytes of weights in memory at the last sample.
@@ -230,7 +230,7 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// Records that text was produced; the first call gives the time to first token.
+    /// Records that text was produced; the first call records the time to first token.
     pub fn record_text(&mut self) {
         if !std::mem::replace(&mut self.has_text, true) {
             self.metrics.ttft.observe(self.started.elapsed().as_secs_f64());

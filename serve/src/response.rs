@@ -38,7 +38,7 @@ pub enum ResponseKind {
 pub struct ResponseHeader {
     pub kind: ResponseKind,
     pub id: String,
-    /// The time at which the response was created, in seconds since 1970.
+    /// The time at which the response was created, as a Unix timestamp in seconds.
     pub created: u64,
     pub model: Arc<str>,
 }

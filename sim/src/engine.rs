@@ -1,8 +1,8 @@
 //! Event queue and clock of a simulation.
 //!
-//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of the same instant are handled
-//! in the order in which they were scheduled, so two runs of the same input give the same bytes. An event is any
-//! value that the simulation chooses, in practice one enum.
+//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of the same instant are
+//! handled in the order in which they were scheduled, so two runs with the same input write identical traces.
+//! An event is any value that the simulation chooses, in practice one enum.
 //!
 //! The completion time of a shared resource changes whenever a job starts or ends, so its pending event must be
 //! replaced. The resource uses a [`Timer`]: setting a timer increments its generation, which makes its entry in the

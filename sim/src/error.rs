@@ -54,12 +54,12 @@ pub enum SimError {
          link is far too small"
     )]
     RunTooLong { tokens: u32, at: Seconds },
-    /// Every device waits for another: a defect of the simulator.
+    /// Every device waits for a message from another device: a defect of the simulator.
     #[error("the simulated ring is deadlocked after {tokens} tokens, at {at}")]
     Deadlock { tokens: u32, at: Seconds },
     #[error(transparent)]
     UnreachableReceiver(#[from] UnreachableReceiver),
-    /// Plan and scenario differ in their draft models or sequences.
+    /// Plan and scenario differ in draft model or sequences, or the draft model cannot be used.
     #[error(transparent)]
     Draft(#[from] DraftError),
     /// A pass returned tokens that no sequence expected: a defect of the simulator.

@@ -14,13 +14,13 @@ use hearth_schema::trace::Trace;
 use crate::error::SimError;
 use crate::page_cache::CHUNK_BYTES;
 
-/// Maximum number of pieces of a model with managed residency: more than a model of 1 TB has with the default stream
-/// buffer.
+/// Maximum number of pieces into which managed residency divides the weights of a model: more than a model of
+/// 1 TB has with the default stream buffer.
 const MAX_PIECES: u64 = 1 << 24;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// The resolved scenario.
+    /// The scenario, with the profiles of its devices and its model loaded.
     pub cluster: &'a Cluster,
     pub plan: &'a Plan,
     pub options: &'a Options,
@@ -69,7 +69,7 @@ pub struct Run {
     pub trace: Trace,
     /// The plans made during the run, in order of time.
     pub plans: Vec<Plan>,
-    /// The indices of the events that had not begun when the run ended.
+    /// The indices of the scenario's events that had not begun when the run ended.
     pub unreached_events: Vec<usize>,
 }
 

@@ -12,11 +12,11 @@ use hearth_schema::trace::Record;
 use crate::engine::{Engine, Timer};
 use crate::resource::link::{Delivery, SendOutcome, WifiLink, Wire};
 
-/// The links of a run, whose events have the type `E`.
+/// The links of a run and the messages in flight; `E` is the type of the simulation's events.
 #[derive(Debug)]
 pub struct Network<E> {
     pub links: WifiLink,
-    /// The event of each message whose delivery is not known yet, and the index of its send record.
+    /// The arrival event and the index of the send record of each message whose delivery is not known yet.
     in_flight: BTreeMap<u64, (E, usize)>,
     timer: Timer,
 }
@@ -27,8 +27,8 @@ impl<E> Network<E> {
         Self { links: cluster_links(cluster, plan), in_flight: BTreeMap::new(), timer }
     }
 
-    /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns whether the
-    /// delivery is known; otherwise call [`Network::collect`].
+    /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns
+    /// whether the delivery is known already; if not, call [`Network::collect`].
     pub fn send(
         &mut self,
         engine: &mut Engine<E>,
@@ -50,7 +50,8 @@ impl<E> Network<E> {
         }
     }
 
-    /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` as the next event of the links.
+    /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` at the links' next
+    /// event.
     pub fn collect(&mut self, engine: &mut Engine<E>, records: &mut [Record], wifi: E) {
         while let Some((number, delivery)) = self.links.next_delivery(engine.now()) {
             // Dropped messages have no event.

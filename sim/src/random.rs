@@ -25,7 +25,7 @@ pub enum Purpose {
     PageBoundary = 6,
 }
 
-/// Returns the stream of a subject; `sequence` is 0 where there are no sequences.
+/// Returns the random stream of a position, device or channel (`subject`); without sequences `sequence` is 0.
 pub fn stream(seed: u64, purpose: Purpose, sequence: u32, subject: u64) -> ChaCha8Rng {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let below = subject & ((1 << PURPOSE_SHIFT) - 1);
@@ -38,7 +38,7 @@ pub fn uniform(stream: &mut impl Rng) -> f64 {
     (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Draws the first number of a stream, from [0, 1).
+/// Draws the first number of the random stream that [`stream`] returns, from [0, 1).
 pub fn draw(seed: u64, purpose: Purpose, sequence: u32, subject: u64) -> f64 {
     uniform(&mut stream(seed, purpose, sequence, subject))
 }

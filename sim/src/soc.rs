@@ -26,11 +26,10 @@ use crate::input::{Disturbances, Input};
 use crate::speculation::{Acceptance, Drafter};
 use crate::trace::{TraceCollector, memory_readings, start_record};
 
-/// Maximum number of detail records: those of some hundred passes of an 8B model. Later passes only have a `compute`
-/// record.
+/// Maximum number of records of kernels and waits: enough for a few hundred passes of an 8B model.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
-/// Returns the SoC if its device runs the plan alone, without events, with all weights in memory from the start.
+/// Returns the SoC of a plan's only device, if no events occur and all weights are in memory from the start.
 pub fn standalone_soc<'a>(
     input: &Input,
     disturbances: &Disturbances,

@@ -47,7 +47,7 @@ impl<'a> Drafter<'a> {
         Self { device, model, kv_element, processor, cached: BTreeMap::new() }
     }
 
-    /// Returns the time to generate the drafts of a pass, or to process the tokens of a pass without drafts.
+    /// Returns the draft model's time to generate the drafts of a pass, or to process a pass without drafts.
     pub fn time(&mut self, pass: Pass) -> Seconds {
         let Pass { sequence, first_position, tokens, drafted, .. } = pass;
         let cached = self.cached.get(&sequence).copied().unwrap_or(0).min(first_position);

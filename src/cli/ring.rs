@@ -98,7 +98,7 @@ pub struct ServeArgs {
     pub ring: RingArgs,
 }
 
-/// Parses an address of this machine, without a host name.
+/// Parses the address to listen on, `IP:PORT`. Host names are not accepted.
 fn own_address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .map_err(|_| "write IP:PORT, such as 127.0.0.1:8080 or 0.0.0.0:8080, without a host name".into())

@@ -60,7 +60,7 @@ fn every_command_has_a_valid_example() {
     }
 }
 
-/// Adds the Markdown files of a folder and its subfolders.
+/// Adds the Markdown files of a folder and its subfolders to `found`.
 fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of documents").flatten() {
         let path = entry.path();

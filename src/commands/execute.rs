@@ -26,7 +26,7 @@ use crate::ring::{
     LinkEmulation, PROMPT_MARK, RingBuilder, TransportTask, exit_with_stdin, run_over_transport,
 };
 
-/// The result as `--json` prints it.
+/// The result of `hearth execute`, as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
     /// The token ids of the first sequence.

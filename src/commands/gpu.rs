@@ -59,7 +59,7 @@ mod listing {
 
     #[derive(Serialize, Clone)]
     struct Kernels {
-        /// `measured` if tuning selected these kernels, else `usual`.
+        /// `measured` if tuning selected these kernels, `usual` if they are the default.
         choice: &'static str,
         layout: &'static str,
         slices: u32,

@@ -19,7 +19,7 @@ use crate::output::plan::{Device, PlanSummary, table};
 use crate::output::{say, say_stderr};
 use crate::progress::TerminalProgress;
 
-/// A row of `--compare` as `--json` prints it.
+/// A row of the comparison of strategies (`--compare`) as `--json` prints it.
 #[derive(Serialize)]
 struct Row {
     /// The strategy, if there is no plan; otherwise the keys of the plan include it.

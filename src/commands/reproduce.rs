@@ -21,7 +21,7 @@ use crate::progress::TerminalProgress;
 /// Folder of the shipped documents in a clone of the repository.
 const SHIPPED_FOLDER: &str = "reports/published";
 
-/// The scores of a document as `--json` prints them.
+/// The scores of a document of published numbers as `--json` prints them.
 #[derive(Serialize)]
 struct Output {
     name: String,

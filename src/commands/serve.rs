@@ -28,7 +28,7 @@ use crate::output::say;
 use crate::ring::{LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, run_over_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
-/// Minimum length of the API key. source: assumed; 16 random characters cannot be guessed over a network
+/// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
 const MIN_TOKEN_LEN: usize = 16;
 /// Maximum size of the file with the API key, in bytes.
 const MAX_TOKEN_FILE_LEN: u64 = 4096;

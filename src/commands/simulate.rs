@@ -19,11 +19,11 @@ use crate::output::run::{self, RunOutput};
 use crate::output::{plan, run_events, say, soc};
 use crate::progress::{self, TerminalProgress};
 
-/// Printed before the results of a run with `--ignore-memory`.
+/// The note that is printed before the results of a run with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
     "memory ignored: every device has all its weights in memory, even if they do not fit\n";
 
-/// Ratio of the times of planner and simulator above which a note is printed.
+/// Ratio of the times per token by planner and simulator above which a note is printed.
 /// source: assumed; over random scenarios half of all plans are within 1.1 and nine of ten within 1.4
 const MAX_PLANNER_RATIO: f64 = 1.5;
 

@@ -26,12 +26,12 @@ struct Output<'s> {
     rows: &'s [Row],
 }
 
-/// A merged table as `--json` prints it.
+/// The result of `hearth sweep merge` as `--json` prints it.
 #[derive(Serialize)]
 struct Merged<'t> {
     tables: usize,
     rows: usize,
-    /// The merged table, unless it was written to a file.
+    /// The merged table as CSV, unless it was written to a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     table: Option<&'t str>,
 }

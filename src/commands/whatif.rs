@@ -19,7 +19,7 @@ use crate::progress::TerminalProgress;
 struct Output<'o> {
     scenario: &'o str,
     seed: u64,
-    /// The result of the unchanged scenario.
+    /// The evaluation of the unchanged scenario.
     base: &'o Evaluation,
     /// The variants, sorted by saved time; variants without a time are last.
     variants: &'o [RankedVariant],

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_lab::DeviceUsage;
 use hearth_profiles::Bytes;
 
-/// Returns a table with a line for each device: bytes read per token (disk throttle, trace) and memory counters.
+/// Returns a table with a line for each device: bytes read per token by disk throttle and by trace, memory counters.
 pub fn table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
         "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills\n",

@@ -34,7 +34,7 @@ pub struct Device {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
-    /// Maximum number of bytes that are read ahead; null means a whole window.
+    /// Maximum number of bytes of weights that are read ahead; null means a whole window of layers.
     budget: Option<u64>,
     /// The part of every layer that the device computes; only for tensor-parallel plans.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::run_events::{self, EventSummary};
 
-/// Maximum number of sequences that are listed.
+/// Maximum number of sequences for which the table has a line.
 const MAX_SEQUENCES: usize = 16;
 
 /// A run as `--json` prints it.
@@ -77,7 +77,7 @@ fn sequences(text: &mut String, metrics: &Metrics) {
     }
 }
 
-/// Returns the first line: the outcome and the times, or why there are no times.
+/// Returns the first line of the text: the outcome and the times of the run, or why there are no times.
 fn headline(metrics: &Metrics) -> String {
     let outcome = metrics.outcome.label();
     let has_failed = metrics.outcome != Outcome::Ok;

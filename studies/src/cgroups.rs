@@ -1,6 +1,6 @@
-//! Limits and resource counters of a child process, with cgroups (v1) of memory, blkio and cpu.
+//! Limits and resource counters of a child process, with the cgroup (v1) controllers memory, blkio and cpu.
 //!
-//! This module also creates a file in place of a device's weights, and has the advice calls for its mapping. All
+//! This module also creates a file in place of a device's weights, and calls `madvise` on its mapping. All
 //! cgroups and files are removed at the end, also after Ctrl-C.
 //!
 //! Not here: the measured work. Each study has its own reader or busy loop.
@@ -75,11 +75,11 @@ impl Drop for WeightFile {
     }
 }
 
-/// The limits of a child process; zero means no limit.
+/// The limits of a child process; zero or `None` means no limit.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits {
     pub memory_bytes: usize,
-    /// Maximum disk reads in MB/s.
+    /// Maximum rate of disk reads in MB/s.
     pub disk_mbps: u64,
     /// Quota and period of the CPU bandwidth control, in microseconds.
     pub cpu_quota: Option<(u64, u64)>,
@@ -220,7 +220,7 @@ pub fn missing_pages(piece: &[u8]) -> usize {
     resident_pages(piece).into_iter().filter(|resident| !resident).count()
 }
 
-/// Reads all words of some bytes and returns their wrapping sum.
+/// Returns the wrapping sum of all 64-bit words of `bytes`, to read every page.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks::<8>();
     words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
@@ -273,7 +273,7 @@ impl Counters {
         })
     }
 
-    /// Returns the counts since `before`, and the current values of the active, used and kernel bytes.
+    /// Returns the counts since `before`. The active, used and kernel bytes are the current values.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

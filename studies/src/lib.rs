@@ -52,7 +52,7 @@ pub fn medium_instances() -> Result<(Model, Vec<Device>), Failure> {
     Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
 }
 
-/// Returns a planning instance with `count` of the devices; each `run` selects different ones.
+/// Returns a planning instance with `count` of the given devices, a different selection for each `run`.
 pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),

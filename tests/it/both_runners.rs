@@ -23,7 +23,7 @@ use crate::processes::{model, plan};
 /// A step without its times: pass, round, kind, layers and peer.
 type Step = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
 
-/// Returns the sorted steps of a device. They are sorted because a message may return before its sending is recorded.
+/// Returns the sorted steps of a device. They are sorted because a reply may precede the record of its message.
 fn steps(trace: &Trace, device: u16) -> Vec<Step> {
     let own = trace.records.iter().filter(|record| record.device == device && record.kind != Kind::Prefetch);
     let mut steps: Vec<Step> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();

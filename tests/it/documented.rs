@@ -14,7 +14,7 @@ use crate::folder::Folder;
 use crate::processes::{model, program, run_script};
 use crate::repository::{TextFile, root, rust_files, text_files};
 
-/// A document, and the changes of its script for the test.
+/// A document whose commands the test runs as a script, with the changes to the script.
 struct Document {
     path: &'static str,
     /// Texts and their replacements. `PORT1` to `PORT3` stand for free ports, `MODEL` for a small trained model.
@@ -97,7 +97,7 @@ fn commands(text: &str) -> Vec<String> {
     indented.filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the script of a document, with its replacements.
+/// Returns the indented lines of a document as a script, with the replacements made.
 fn script(document: &Document, ports: &[u16]) -> String {
     let text = fs::read_to_string(root().join(document.path)).expect("a document");
     let mut lines = commands(&text);

@@ -10,7 +10,7 @@ use crate::folder::Folder;
 use crate::processes::{parse, scenario_path, succeed};
 use crate::repository::{TextFile, text_files};
 
-/// Keywords that this test does not check.
+/// JSON Schema keywords that this test ignores.
 const IGNORED: [&str; 9] =
     ["$schema", "$defs", "title", "description", "default", "format", "minimum", "maximum", "deprecated"];
 

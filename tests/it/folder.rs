@@ -111,7 +111,7 @@ links:
     )
 }
 
-/// Returns a [`scenario`] over a fast link, with another context and workload.
+/// Returns a [`scenario`] over a fast link, with the given context and workload.
 pub fn fast_scenario(devices: &str, context: u32, workload: &str) -> String {
     let text = scenario(devices).replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
     let text = text.replace("context: 512", &format!("context: {context}"));

@@ -12,12 +12,12 @@ use crate::processes::{
     succeed, test_data,
 };
 
-/// Returns the adapters as JSON; GPU libraries may print to standard error.
+/// Returns the GPU adapters as JSON; GPU libraries may print to standard error.
 fn adapters() -> Value {
     parse(&succeed(&["gpu", "--json"]))
 }
 
-/// Returns the adapters, `None` if a test must be skipped because there is none.
+/// Returns the GPU adapters; `None` if there are none, so that the test must be skipped.
 fn adapters_for(test: &str) -> Option<Value> {
     let found = Some(adapters()).filter(|adapters| !list(adapters).is_empty());
     if found.is_none() {
@@ -63,7 +63,7 @@ fn tuned_kernels_are_saved() {
     assert_eq!(kernels(&[])["choice"], "usual");
 }
 
-/// Returns a golden prompt and its tokens, up to the first token whose logit is close to the second best.
+/// Returns a golden prompt and its expected tokens, up to the first one whose logit is close to the second best.
 fn golden(file: &str) -> (String, Vec<u64>) {
     let text = fs::read_to_string(test_data("models/golden.json")).expect("the golden texts");
     let golden = parse(&text);
@@ -74,7 +74,7 @@ fn golden(file: &str) -> (String, Vec<u64>) {
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
 
-/// Runs a plan with layers on a GPU and returns the tokens.
+/// Runs a plan with layers on a GPU and returns the generated tokens.
 fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str]) -> Vec<u64> {
     let folder = Folder::new();
     let path = folder.write("plan.yaml", plan);

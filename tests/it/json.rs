@@ -15,7 +15,7 @@ fn documented() -> Vec<(String, Vec<String>)> {
     rows.map(|(command, keys)| (command.to_owned(), expand(keys))).collect()
 }
 
-/// Returns the keys in backquotes; `a.{b,c}` stands for `a.b` and `a.c`.
+/// Returns the keys in backquotes in a table cell; `a.{b,c}` stands for `a.b` and `a.c`.
 fn expand(keys: &str) -> Vec<String> {
     let marked = keys.split('`').skip(1).step_by(2);
     let several = marked.flat_map(|key| match key.strip_suffix('}').and_then(|key| key.split_once('{')) {

@@ -84,7 +84,7 @@ pub fn memory_groups(test: &str) -> Option<PathBuf> {
     Some(groups)
 }
 
-/// Starts a slow lab. Also returns the prefix of the names of its files and control groups.
+/// Starts a lab with a slow disk. Also returns the prefix of the names of its files and control groups.
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", disk_read: 10 MB/s");
     let scratch = folder.path_of("");

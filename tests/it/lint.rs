@@ -1,4 +1,4 @@
-//! Tests that `hearth lint` finds the errors that a run would end with, and its exit codes.
+//! Tests that `hearth lint` finds the errors with which a run would end, and returns the right exit code.
 
 use serde_json::Value;
 

@@ -17,12 +17,12 @@ use crate::repository::root;
 
 pub const PROMPT: &str = "The Lord is my";
 
-/// Returns the path of the program under test: that of this build, or `HEARTH_PROGRAM` if it is set.
+/// Returns the path of the program under test: `HEARTH_PROGRAM` if that is set, else the `hearth` of this build.
 pub fn program() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
-/// Returns a command of the program under test, without the keys in the environment of the user.
+/// Returns a command of the program under test, without the keys from the environment variables of the user.
 pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
@@ -101,7 +101,7 @@ pub fn mean_tpot(run: &Value) -> f64 {
     number(&run["tpot_ms"]["mean"])
 }
 
-/// Returns the string value of `key` in every element of a JSON list that has one.
+/// Returns the strings under `key` in the elements of a JSON list that have this key.
 pub fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     list(value).iter().filter_map(|element| element[key].as_str()).collect()
 }
@@ -218,7 +218,7 @@ impl Worker {
     }
 }
 
-/// Returns the arguments that execute a plan with one thread.
+/// Returns the arguments of `hearth` that execute a plan with one thread.
 pub fn execute(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
     let words = ["execute", plan, "--model", model, "--threads", "1", "--ignore-end"];
     words.iter().chain(more).map(|&word| word.to_owned()).collect()
@@ -230,7 +230,7 @@ pub fn encrypted(key: &str) -> EncryptedTransport<TcpTransport> {
     EncryptedTransport::new(TcpTransport, key)
 }
 
-/// The output of a head.
+/// The tokens, the other output and the exit code of a head process.
 #[derive(Debug, Default)]
 pub struct Observation {
     pub tokens: Vec<u32>,

@@ -12,9 +12,9 @@ pub struct Proxy {
 
 struct State {
     drops: AtomicBool,
-    /// Bytes received from the target.
+    /// Number of bytes received from the target so far.
     received: AtomicU64,
-    /// Received bytes after which all connections are closed.
+    /// Number of received bytes after which all connections are closed.
     limit: u64,
     open: Mutex<Vec<TcpStream>>,
 }

@@ -78,7 +78,7 @@ fn phone_with_gpu_and_npu_is_within_its_tolerances() {
     assert_eq!(failed_claims(&scores), HETEROLLM_FAILED);
 }
 
-/// Maximum mean relative errors of the roofline model of mobile GPUs: prefill of 1024 tokens, and decode.
+/// Maximum mean relative errors (fractions) of the roofline model of mobile GPUs: prefill of 1024 tokens, decode.
 const MAX_MEAN_ERRORS: [f64; 2] = [0.08, 0.05];
 
 #[test]

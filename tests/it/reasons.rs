@@ -1,4 +1,4 @@
-//! Tests that errors and notes explain why there is no plan or file, and how to fix it.
+//! Tests that errors and notes explain why there is no plan or file, and what the user can do.
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
 use crate::processes::{assert_refused, error, scenario_path, succeed};

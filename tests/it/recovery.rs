@@ -38,7 +38,7 @@ const FAULTS: [Fault; 6] =
 const TOKENS: usize = 160;
 const SUSPENSION: Duration = Duration::from_secs(10);
 
-/// Injects a fault into a ring of four devices at a random token. Returns `None` if this machine does not support it.
+/// Injects a fault into a ring of four devices at a random token. Returns `None` if this machine cannot inject it.
 fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let victim = random.next_u32() as usize % 3;
@@ -112,7 +112,7 @@ fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Wor
     (observed, folder.read_trace("run.trace"))
 }
 
-/// Returns the event with which the ring received another plan.
+/// Returns the event in a trace that says that the ring received another plan.
 pub fn replanned_event(trace: &Trace) -> &RunEvent {
     trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan")
 }

@@ -25,7 +25,7 @@ use crate::processes::{Observation, PROMPT, Worker, encrypted, model, plan, sign
 use crate::proxy::Proxy;
 use crate::recovery::{replanned_event, undisturbed_tokens};
 
-/// A head that handles several requests.
+/// A head in this process, with a connected ring, that handles several requests.
 struct Session<T: Transport> {
     runtime: Runtime,
     ring: Ring<T>,
@@ -96,7 +96,7 @@ impl<T: Transport> Session<T> {
     }
 }
 
-/// Returns the names of the devices that computed layers.
+/// Returns the names of the devices that computed layers in a run.
 fn members(trace: &Trace) -> Vec<String> {
     let computing: BTreeSet<u16> =
         trace.records.iter().filter(|it| it.kind == Kind::Compute).map(|it| it.device).collect();
@@ -109,8 +109,8 @@ fn lost_devices(trace: &Trace) -> Vec<&str> {
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
-/// Stops a worker at a token and resumes it after `duration`, while the run continues. Returns the run, and whether
-/// the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
+/// Stops a worker at token `at` and resumes it after `duration`, while the run continues. Returns the run, and
+/// whether the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
 pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (Observation, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
@@ -265,7 +265,7 @@ const CHUNK: usize = 1 << 20;
 /// Size of the hash of a chunk in a manifest, in bytes.
 const HASH: usize = 32;
 
-/// Counts the chunks of a model that are present in a folder, and checks each against the source.
+/// Counts the chunks of a model that are present in a folder, and checks each against the bytes of the model file.
 fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
     let Some(name) = cache.names().pop() else { return 0 };
     let model = cache.path().join(name);

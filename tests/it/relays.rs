@@ -7,8 +7,8 @@ use hearth_schema::trace::{Kind, Outcome};
 use crate::folder::{Folder, scenario};
 use crate::processes::{assert_refused, succeed};
 
-/// Returns a scenario in which the desktop cannot connect to the laptop, as with address translation. The phone,
-/// which is too slow to compute a layer, can connect to both.
+/// Returns a scenario in which the desktop cannot connect to the laptop, as with network address translation
+/// (NAT). The phone, which is too slow to compute a layer, can connect to both.
 fn scenario_with_relay() -> String {
     let devices = [("desktop", "d3"), ("phone", "d4"), ("laptop", "d2")];
     let device = |(name, profile)| format!("  - {{name: {name}, profile: {profile}}}");

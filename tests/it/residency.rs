@@ -71,7 +71,7 @@ fn readings(trace: &Trace, device: u16, counter: Counter) -> impl DoubleEndedIte
     trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter))
 }
 
-/// Returns the last reading of a counter of a device after each pass.
+/// Returns the value of a counter of a device after each pass.
 fn after_each_pass(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let last = |pass| readings(trace, device, counter).rfind(|reading| reading.pass <= pass);
     let passes = readings(trace, device, Counter::BytesRead).map(|reading| reading.pass);
@@ -84,7 +84,7 @@ fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
     totals.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Returns the bytes of the weights that a device uses for a token.
+/// Returns the bytes of the weights that a device uses for one token.
 fn share(trace: &Trace, device: u16) -> u64 {
     let own = trace.records.iter().filter(|it| (it.device, it.pass) == (device, 1));
     own.filter(|it| matches!(it.kind, Kind::Compute | Kind::Output)).map(|it| it.bytes).sum()

@@ -87,7 +87,7 @@ impl Server {
         response["choices"][0]["text"].as_str().expect("a text").to_owned()
     }
 
-    /// Makes eight concurrent requests, calls `meanwhile`, and checks the text of each request.
+    /// Makes eight concurrent requests, calls `meanwhile`, and checks the generated text of each.
     fn check_concurrent(&self, tokens: u32, expected: &[String], meanwhile: impl FnOnce()) {
         std::thread::scope(|scope| {
             let request = |it: usize| scope.spawn(move || self.text(PROMPTS[it % 4], tokens));

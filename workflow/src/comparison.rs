@@ -12,7 +12,7 @@ use crate::planning::{self, REFINE};
 use crate::score::{PlanScore, score};
 use crate::{Budget, Error, LoadedScenario};
 
-/// The plan of one strategy and its score.
+/// The plan of one strategy and its score in a short simulation.
 #[derive(Debug)]
 pub struct StrategyResult {
     pub strategy: &'static str,

@@ -61,7 +61,7 @@ pub fn check_run_outputs<'p>(
         .hint("give the trace another name: this plan belongs to a run whose trace has the same name"))
 }
 
-/// Writes the trace of a run, and into the same folder the plans after the first.
+/// Writes the trace of a run, and the plans after the first one into the same folder.
 pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
     write_with(path, |path| {
         let mut out = BufWriter::new(fs::File::create(path)?);

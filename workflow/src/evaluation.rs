@@ -37,7 +37,7 @@ pub struct Evaluation {
     pub ttft_ms: Option<f64>,
     /// Tokens after the first, per second.
     pub tokens_per_s: Option<f64>,
-    /// Bytes that all devices together read from disk for a token after the first.
+    /// Bytes that all devices together read from disk per token after the first.
     pub bytes_read_per_token: Option<f64>,
     /// Maximum over the devices of the memory pressure: unreclaimable bytes divided by total memory.
     pub memory_pressure: Option<f64>,

@@ -143,7 +143,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Replaces control characters by spaces, so that a comment has one line.
+/// Replaces control characters with spaces, so that a comment stays on one line.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -67,7 +67,7 @@ pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Pl
     }
 }
 
-/// Replaces the memory of a device by a limit, of which its process needs `process` bytes.
+/// Sets the total memory of a device to a limit, and its available memory to the limit less `process` bytes.
 fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
     memory.total = Sourced::new(limit, "set: the scenario's limit");
     memory.available =

@@ -20,7 +20,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Applies the options to a scenario.
+    /// Overrides the options of a scenario with these options.
     pub fn apply(&self, loaded: &mut LoadedScenario) -> Result<(), Error> {
         let scenario = &mut loaded.scenario;
         self.check(&scenario.planner)?;

@@ -1,7 +1,7 @@
 //! Corrects the profile of a device with the trace of a measured run.
 //!
 //! A profile is measured within seconds, but in a run of hours a device may be slower. All rates on which a pass of
-//! one token depends are corrected by the ratio of its measured to its simulated CPU time, the ratio of the medians.
+//! one token depends are corrected by the ratio of the measured to the simulated median CPU time of such a pass.
 //!
 //! Rates that only prefill uses (`matmul`) do not change, and neither do disk, memory and links, because waiting for
 //! them depends on other devices, too. The recalibrated profile must be validated with another run: for the same run,
@@ -23,7 +23,7 @@ use crate::Error;
 /// source: assumed
 const MIN_PASSES: usize = 3;
 
-/// Returns the device with corrected rates, and the ratio of measured to predicted CPU time.
+/// Returns the device with corrected rates, and the ratio of the measured to the predicted CPU time.
 pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
     let factor = factor(&device.name, predicted, measured)?;
     let plan = &measured.header.plan_digest;
@@ -45,7 +45,7 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
     Ok((device, factor))
 }
 
-/// Returns whether a prediction was made with this profile, unchanged by limits; true if its trace does not say.
+/// Returns whether a prediction was made with this profile, without limits; true if the trace does not say.
 pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile_digest.as_ref());

@@ -25,16 +25,16 @@ use crate::scenario::Resolver;
 use crate::simulation::{self, MemoryOptions};
 use crate::{Budget, Error, LoadedScenario, NoProgress, Progress, limits, planning, uncertainty};
 
-/// Budget of a system that is planned with `refine`. Only the number of plans is limited, so that the result is the
-/// same on every machine.
+/// The search budget for a system whose planner is `refine`. Only the number of plans is limited, so that the
+/// result is the same on every machine.
 const BUDGET: Budget<'static> =
     Budget { max_seconds: u64::MAX, max_evaluations: Some(500), progress: &NoProgress };
 
-/// The results of a document, and the cells that could not be simulated.
+/// The results for a document of published numbers, and its cells that could not be simulated.
 #[derive(Debug)]
 pub struct Reproduction {
     pub results: Results,
-    /// Label of the row, name of the system, and the reason why there is no time.
+    /// For each refused cell: label of the row, name of the system, and the reason why there is no time.
     pub refused_cells: Vec<(String, String, Error)>,
 }
 
@@ -139,7 +139,7 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<C
     }))
 }
 
-/// Returns the needed and the available memory of each processor of the plan's devices.
+/// Returns the needed and the available memory of the CPU and GPU of each device of a plan.
 fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
     for (index, planned) in plan.devices.iter().enumerate() {

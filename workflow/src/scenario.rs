@@ -51,7 +51,7 @@ pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
     ModelProfile::from_gguf(&model).map_err(|error| invalid(&error))
 }
 
-/// Checks that a model file exists. The hint of the error explains names of shipped models, which are not paths.
+/// Checks that a model file exists. If the path is the name of a shipped model, the hint says how to use that.
 pub fn check_model_exists(path: &Path) -> Result<(), Error> {
     let Err(error) = fs::metadata(path) else { return Ok(()) };
     let name = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
@@ -73,9 +73,9 @@ pub struct LoadedScenario {
     pub origin: ScenarioRecord,
     /// The question that the scenario answers: the first line of the document's comment.
     pub question: String,
-    /// Old keys that the document uses.
+    /// Deprecated keys that the scenario uses.
     pub deprecations: Vec<Deprecation>,
-    /// Path of the file. Paths in the document are relative to its folder.
+    /// Path of the scenario file. Paths in the scenario are relative to its folder.
     path: PathBuf,
     resolver: &'static dyn Resolver,
 }
@@ -139,7 +139,7 @@ impl LoadedScenario {
         Ok(cluster)
     }
 
-    /// Returns the same as [`Self::cluster`], but without memory limits.
+    /// Returns the cluster with all references resolved, without memory limits; see [`Self::cluster`].
     pub fn cluster_without_memory_limits(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         // The model is read first, so that a missing model is reported before the measurements.
         let model = self.model_profile(model)?;
@@ -167,8 +167,8 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// Returns the cluster of measured devices, in the order of the scenario. The memory limits must
-    /// already be applied to the devices.
+    /// Returns the cluster of devices that are already measured, in the order of the scenario. The memory
+    /// limits must already be applied to them.
     pub fn measured_cluster(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
         let model = self.model_profile(model)?;
         self.assemble(devices, model, self.draft_profile()?)
@@ -187,7 +187,7 @@ impl LoadedScenario {
         drafts.map(|drafts| self.model(&drafts.draft)).transpose()
     }
 
-    /// Returns the cluster of these devices, in the order of the scenario, a model and a draft model. Reads no file.
+    /// Returns the cluster of a model, a draft model and the devices in the order of the scenario. Reads no file.
     pub fn assemble(
         &self,
         devices: Vec<Device>,

@@ -11,16 +11,16 @@ use hearth_sim::{Disturbances, Input, Options, Run, SimError};
 
 use crate::Error;
 
-/// Size of a model up to which its page cache is simulated in fine chunks, which is still fast and shows exactly
-/// which windows fit.
+/// Maximum size of a model whose page cache is simulated in fine chunks. These show exactly which windows
+/// fit.
 const MAX_FINE_BYTES: Bytes = Bytes::mib(4096);
-/// Size of a fine chunk: the unit of read-ahead advice.
+/// Size of a fine chunk of the simulated page cache: the unit of read-ahead advice.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
 /// The state of memory at the beginning of a run, and whether pinned weights must fit in it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
-    /// Whether memory is in the state after earlier tokens. Otherwise all weights are on disk.
+    /// Whether the run starts with the memory as earlier tokens leave it. Otherwise all weights are on disk.
     pub warm: bool,
     /// Whether a device can pin more weights than fit in its memory.
     pub ignore_size: bool,
@@ -55,7 +55,7 @@ pub fn simulate_with_disturbances(
     Ok(run)
 }
 
-/// Returns whether the plan has a single device, which has a SoC.
+/// Returns whether the plan has a single device and this device is a phone with a SoC.
 pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
     only_soc(cluster, plan).is_some()
 }

@@ -3,8 +3,8 @@
 //! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding
 //! for a published number, the error of the fit for an inferred one, and a large value for an assumed one. All
 //! quantities with a unit and a source are drawn together from log-normal distributions around their values, and the
-//! same plan is simulated with each draw. If it does not fit, the time of the draw is infinite. Then each parameter
-//! alone is decreased and increased by its uncertainty, and those that change the time most are reported.
+//! same plan is simulated with each draw. If the run ends out of memory, the time of the draw is infinite. Then each
+//! parameter alone is decreased and increased by its uncertainty, and those that change the time most are reported.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -23,7 +23,7 @@ use crate::simulation::{MemoryOptions, simulate_with_disturbances};
 
 const MAX_SENSITIVE: usize = 3;
 
-/// Random stream of the draws.
+/// Random stream for the draws of the parameters.
 const STREAM: u64 = 0x0050_4152_414d_5321;
 
 /// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source:
@@ -41,11 +41,11 @@ struct Parameter {
     owner: usize,
     /// Path of the quantity in the document.
     keys: Vec<String>,
-    /// Standard deviation of the logarithm.
+    /// Standard deviation of the logarithm of the quantity.
     sigma: f64,
 }
 
-/// The devices in the order of the cluster, then the links, each with its name and as a YAML value.
+/// Names and YAML values of the devices, in the order of the cluster, and then of the links.
 struct ClusterDocuments(Vec<(String, Value)>);
 
 /// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
@@ -158,7 +158,7 @@ impl ClusterDocuments {
     }
 }
 
-/// Collects all quantities with a unit and a source.
+/// Appends all quantities of a document that have a unit and a source to `found`.
 fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
     match value {
         Value::Mapping(map) => {

@@ -32,7 +32,7 @@ impl Progress for NoProgress {
     fn report(&self, _: &str, _: u64, _: u64) {}
 }
 
-/// Minimum interval between two calls of `save`.
+/// Minimum interval between two calls of the `save` function of [`run`].
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the requested number of threads, or one for each core.

@@ -1,7 +1,7 @@
 //! The memory budget of a device with mapped weights: key-value cache, buffers, and the remaining memory for weights.
 //!
 //! The equation is in [`crate::memory`]. The buffers include a GPU's copy of weights if the GPU shares main memory.
-//! Cached are the weights of the CPU, and with Metal also those of the GPU, up to the size of Metal's working set.
+//! The cached weights are those of the CPU and, with Metal, those of the GPU up to Metal's working set size.
 
 use std::ops::Range;
 
@@ -23,13 +23,13 @@ pub struct MemoryBudget {
     pub buffers: Bytes,
     /// Main memory that remains for cached weights.
     pub weight_cache: Bytes,
-    /// Whether `available` holds the unreclaimable memory and, if there are weights, [`MIN_WEIGHT_CACHE`].
+    /// Whether `available` suffices for the unreclaimable memory and, if there are weights, [`MIN_WEIGHT_CACHE`].
     pub fits: bool,
     /// Weights that are read through the mapping for each token, on the head including the output matrix.
     pub weights: Bytes,
     /// The part of `weights` for the output matrix and one embedding row.
     pub head_weights: Bytes,
-    /// The part of `weights` that the largest window reads.
+    /// The part of `weights` that is read for the largest window of layers.
     pub largest_window: Bytes,
     /// GPU memory that the plan needs: weights, keys and values, buffers.
     pub gpu_needed: Bytes,

@@ -17,7 +17,7 @@ use hearth_schema::scenario::KvFormat;
 use super::kv_cache_bytes;
 use crate::cluster::Cluster;
 
-/// The draft model or the sequences of a plan and a scenario do not match.
+/// Why a plan's draft model or number of sequences does not suit the scenario, the device or the large model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
     #[error(
@@ -59,7 +59,7 @@ pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraft> {
     Some(PlannedDraft { model: PlannedModel::from_profile(draft), processor })
 }
 
-/// Checks that a valid plan has the draft model of the scenario, and caches for its sequences.
+/// Checks that a valid plan has the scenario's draft model, and caches for the scenario's sequences.
 pub fn check_plan(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
@@ -95,8 +95,8 @@ pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<()
     Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
 }
 
-/// Returns the profile of the device with this index in the plan, without the memory of its draft model; `None` if the
-/// draft model does not fit.
+/// Returns the profile of the device with this index in the plan, without the memory of its draft model; `None`
+/// if the draft model does not fit.
 pub fn device_without_draft<'d>(
     plan: &Plan,
     index: usize,
@@ -113,7 +113,7 @@ pub fn device_without_draft<'d>(
 }
 
 /// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
-/// draft model does not fit, the head has no free GPU memory, or compute buffers that exceed its main memory.
+/// draft model does not fit, the returned head has no free GPU memory, or its compute buffers exceed its main memory.
 pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     let Some((draft, planned)) = cluster.draft.as_ref().zip(planned_draft(cluster)) else {
         return Cow::Borrowed(cluster);

@@ -33,7 +33,7 @@ pub use pinned::{PinnedMemory, streamed_blocks};
 /// source: measured in the lab, 4 MiB were too little
 pub const MIN_WEIGHT_CACHE: Bytes = Bytes::mib(16);
 
-/// Memory of an idle process, if it has not been measured.
+/// Memory of an executor's idle process on a device where it has not been measured.
 /// source: measured in the lab, 4.0 MiB with one or two threads
 const IDLE_PROCESS: Bytes = Bytes::mib(4);
 
@@ -58,8 +58,8 @@ pub fn kv_cache_bytes(
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
-/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `idle` is the
-/// measured memory of an idle process, 0 if unknown.
+/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `head`
+/// adds that of the head; `idle` is the measured memory of an idle process, 0 if unknown.
 pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
     let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
@@ -68,7 +68,7 @@ pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
 /// The memory that one device needs for a plan, with mapped or copied weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Weights that the device reads for a token, or stores if they are copied.
+    /// Size of the weights that the device reads for a token if they are mapped, or stores if they are copied.
     pub weights: Bytes,
     /// Main memory that the device needs in addition to its weights.
     pub other_memory: Bytes,

@@ -1,14 +1,14 @@
 //! Pinned memory: the memory of a device that copies its weights into anonymous memory, whose pages are never
 //! dropped.
 //!
-//! This is how systems work that do not map the model file (prima.cpp paper, appendix A.8). Weights are stored in the
-//! format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main memory.
-//! The head stores the embedding and the output matrix, and may have loaded the whole model to slice it. With a
-//! sliding window embedding rows are read on demand.
+//! This is how systems work that do not map the model file (prima.cpp paper, appendix A.8). Weights are stored in
+//! the format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main
+//! memory. The head stores the embedding and the output matrix, and may have loaded the whole model to slice it.
+//! With a sliding window of weight blocks (TPI-LLM paper), embedding rows are read on demand.
 //!
-//! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU layers
-//! that do not fit in GPU memory are converted again for every token, from the copy in main memory. Without swap space
-//! or a copy, the device is out of memory.
+//! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU
+//! layers that do not fit in GPU memory are converted again for every token, from the copy in main memory.
+//! Without swap space or a copy, the device is out of memory.
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
@@ -47,7 +47,7 @@ pub struct PinnedMemory {
 
 impl PinnedMemory {
     /// Computes the memory of the device with this index in the plan, `None` if it maps its weights. With
-    /// `ignore_limits` everything fits.
+    /// `ignore_limits`, any size fits.
     pub fn new(
         plan: &Plan,
         index: usize,
@@ -84,7 +84,7 @@ impl PinnedMemory {
         self.excess() <= self.free_swap && self.gpu_used <= self.gpu_available
     }
 
-    /// Returns the memories that are too small. `index` is the index of the device in the plan.
+    /// Returns the kinds of memory, main or GPU, that are too small. `index` is the index of the device in the plan.
     pub fn shortages(&self, index: usize) -> Vec<Shortage> {
         let main = shortage(index, MemoryKind::Main, self.main_memory(), self.available + self.free_swap);
         let gpu = shortage(index, MemoryKind::Gpu, self.gpu_used, self.gpu_available);
@@ -218,8 +218,8 @@ fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
 }
 
-/// Returns the sizes of the blocks that a device with a sliding window loads for a token, in order. The output matrix
-/// of the head is divided into blocks no larger than the largest block of a layer.
+/// Returns the sizes of the blocks that a device with a sliding window of weight blocks (TPI-LLM paper) loads for a
+/// token, in order. The output matrix of the head is divided into blocks no larger than the largest block of a layer.
 pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();

@@ -28,9 +28,9 @@ const STUDENT_T: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2
 pub struct ConfidenceIntervals {
     #[serde(alias = "stretches")]
     pub batches: usize,
-    /// The half-width for the time per token.
+    /// The half-width for the mean time per output token, in milliseconds.
     pub tpot: f64,
-    /// The half-width for each term of [`Terms::rows`].
+    /// The half-width for the mean of each term of [`Terms::rows`], in milliseconds.
     pub terms: [f64; 7],
 }
 

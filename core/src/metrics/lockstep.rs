@@ -60,8 +60,8 @@ fn is_block(record: &Record) -> bool {
     is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
 }
 
-/// Adds a step's time to the terms, scaled to the part of the step within `span`. Returns the duration of this part
-/// in milliseconds.
+/// Adds a step's time to the terms, scaled to the part of the step within `span` (start and end in ns).
+/// Returns the duration of this part in milliseconds.
 fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
     let inside = record.end.min(span[1]).saturating_sub(record.start.max(span[0]));
     if inside == 0 {

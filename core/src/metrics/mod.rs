@@ -4,8 +4,8 @@
 //! by the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
 //! exactly:
 //!
-//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and time of memory copies, on any
-//!   device; drafting is a computing step of the head;
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and time of memory
+//!   copies, on any device; drafting is a computing step of the head;
 //! - `demand_disk`: wall time of a CPU step minus its CPU time, run-queue delay and copies;
 //! - `network`: time from the head's `send` to its `receive`, minus the time that the message spent on other devices
 //!   by their own clocks (there is no shared clock);
@@ -65,7 +65,7 @@ impl Terms {
         self.cpu + self.gpu + self.memory + self.demand_disk + self.network + self.queue + self.bubble
     }
 
-    /// Returns the terms of the sum with their names, in the order of a report's rows.
+    /// Returns the terms that sum to the mean TPOT, with their names, in the order of a report's rows.
     pub fn rows(&self) -> [(&'static str, f64); 7] {
         [
             ("cpu", self.cpu),
@@ -175,7 +175,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     }
 }
 
-/// Returns the terms of one decode step, in milliseconds, by the rule for the kind of the plan.
+/// Returns the terms of one decode step, in milliseconds, by the rule for rings or for tensor parallelism.
 fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     let devices = trace.header.devices.len();
     if trace.header.kind.is_ring() {
@@ -185,8 +185,8 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// Returns the terms of each device in milliseconds per token, in the order of the header: the device's part of
-/// `cpu`, `gpu`, `memory` and `demand_disk`; its `queue` is the run-queue delay within its steps.
+/// Returns the terms of each device in milliseconds per token, in the order of the trace header: the device's
+/// part of `cpu`, `gpu`, `memory` and `demand_disk`; its `queue` is the run-queue delay within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
@@ -237,7 +237,7 @@ fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
 
-/// Returns the sum of numbers; `sum` of an empty iterator would be -0.
+/// Returns the sum of the numbers, 0 if there are none; [`Iterator::sum`] would then return -0.
 fn total(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, |sum, number| sum + number)
 }
@@ -319,8 +319,8 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     terms
 }
 
-/// Adds the steps of one visit of a message on a device to the terms. Returns the duration of the visit in
-/// milliseconds.
+/// Adds to the terms the steps from the arrival of a message at a device until it is sent on. Returns the
+/// length of this stay in milliseconds.
 fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {
@@ -340,7 +340,7 @@ fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) 
     stayed
 }
 
-/// Adds terms to `total`, each multiplied by `share`.
+/// Adds each term of `one`, multiplied by `share`, to the same term of `total`.
 fn add_share(total: &mut Terms, one: &Terms, share: f64) {
     total.cpu += one.cpu * share;
     total.gpu += one.gpu * share;

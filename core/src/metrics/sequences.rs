@@ -28,14 +28,14 @@ pub struct SequenceMetrics {
 pub struct SpeculationMetrics {
     /// The number of passes with drafts.
     pub steps: u64,
-    /// The mean number of tokens per pass with drafts.
+    /// The mean number of tokens that a pass with drafts generates.
     pub tokens_per_step: f64,
     pub drafted: u64,
     /// The number of drafted tokens that the large model accepted.
     pub accepted: u64,
     /// The share of the verified drafts that were accepted.
     pub acceptance: f64,
-    /// The part of the mean time per token spent drafting, in milliseconds.
+    /// The part of the mean time per token that the draft model takes, in milliseconds.
     pub draft_ms: f64,
     /// The mean time per token without `draft_ms`, in milliseconds.
     pub verify_ms: f64,

@@ -1,11 +1,11 @@
 //! Recovery: decides what the head of a ring does when a device is lost, a connection breaks or a device returns.
 //!
-//! A pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections, the simulator
-//! in simulated time.
+//! A pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections, the
+//! simulator in simulated time.
 //!
-//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring: first
-//! every device prepares for an epoch and drops its work, then all receive the plan and connect. Each request and each
-//! new ring has an epoch, and responses of earlier epochs are ignored.
+//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring:
+//! first every device prepares for an epoch and drops its work, then all receive the plan and connect. Each
+//! request and each new ring has an epoch, and responses of earlier epochs are ignored.
 //!
 //! When a device is lost, the head plans for the remaining devices. If a connection between two available devices
 //! breaks, the same ring is built once more; if one breaks again before the next token, the unreachable device is
@@ -25,9 +25,9 @@ use hearth_schema::plan::Plan;
 
 use crate::cluster::Cluster;
 
-/// A planner that can be called during a run. It is an interface, because runners do not depend on planners.
+/// A planner that can be called during a run. It is a trait so that runners do not depend on a planner.
 pub trait Replanner: std::fmt::Debug {
-    /// Returns a plan for the devices of this cluster. The plan must have the head of the cluster, which stores the
+    /// Returns a plan for the devices of this cluster. The head must stay the same, because it stores the
     /// generated tokens.
     fn replan(&self, available: &Cluster) -> Result<Plan, NoPlan>;
 }
@@ -51,7 +51,7 @@ pub enum Event {
     HeadIsolated { since: u64, reason: String },
     /// A device cannot be reached while the head searches for devices before planning.
     DeviceAbsent { device: String },
-    /// A device can be reached again. `rejoins` says when a plan may use it.
+    /// A device can be reached again. `rejoins` says when a new plan may include it.
     DeviceReturned { device: String, rejoins: RejoinTime },
     /// The device `reporter` cannot exchange activations with `peer`. Their connection was opened for `epoch`.
     LinkCut { epoch: u32, reporter: String, peer: String, since: u64, reason: String },
@@ -80,13 +80,13 @@ pub enum Step {
     Replanned { missing: Option<String> },
     /// Record that no new plan is adopted, and why.
     NotReplanned { missing: Option<String>, reason: String },
-    /// Tell all devices of the plan to prepare for this epoch.
+    /// Tell all devices of the plan except the head to prepare for this epoch.
     Prepare { epoch: u32 },
     /// Send the plan of this epoch to all devices, including the head.
     Configure { epoch: u32 },
-    /// Tell all devices, including the head, to drop the state of the previous request. The new one has this epoch.
+    /// Tell all devices, including the head, to drop the state of requests before the one with this epoch.
     Reset { epoch: u32 },
-    /// Passes may begin.
+    /// Let the passes of this epoch begin: all devices of the plan are ready.
     Begin { epoch: u32 },
     /// The ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no plan without them.
     GiveUp { lost: String, reason: String },
@@ -115,7 +115,7 @@ pub struct Recovery {
     members: BTreeSet<String>,
     /// The devices that no plan may use, each with the reason.
     unavailable: BTreeMap<String, String>,
-    /// The devices whose response is still awaited in this phase.
+    /// The devices whose response is still awaited in the current phase of the configuration.
     awaited: BTreeSet<String>,
     epoch: u32,
     /// The epoch for which the current connections were opened.
@@ -125,7 +125,7 @@ pub struct Recovery {
     cuts: u32,
     /// The device whose loss led to the current search for a plan.
     missing: Option<String>,
-    /// When to plan again with a returned device, if there is one.
+    /// When a new plan may include the returned devices; `None` if no device has returned.
     rejoins: Option<RejoinTime>,
     has_begun: bool,
 }
@@ -227,8 +227,8 @@ impl Recovery {
         spread::spread_layers(&self.first, &self.unavailable_devices())
     }
 
-    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the devices
-    /// and everything that the tokens so far depend on: caches, format of activations, and draft model.
+    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the
+    /// devices and everything that the tokens so far depend on: caches, format of activations, and draft model.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, NoPlan> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
@@ -318,7 +318,7 @@ impl Recovery {
         vec![Step::Begin { epoch }]
     }
 
-    /// Handles a response that is valid only in these phases.
+    /// Handles a device's response for `epoch`, which is valid only in these phases.
     fn responded(&mut self, phases: &[Phase], device: &str, epoch: u32) -> Vec<Step> {
         if !phases.contains(&self.phase) || self.epoch != epoch || !self.awaited.remove(device) {
             return vec![];

@@ -1,4 +1,4 @@
-//! Kept budget: the size of the kept set while other programs allocate and free memory.
+//! Kept budget: how many bytes of weights are kept in memory while other programs allocate and free memory.
 //!
 //! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
 //! fits is worse than none, because a cyclic scan of it evicts every page before its next use. So the budget follows

@@ -1,10 +1,10 @@
 //! Managed residency: decides which piece of a device's weights is read, awaited or evicted next.
 //!
-//! The share of a device (its weights for a token) is divided into pieces. Some are kept in memory. The others stream
-//! through a buffer of bounded size: they are read before their use and evicted after it. One helper thread processes
-//! the requested parts in order. It starts reads without waiting for them, up to [`READ_DEPTH`] at the same time. If
-//! it cannot start a read, it evicts used pieces, and if there are none, it waits for the oldest read. The computation
-//! can use a piece once the helper has confirmed that it is in memory.
+//! The share of a device (its weights for a token) is divided into pieces. Some are kept in memory. The others
+//! stream through a buffer of bounded size: they are read before their use and evicted after it. One helper thread
+//! processes the requested parts in order. It starts reads without waiting for them, up to [`READ_DEPTH`] at the
+//! same time. If it cannot start a read, it evicts used pieces, and if there are none, it waits for the oldest
+//! read. The computation can use a piece once the helper has confirmed that it is in memory.
 //!
 //! Kept pieces are ordinary page cache, so the system can evict them. After each pass the kept set is adapted to the
 //! available memory ([`KeptBudget`]).
@@ -20,13 +20,13 @@ use hearth_schema::residency::ResidencyOptions;
 use super::{KeptBudget, Share, kept_bytes, stream_bytes};
 
 /// Maximum number of bytes in flight before the helper waits for the oldest read.
-/// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB, and more only fills the queue of the disk
+/// source: measured; a disk of 200 MB/s needs one piece, one of 1.5 GB/s 4 MiB; more only fills its queue
 const READ_DEPTH: Bytes = Bytes::mib(4);
 
 /// The index of a piece in the weights of the device.
 pub type PieceId = u32;
 
-/// The pass, round and layers for which a part is read.
+/// The pass, round and layers for which a part of the weights is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadOrigin {
     pub pass: u32,
@@ -35,7 +35,7 @@ pub struct ReadOrigin {
     pub layers: Option<[u32; 2]>,
 }
 
-/// A part to prefetch or to compute.
+/// A part of the weights to prefetch, or with which to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartRequest {
     /// The pieces of the part, in the order of use.
@@ -61,8 +61,8 @@ pub enum Event {
     Reset,
     /// The memory use of the process is about to change.
     MemoryChanged,
-    /// The outcome of [`Step::Measure`]: the bytes of page cache that the kernel can use before it evicts the share,
-    /// if known, and the bytes of the kept set that the system reports as evicted.
+    /// The outcome of [`Step::Measure`]: the bytes of page cache that the kernel can use before it evicts the
+    /// device's weights, if known, and the bytes of the kept set that the system reports as evicted.
     Measured {
         page_cache: Option<u64>,
         evicted: u64,
@@ -101,14 +101,14 @@ pub enum Step {
     Idle,
 }
 
-/// A requested part. `pieces.start <= used <= ready <= requested <= pieces.end`.
+/// A requested part of the weights. `pieces.start <= used <= ready <= requested <= pieces.end`.
 #[derive(Debug, Clone)]
 struct Part {
     pieces: Range<PieceId>,
     origin: ReadOrigin,
     /// The first piece that the helper has not processed.
     requested: PieceId,
-    /// The first piece that is not confirmed.
+    /// The first piece that is not confirmed to be in memory.
     ready: PieceId,
     /// The first piece that the computation has not used.
     used: PieceId,
@@ -137,7 +137,7 @@ pub struct ManagedResidency {
     options: ResidencyOptions,
     processors: u32,
     share: Share,
-    /// The pieces of the share, in the order of use.
+    /// The pieces of the device's weights, in the order of use.
     order: Vec<PieceId>,
     pieces: Vec<Piece>,
     budget: KeptBudget,
@@ -158,9 +158,9 @@ pub struct ManagedResidency {
 }
 
 impl ManagedResidency {
-    /// Creates the state of a device's share. No piece is kept until memory has been measured. `visits` lists, for each
-    /// visit (the work between two idle times of the device), its pieces in the order of use. `bytes` has the size of
-    /// each piece by its index.
+    /// Creates the state of a device's share. No piece is kept until memory has been measured. `visits` lists,
+    /// for each visit (the work between two idle times of the device), its pieces in the order of use. `bytes`
+    /// has the size of each piece by its index.
     pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
         let sizes = |visit: &Vec<PieceId>| visit.iter().map(|&piece| bytes[piece as usize]).collect();
         let share = Share::new(&visits.iter().map(sizes).collect::<Vec<_>>());
@@ -279,7 +279,7 @@ impl ManagedResidency {
         self.in_flight.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// Returns the step that confirms the first unconfirmed piece, unless it is still being read or not requested yet.
+    /// Returns the step that confirms the first unconfirmed piece, unless its read is in flight or not requested yet.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
@@ -380,7 +380,7 @@ impl ManagedResidency {
         self.evictable.extend(unused.filter(|&piece| !self.pieces[piece as usize].kept));
     }
 
-    /// Adapts the kept set and the size of the buffer to the measured memory.
+    /// Adapts the kept set and the size of the stream buffer to the measured memory.
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
         let (share, processors, options) = (self.share.total_bytes(), self.processors, self.options);
         if let Some(bytes) = page_cache {

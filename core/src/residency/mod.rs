@@ -13,9 +13,9 @@ use kept_budget::KeptBudget;
 pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 use share::Share;
 
-/// Returns the number of bytes of a share that can be kept, if `available` bytes of page cache are free before any
-/// page of the share is read: `available` minus the kernel's memory for the share, a margin and the stream buffer. If
-/// the whole share can be kept, no buffer is needed.
+/// Returns how many of the `share` bytes of a device's weights can be kept, if `available` bytes of page
+/// cache are free before any of their pages is read: `available` minus the kernel's memory for the weights, a
+/// margin and the stream buffer. If all weights can be kept, no buffer is needed.
 pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     let max = options.max_kept(share);
     let budget = weight_budget(available, share, processors);
@@ -29,7 +29,7 @@ pub fn stream_bytes(available: u64, share: u64, processors: u32, options: &Resid
     options.stream_buffer_bytes().0.min(weight_budget(available, share, processors) / 2)
 }
 
-/// Whether a share, the kernel's memory for it and the margin fit together in `available` bytes of page cache.
+/// Whether `share` bytes of weights, the kernel's memory for them and the margin fit in `available` bytes.
 pub fn fits(available: u64, share: u64, processors: u32) -> bool {
     share <= weight_budget(available, share, processors)
 }
@@ -39,14 +39,14 @@ fn weight_budget(available: u64, share: u64, processors: u32) -> u64 {
     available.saturating_sub(kernel_bytes(share) + margin(processors))
 }
 
-/// Returns the kernel's memory for a share whose pages have all been read, in bytes: a page table entry for each
-/// page, and a node of the page cache's tree for every 64 pages. It is not freed when a page is evicted.
+/// Returns the kernel's memory, in bytes, for `share` bytes of weights whose pages have all been read: a page
+/// table entry for each page, and a node of the page cache's tree for every 64 pages. Eviction does not free it.
 /// source: computed, 8 bytes for 4096 and 576 for 262144; 0.32 % to 0.43 % were measured
 pub fn kernel_bytes(share: u64) -> u64 {
     share / 4096 * 8 + share / (64 * 4096) * 576
 }
 
-/// Returns the bytes that must stay free below a limit: 1 MiB, and a batch of charges per processor
+/// Returns the bytes that must stay free below a memory limit: 1 MiB, and a batch of charges per processor
 /// (`MEMCG_CHARGE_BATCH` of mm/memcontrol.c, 64 pages).
 /// source: measured; with less than 1 MiB free in a memory control group, the kept set is evicted
 fn margin(processors: u32) -> u64 {

@@ -13,7 +13,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The pieces of a device's share, ranked for eviction.
+/// The pieces of a device's weights, ranked for eviction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
     /// The size of each piece in bytes, in the order of use.
@@ -64,7 +64,7 @@ impl Share {
     }
 }
 
-/// Returns the indices below `count` in the order of the van der Corput sequence of base 2, counted from the last.
+/// Returns the indices below `count` in van der Corput order (base 2), counted from the last index.
 fn spread(count: usize) -> Vec<usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = |at: usize| if bits == 0 { 0 } else { at.reverse_bits() >> (usize::BITS - bits) };

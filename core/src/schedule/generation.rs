@@ -1,7 +1,7 @@
 //! Generation: decides which pass enters the ring next.
 //!
-//! A pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a pass is complete
-//! ([`Generation::complete_pass`]).
+//! A pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a pass is
+//! complete ([`Generation::complete_pass`]).
 //!
 //! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
 //! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its

@@ -40,8 +40,8 @@ pub enum ModelPart {
 pub enum Step {
     /// Remove the keys and values of a sequence from a position on, because the drafts there were rejected.
     Rollback { sequence: u32, position: u32 },
-    /// Run the draft model on the tokens of the pass that it has not processed, then draft the drafted tokens of the
-    /// pass. Head only.
+    /// Run the draft model on the tokens of the pass that it has not processed, then generate the pass's
+    /// drafted tokens. Head only.
     Draft { pass: Pass },
     /// Look up the embedding rows of the tokens. Head only.
     Embed { pass: Pass },
@@ -297,7 +297,7 @@ impl Schedule {
         }
     }
 
-    /// Called before the device uses `part`: with managed residency, appends a prefetch step unless there was one.
+    /// With managed residency, appends a step that prefetches `part` before its use, unless it was prefetched.
     fn prefetch_before_use(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
@@ -376,8 +376,8 @@ fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
 }
 
-/// Returns the layers or the output matrix of a part that the CPU reads from the mapped file, `None` if the GPU has
-/// all of the part.
+/// Returns what the CPU reads of a part from the mapped file: the layers that are not on the GPU, or the
+/// output matrix. `None` if the GPU has the whole part.
 fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {

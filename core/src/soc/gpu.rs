@@ -16,7 +16,7 @@ use super::matmul::Matmul;
 
 const ACTIVATION_BYTES: f64 = 2.0;
 
-/// The GPU of a SoC, for weights of a fixed width.
+/// The latency model of a SoC's GPU, for weights of a fixed number of bits.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu {
     speed: f64,

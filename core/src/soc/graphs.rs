@@ -75,8 +75,8 @@ impl GraphSizes {
     }
 }
 
-/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time. It is linear in the number
-/// of tokens, has the measured value at the measured number, and is never negative.
+/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time. It is linear in the
+/// number of tokens, passes through the measured point, and is never negative.
 pub fn preparation_time(graphs: &Graphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);
     Seconds((graphs.preparation_time.value.0 + graphs.time_per_token.value.0 * further).max(0.0))

@@ -41,7 +41,7 @@ enum Node {
 }
 
 impl MeasuredTimes {
-    /// Prepares the table of a valid profile. `tile` is the tile size of the array.
+    /// Prepares the table of a valid profile. `tile` is the tile size of the NPU's systolic array.
     pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
         let samples: Vec<Sample> = profiled.shapes.iter().map(|shape| sample(shape, tile)).collect();

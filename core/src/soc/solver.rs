@@ -42,7 +42,7 @@ pub struct Partition {
     pub interval: SyncInterval,
 }
 
-/// The processors, graph sizes and synchronisation costs that a partition depends on.
+/// Splits matmuls between the GPU and the NPU of a SoC, given their latency models, graph sizes and sync costs.
 #[derive(Debug, Clone, Copy)]
 pub struct Solver<'a> {
     pub gpu: Gpu,

@@ -24,7 +24,7 @@ use hearth_schema::plan::tensor::AllReduce;
 /// The message pattern of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
-    /// The algorithm, which determines the devices that add and how they distribute the sum.
+    /// The algorithm, which determines the devices that add the partial results, and how they distribute the sum.
     pub pattern: AllReduce,
     pub devices: usize,
 }
@@ -44,7 +44,7 @@ impl Collective {
         }
     }
 
-    /// Returns the device that receives message `number` (from 0) of a device.
+    /// Returns the device that receives message `number` (from 0) that a device sends.
     pub fn receiver(self, index: usize, number: usize) -> usize {
         match self.pattern {
             AllReduce::Star if index > 0 => 0,

@@ -78,8 +78,8 @@ impl SlicedModel {
         self.attention.layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }
 
-    /// Returns the bytes of a block's slice. Block `2 l` is the attention block of layer `l`, block `2 l + 1` its
-    /// feed-forward block.
+    /// Returns the bytes of the device's slice of a block. Block `2 l` is the attention block of layer `l`,
+    /// block `2 l + 1` its feed-forward block.
     pub fn block_bytes(&self, block: usize) -> Bytes {
         let layers = if block.is_multiple_of(2) { &self.attention.layers } else { &self.feed_forward };
         layers[block / 2].bytes()

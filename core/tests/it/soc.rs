@@ -1,4 +1,4 @@
-//! Comparison of the model of a phone with GPU and NPU with published results.
+//! Compares the latency model of a phone's GPU and NPU with published results.
 //!
 //! HeteroLLM paper, sections 3 to 5, with Llama-8B unless stated otherwise. `docs/studies/soc` compares the numbers.
 

@@ -1,8 +1,8 @@
 //! Measures how much faster matmuls are with the interleaved weight layout than with the naive one, on this GPU.
 //!
-//! ML Drift paper, section 3.1, reports up to 20 %. For matmuls with one token and with 64, this example prints the
-//! time of the fastest tiling in each layout, among the candidates that `hearth gpu --tune` tries. Times of a
-//! software driver only describe its CPU.
+//! ML Drift paper, section 3.1, reports up to 20 %. For matmuls with one token and with 64, this example
+//! prints the time of the fastest tiling in each layout, among the candidates that `hearth gpu --tune` tries.
+//! With a software driver, the times only describe the CPU.
 
 use hearth_gpu::measure::arbitrary_weights;
 use hearth_gpu::tuning::{candidates, matmul_seconds};

@@ -51,7 +51,7 @@ pub struct GpuBackend {
     options: BackendOptions,
     /// The layers that the plan assigns to the GPU.
     on_gpu: BTreeSet<u32>,
-    /// `None` after the GPU was lost.
+    /// The layers in GPU memory; `None` if no GPU is in use, as after its loss.
     gpu: Option<GpuLayers>,
     cpu_layers: CpuLayers,
     /// Computes the layers of the GPU after it was lost.
@@ -85,7 +85,7 @@ impl GpuBackend {
         })
     }
 
-    /// Uploads the GPU's layers and compiles their kernels.
+    /// Creates a backend: uploads the GPU's layers and compiles their kernels.
     pub fn new(
         gpu: Arc<Gpu>,
         upload: UploadOptions,
@@ -103,7 +103,7 @@ impl GpuBackend {
         Ok(backend)
     }
 
-    /// Returns a backend without layers on a GPU.
+    /// Returns a backend that has only the plan's CPU layers so far, without a GPU or a fallback.
     fn without_gpu(options: BackendOptions, warnings: WarningSink) -> GpuBackend {
         let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
         let on_cpu = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
@@ -178,7 +178,7 @@ impl GpuBackend {
     }
 }
 
-/// Returns the result and the cost of GPU work.
+/// Calls `work` and returns its result, and its cost in wall time and in CPU time of this thread.
 fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
     let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
     let result = work();

@@ -1,9 +1,9 @@
 //! Conversion of the weights of a file to the formats of ML Drift, which have one scale per row.
 //!
-//! ML Drift paper, section 4.2: q8 has eight bits and one scale per channel for all weights; 8/4/4 has eight bits in
-//! attention, and four in the embedding and the feed-forward block. No file has these formats: each row is
-//! dequantised, quantised again and uploaded. `scale = max |w| / m`, `quant = nearest even(w * (m / max |w|))`, where
-//! the largest quant m is 127 or 7.
+//! ML Drift paper, section 4.2: q8 has eight bits and one scale per channel for all weights; 8/4/4 has eight
+//! bits in attention, and four in the embedding and the feed-forward block. No file has these formats: each
+//! row is dequantised, quantised again and uploaded. `scale = max |w| / m`,
+//! `quant = round_ties_even(w * (m / max |w|))`, where the largest quant m is 127 or 7.
 //!
 //! One scale per row is coarser than the scales of the blocks of a file and changes the output of a model;
 //! docs/studies/ml-drift measures by how much. Weights are converted only on request.
@@ -17,7 +17,7 @@ use crate::error::GpuError;
 use crate::graph;
 use crate::kernels::packing::PackedFormat;
 
-/// The conversion of weights on upload.
+/// How weights are converted when they are uploaded to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Conversion {
     /// The weights keep the format of the file.
@@ -46,7 +46,7 @@ impl Conversion {
     }
 }
 
-/// Returns the bytes of a row of `matrix` after its conversion to `packed`.
+/// Returns the size in bytes of a row of `matrix` after its conversion to `packed`.
 pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
     if packed.is_by_row() { packed.texels(matrix.length as u32) as usize * 16 } else { matrix.row_bytes() }
 }

@@ -66,9 +66,9 @@ type Launches = Vec<(u32, Vec<Step>)>;
 #[derive(Debug)]
 struct Buffers {
     params: Tensor,
-    /// [batch, embedding]
+    /// The hidden rows, [batch, embedding].
     hidden: Tensor,
-    /// [batch, pairs] of cosine and sine.
+    /// Cosine and sine of the rotary embedding, [batch, pairs].
     angles: Tensor,
     /// The quantised inputs of a matmul: quants, scales, sums.
     quantised: [Tensor; 3],

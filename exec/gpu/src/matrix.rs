@@ -49,8 +49,8 @@ impl GpuMatrix {
         GpuMatrix::upload_converted(gpu, matrix, None, tiling, &mut |_| ())
     }
 
-    /// Uploads a matrix and converts it if `to` is given. `report` is called after each chunk with its bytes in the
-    /// file.
+    /// Uploads a matrix and converts it if `to` is given. `report` is called after each chunk with the
+    /// chunk's size in the file, in bytes.
     pub fn upload_converted(
         gpu: &Gpu,
         matrix: Matrix<'_>,
@@ -183,8 +183,8 @@ impl GpuMatrix {
         Ok((launches, out))
     }
 
-    /// Returns the kernel and the launch of each part of a matmul. `kernel` is that of the whole matrix, and `others`
-    /// are its bindings after the weights and their scales.
+    /// Returns the kernel and the launch of each part of a matmul. `kernel` is the kernel for the whole
+    /// matrix, and `others` are its bindings after the weights and their scales.
     pub(crate) fn launches(
         &self,
         gpu: &Gpu,

@@ -1,12 +1,11 @@
 //! Measures the speeds of a GPU for its device document.
 //!
-//! Measured are: matmuls with one token and with a batch, for each weight format, with the kernels of a run; the read
-//! bandwidth of GPU memory; copies within GPU memory, to it and from it; and the overhead of a window: submission,
-//! wait, and a short copy in each direction. Every value is a median of samples, and its source says so.
+//! These are measured: matmuls with one token and with a batch, for each weight format; the read bandwidth of
+//! GPU memory; copies within GPU memory, to it and from it; and the overhead of a window: submission, wait,
+//! and a short copy in each direction. Every value is a median of samples, which its `source` text states.
 //!
-//! Matmuls with one token and reads are limited by memory bandwidth. So that caches and hardware compression do not
-//! distort them, they read more bytes than a cache has, and the data are not zeros. Several of them are submitted
-//! together.
+//! Matmuls with one token and reads are limited by memory bandwidth. To avoid effects of caches and hardware
+//! compression, they read more bytes than a cache has, and no zeros. Several are submitted together.
 //!
 //! Not here: the amount of memory that a run may use. No interface reports it, so the caller provides it.
 
@@ -51,7 +50,7 @@ const TEXELS_PER_THREAD: u64 = 16;
 /// Bytes of the copies whose latency is measured. source: assumed
 const SHORT_COPY_BYTES: u64 = 256;
 
-/// Measures the rate of calls that do `work` units of work each. Returns the last error of a call, if there is one.
+/// Measures calls of `work` units each, in units per second. Returns the last error of a call, if any.
 fn rate(effort: &Effort, work: f64, call: impl Fn() -> Result<(), GpuError>) -> Result<Samples, GpuError> {
     let mut result = Ok(());
     let samples = measure_rate(effort, || {
@@ -68,8 +67,8 @@ fn duration(effort: &Effort, call: impl Fn() -> Result<(), GpuError>) -> Result<
     result.map(|()| samples)
 }
 
-/// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory` is
-/// the memory that a run may use, `buffers` the memory that it needs in addition to weights and cache.
+/// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory`
+/// is the memory that a run may use, `buffers` the part that a run needs in addition to weights and cache.
 pub fn measure(
     gpu: &Gpu,
     tiling: Tiling,
@@ -191,7 +190,7 @@ fn read_bandwidth(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<Byte
 }
 
 /// The loop body of the kernel that fills the buffer with pseudo-random values, which hardware cannot compress.
-/// source: Jarzynski and Olano 2020, the hash PCG
+/// source: Jarzynski and Olano 2020, the PCG hash
 const FILL_BODY: &str = "\
         var word = vec4<u32>(4u * at, 4u * at + 1u, 4u * at + 2u, 4u * at + 3u) * 747796405u + 2891336453u;
         word = ((word >> ((word >> vec4<u32>(28u)) + 4u)) ^ word) * 277803737u;
@@ -249,8 +248,8 @@ fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     gpu.launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
 }
 
-/// Measures the bandwidth with long copies and the latency with short ones. `copier` returns the closure that copies
-/// a number of bytes.
+/// Measures the bandwidth of a copy direction with long copies, and its latency with short ones. `copier`
+/// returns the closure that copies a number of bytes.
 fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,

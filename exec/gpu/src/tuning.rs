@@ -35,16 +35,16 @@ const TOKEN_COUNTS: [u32; 2] = [1, 32];
 /// source: assumed, the shape of a model of 1 to 3 billion weights
 const MATRIX_SIDE: usize = 2048;
 
-/// Matmuls that are timed together, in one submission. source: assumed, some milliseconds on a GPU
+/// Matmuls that are timed together, in one submission. source: assumed, a few milliseconds on a GPU
 const MATMULS_PER_SAMPLE: usize = 4;
 
 /// Number of timed submissions, of which the fastest counts. source: assumed
 const SAMPLES: usize = 3;
 
-/// Seconds from which one matmul is long enough to be timed alone, as on a software driver. source: assumed
+/// Matmuls that take at least so many seconds, as on a software driver, are timed one at a time. source: assumed
 const LONG_MATMUL_SECONDS: f64 = 0.025;
 
-/// The fastest tiling of each adapter and driver.
+/// The fastest matmul tiling of each GPU adapter and driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TunedTilings(BTreeMap<String, Tiling>);
 
@@ -82,13 +82,13 @@ impl TunedTilings {
         text
     }
 
-    /// Returns the stored tiling of this adapter, if it is one of the current candidates.
+    /// Returns the stored tiling of the adapter of `gpu`, if it is one of the current candidates.
     pub fn get(&self, gpu: &Gpu) -> Option<Tiling> {
         let known = self.0.get(&gpu.info().key()).copied();
         known.filter(|tiling| candidates(gpu.capabilities()).contains(tiling))
     }
 
-    /// Stores the tiling of this adapter.
+    /// Stores the tiling of the adapter of `gpu`.
     pub fn set(&mut self, gpu: &Gpu, tiling: Tiling) {
         self.0.insert(gpu.info().key(), tiling);
     }

@@ -11,14 +11,14 @@ use half::f16;
 use super::elementwise::{softcap, softmax};
 use super::{InstructionSet, dot};
 
-/// The cached keys, or the cached values, of one head: [positions, length].
+/// The cached keys, or the cached values, of one head: [positions, head dimension].
 #[derive(Debug, Clone, Copy)]
 pub enum CachedRows<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
 
-/// The scaling of attention scores before the softmax.
+/// The scale and the optional soft cap of attention scores before the softmax.
 #[derive(Clone, Copy)]
 pub struct Scoring {
     /// The factor by which dot products are multiplied.

@@ -116,18 +116,18 @@ impl InstructionSet {
     /// Plain Rust without intrinsics: the oracle with which the other sets are compared.
     pub const SCALAR: InstructionSet = InstructionSet(None);
 
-    /// Returns the fastest set that this processor supports.
+    /// Returns the fastest instruction set that this processor supports.
     pub fn detect() -> InstructionSet {
         InstructionSet(Native::ALL.into_iter().rev().find(|native| native.is_available()))
     }
 
-    /// Returns all sets that this processor supports, the fastest last.
+    /// Returns all instruction sets that this processor supports, the fastest last.
     pub fn available() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.is_available());
         std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
     }
 
-    /// Returns the name used in traces.
+    /// Returns the name of the instruction set, as it appears in traces.
     pub fn name(self) -> &'static str {
         self.0.map_or("scalar", Native::name)
     }

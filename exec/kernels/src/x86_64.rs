@@ -70,7 +70,7 @@ impl Native {
     }
 }
 
-/// Computes a part of a matmul by dot products.
+/// Computes a part of a matmul by dot products, where panels are not profitable.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matmul_by_dots(task: MatmulTask<'_>) {
     macro_rules! plain {

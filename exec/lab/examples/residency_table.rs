@@ -59,8 +59,8 @@ mod table {
         disk: BytesPerSecond,
     }
 
-    /// The result of a run: bytes, measured seconds and predicted seconds per token. Any policy must read `min_bytes`
-    /// per token; `unreclaimable` is the sum of the devices' unreclaimable bytes.
+    /// The result of a run, per token: bytes read, measured seconds, predicted seconds, and the bytes that any policy
+    /// must read (`min_bytes`); `unreclaimable` is the sum of the devices' unreclaimable bytes.
     #[derive(Clone, Copy)]
     struct Run {
         seconds: f64,

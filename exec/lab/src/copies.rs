@@ -13,7 +13,7 @@ use hearth_profiles::measure;
 
 use super::{LabError, PREFIX, has_exited, owner};
 
-/// The copies of a model, one for each device. They are removed when this is dropped.
+/// The copies of a model's files, one for each device. They are deleted when this value is dropped.
 #[derive(Debug)]
 pub struct ModelCopies {
     folder: PathBuf,
@@ -21,7 +21,7 @@ pub struct ModelCopies {
 }
 
 impl ModelCopies {
-    /// Copies all files of a model once for each device name into a new folder under `scratch`.
+    /// Copies all files (`parts`) of a model once for each device name into a new folder under `scratch`.
     pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         remove_stale(scratch);
         // Removes its folder if a copy fails.
@@ -94,7 +94,7 @@ fn remove_stale(scratch: &Path) {
     }
 }
 
-/// Removes a folder of copies and kills the processes that use them, for an exit that runs no destructors.
+/// Removes a folder of model copies and kills the processes that use them, for an exit that runs no destructors.
 pub fn remove(folder: &Path) {
     kill_users(folder);
     let _ = fs::remove_dir_all(folder);

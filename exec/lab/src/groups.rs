@@ -1,6 +1,6 @@
 //! Linux control groups that limit the memory, disk reads and processor time of a device's process.
 //!
-//! Version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`. Version 1 has a tree for each
+//! Cgroup v2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`; cgroup v1 has one for each
 //! controller, with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and `cpu.cfs_quota_us`. Only a device
 //! with a processor limit is in a group of the `cpu` controller, because such a group also changes how the scheduler
 //! shares processors. The name of a group contains the process ID of the lab, so that the groups of a lab that has
@@ -43,7 +43,7 @@ struct Folders {
 #[derive(Debug, Clone)]
 pub struct Groups(Folders);
 
-/// The control groups of a device. They are removed when this is dropped.
+/// The control groups of a device. They are removed when this value is dropped.
 #[derive(Debug)]
 pub struct Group {
     folders: Folders,
@@ -77,7 +77,7 @@ impl Groups {
         Ok(Groups(Folders { version: Version::One, memory, disk, cpu }))
     }
 
-    /// Removes the groups of labs whose process has exited.
+    /// Removes the control groups of labs whose process has exited.
     pub fn remove_stale(&self) {
         self.remove(has_exited);
     }
@@ -89,7 +89,7 @@ impl Groups {
         owners.any(|owner| owner != std::process::id() && !has_exited(owner))
     }
 
-    /// Kills the members of this process's groups and removes the groups, for an exit that runs no destructors.
+    /// Kills the processes in this lab's control groups and removes the groups, for an exit without destructors.
     pub fn remove_own(&self) {
         self.remove(|owner| owner == std::process::id());
     }
@@ -103,7 +103,7 @@ impl Groups {
         }
     }
 
-    /// Creates the group of a device and sets its limits. The limited disk is the one that stores `file`.
+    /// Creates the control groups of a device and sets its limits. The limited disk is the one that stores `file`.
     pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
         let name = format!("{PREFIX}{}-{device}", std::process::id());
         let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
@@ -135,7 +135,7 @@ impl Groups {
 }
 
 impl Group {
-    /// Sets the limits. A resource that is absent here keeps its current limit.
+    /// Sets the limits. A resource whose limit is `None` here keeps its current limit.
     pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
         let Folders { version, memory: folder, disk, .. } = &self.folders;
         if let Some(memory) = limits.memory {
@@ -216,7 +216,7 @@ impl Group {
     }
 }
 
-/// The counter of the bytes that pass the disk throttle of a group; in version 1 it is zero without a limit.
+/// The counter of the bytes that pass the disk throttle of a group; with cgroup v1 it is zero without a limit.
 #[derive(Debug, Clone)]
 pub struct ThrottleCounter {
     file: PathBuf,
@@ -225,7 +225,7 @@ pub struct ThrottleCounter {
 }
 
 impl ThrottleCounter {
-    /// Returns the bytes read so far.
+    /// Returns the bytes read so far, or `None` if the counter cannot be read.
     pub fn bytes_read(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.disk_device)));
@@ -244,7 +244,7 @@ impl Drop for Group {
     }
 }
 
-/// Kills the members of a group and removes it. Retries while the group is busy, until its members have exited.
+/// Kills the processes of a group and removes the group. Retries while it is busy, until they have exited.
 fn remove_group(folder: &Path) {
     let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
     for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
@@ -291,7 +291,7 @@ mod tests {
         fs::write(path, "").unwrap();
     }
 
-    /// Creates a folder with these empty files, to test both versions: this machine has only one of them mounted.
+    /// Creates a folder with these empty files, to test cgroup v1 and v2, of which a machine mounts only one.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         for file in files {

@@ -21,10 +21,10 @@ pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
 pub use process::{DeviceProcess, FreezeHandle, Placement, processors};
 
-/// Prefix of the names of all groups and folders that a lab creates, followed by the ID of its process.
+/// Prefix of the names of all control groups and folders that a lab creates, followed by the ID of its process.
 const PREFIX: &str = "hearth-lab-";
 
-/// Returns the ID of the lab process that created a group or folder of this name.
+/// Returns the ID of the lab process that created the control group or folder of this name.
 fn owner(name: &std::ffi::OsStr) -> Option<u32> {
     name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
@@ -39,7 +39,7 @@ pub enum LabError {
     /// A resource cannot be limited, because its control groups are missing or not writable.
     #[error("cannot limit {what}: {why}")]
     NoGroups { what: &'static str, why: String },
-    /// A file of a control group rejects a value.
+    /// A control group rejects the value of a limit; `path` is the file to which the value was written.
     #[error("cannot write `{value}` to the control group: {why}")]
     Limit { path: String, value: String, why: String },
     #[error("cannot copy the model: {why}")]

@@ -19,7 +19,7 @@ use hearth_runtime::clock::wall_nanos;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Another program that allocates memory, and frees it after some time or when its standard input is closed.
+/// A second program that allocates memory, and frees it after `duration` or when its standard input is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
     /// The program to start. Its `main` must first pass its arguments to [`MemoryHog::run_if_requested`].
@@ -64,7 +64,7 @@ impl MemoryHog {
     }
 }
 
-/// Another program that keeps processors busy until its standard input is closed.
+/// A second program whose threads keep processors busy until its standard input is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuHog {
     pub threads: u32,
@@ -106,8 +106,8 @@ impl CpuHog {
 #[derive(Debug, Clone)]
 pub struct LimitedCommand {
     pub limits: DeviceLimits,
-    /// Files that are dropped from the page cache first. The limited disk is that of the first file, or of the
-    /// current folder if there is none.
+    /// Files that are dropped from the page cache before the command starts. The limited disk is the one with the
+    /// first file or, without files, with the current folder.
     pub files: Vec<PathBuf>,
     pub hog: Option<MemoryHog>,
     /// Maximum duration of the command, after which it is killed.
@@ -121,11 +121,11 @@ pub struct CommandUsage {
     pub seconds: f64,
     /// Bytes of the command's files in the page cache when it started, although the cache had just been dropped.
     pub resident_before: u64,
-    /// Bytes read from the disk, by the counter of the throttle; absent without a throttle.
+    /// Bytes read from the disk, as counted by the disk throttle; `None` without a throttle.
     pub bytes_read: Option<u64>,
     /// Maximum of the sampled unreclaimable memory, in bytes.
     pub peak_unreclaimable: u64,
-    /// Bytes of files that were reclaimed and read again.
+    /// Bytes of file pages that were reclaimed from the page cache and read again.
     pub refaults: u64,
     /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: u64,

@@ -22,7 +22,7 @@ pub const COUNTER_TOLERANCE: f64 = 0.05;
 /// Minimum difference in bytes per token for a warning: pages of the program itself are a large part of smaller
 /// differences.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
-/// The interval between two samples of the throttle counters. A sample costs some microseconds of CPU time.
+/// The interval between two samples of the throttle counters. A sample costs a few microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// The minimum interval between two samples of the devices' memory, in nanoseconds. Shorter peaks may be missed.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
@@ -32,9 +32,9 @@ const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 pub struct WatchedDevice<'g> {
     pub name: String,
     pub group: Option<&'g Group>,
-    /// Whether the disk reads of its group are throttled. The kernel does not count other reads.
+    /// Whether the disk reads of the device are throttled. The kernel counts only throttled reads.
     pub is_throttled: bool,
-    /// Bytes of its copy of the model that are in the page cache before the run.
+    /// Bytes of the device's copy of the model that are in the page cache before the run.
     pub resident_before: u64,
 }
 
@@ -57,28 +57,28 @@ pub struct Meter<'g> {
     stop_sampler: mpsc::Sender<()>,
 }
 
-/// The measurements of one device.
+/// The measurements of one device during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceUsage {
     pub name: String,
-    /// The memory limit of its control group, in bytes.
+    /// The memory limit of the device's control group, in bytes.
     pub memory_limit: Option<u64>,
-    /// Bytes of its copy of the model that were in the page cache before the run.
+    /// Bytes of the device's copy of the model that were in the page cache before the run.
     pub resident_before: u64,
-    /// Bytes read per token after the first, by the throttle counter; absent without a throttle.
+    /// Bytes read per token after the first, as counted by the disk throttle; `None` without a throttle.
     pub throttle_bytes_per_token: Option<f64>,
-    /// Bytes read per token after the first, by the trace.
+    /// Bytes read per token after the first, as recorded in the trace.
     pub trace_bytes_per_token: f64,
     /// Maximum of the unreclaimable memory, which is sampled after tokens, in bytes.
     pub peak_unreclaimable: Option<u64>,
-    /// Bytes of files that were reclaimed and read again during the run.
+    /// Bytes of file pages that were reclaimed from the page cache and read again during the run.
     pub refaults: Option<u64>,
     /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: Option<u64>,
 }
 
 impl<'g> Meter<'g> {
-    /// Starts to sample the counters of these devices, which are in ring order.
+    /// Starts sampling the counters of these devices, which are in ring order.
     pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
         let count = |device: &WatchedDevice| {
             let Some(memory) = device.group.map(Group::memory) else { return (0, 0) };
@@ -143,8 +143,8 @@ impl<'g> Meter<'g> {
 }
 
 impl DeviceUsage {
-    /// Returns the relative difference (trace - throttle) / throttle of the two counters, if it exceeds the
-    /// tolerance.
+    /// Returns the relative difference (trace - throttle) / throttle of the bytes read per token, if it is large
+    /// enough for a warning.
     pub fn counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();

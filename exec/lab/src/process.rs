@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::{Group, LabError};
 
-/// A process on a device, which is killed when this is dropped.
+/// The process that emulates a device. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct DeviceProcess {
     name: String,
@@ -23,7 +23,7 @@ pub struct DeviceProcess {
     errors: Option<JoinHandle<String>>,
 }
 
-/// Freezes the process of a device. Invalid after the [`DeviceProcess`] is dropped: its ID may be reused.
+/// Freezes the process of a device. Invalid after the [`DeviceProcess`] is dropped: the process ID may be reused.
 #[derive(Debug, Clone, Copy)]
 pub struct FreezeHandle(libc::pid_t);
 

@@ -85,7 +85,7 @@ impl RingError {
         RingError::Disconnected { name: name.into(), reason: reason.into() }
     }
 
-    /// Converts an error of the handshake with the peer `name`; one of the encryption is a [`RingError::KeyMismatch`].
+    /// Converts a handshake error with the peer `name`; an encryption error becomes [`RingError::KeyMismatch`].
     pub fn handshake(name: &str, error: &WireError) -> RingError {
         if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
             RingError::KeyMismatch { name: name.into(), reason: error.to_string(), hint: error.hint() }

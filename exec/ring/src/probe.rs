@@ -38,13 +38,13 @@ const REPLY_DEADLINE: Duration = Duration::from_secs(10);
 /// The time limit between two probes on the replying side.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The number of exchanges and the time limit of a link measurement.
+/// How thoroughly a link is measured: the number of exchanges and their time limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeEffort {
     pub short_exchanges: usize,
-    /// Maximum number of long exchanges.
+    /// Maximum number of exchanges with a long probe, which measure the bandwidth.
     pub long_exchanges: usize,
-    /// The time limit of the long exchanges, of which there is at least one.
+    /// The time limit for all exchanges with a long probe; one is always made.
     pub time_limit: Duration,
 }
 
@@ -86,7 +86,7 @@ pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeEffor
     })
 }
 
-/// Measures the link to a worker that listens on `address`.
+/// Measures the latency and bandwidth of the link to a worker that listens on `address`.
 pub async fn measure_link<T: Transport>(
     transport: &T,
     address: &str,
@@ -133,7 +133,7 @@ async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: u
     }
 }
 
-/// Measures the link from this machine to itself. This process also replies to the probes.
+/// Measures the latency and bandwidth from this machine to itself. This process also replies to the probes.
 pub async fn measure_link_to_self<T: Transport>(
     transport: &T,
     address: &str,
@@ -220,7 +220,7 @@ fn accept_one(mut listener: impl Listener, sink: DataSink) -> tokio::task::JoinH
     })
 }
 
-/// Replies to every ping of a link measurement with a short pong, whatever the size of the ping.
+/// Replies to every ping of a link measurement with a pong without payload, whatever the size of the ping's payload.
 pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {

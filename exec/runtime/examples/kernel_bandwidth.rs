@@ -29,7 +29,7 @@ const PASSES: usize = 5;
 /// The scalar kernels are slow, so they multiply only one part in 16 of the weights.
 const ORACLE_SHARE: usize = 16;
 
-/// The value of all bytes of float weights. In f32, f16 and bf16 it gives a normal number.
+/// The value of every byte of float weights, with which f32, f16 and bf16 numbers are not subnormal.
 const FLOAT_BYTE: u8 = 0x1c;
 
 /// Returns the rate of `work`, which processes `bytes` bytes, in GB per second of CPU time.

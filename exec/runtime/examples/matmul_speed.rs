@@ -23,7 +23,7 @@ const MIN_TOKENS: usize = 256;
 /// Number of measured passes; the best one counts.
 const PASSES: usize = 7;
 
-/// The value of all bytes of float weights. In f32, f16 and bf16 it gives a normal number.
+/// The value of every byte of float weights, with which f32, f16 and bf16 numbers are not subnormal.
 const FLOAT_BYTE: u8 = 0x1c;
 
 struct Arguments {

@@ -12,7 +12,7 @@ use crate::cost::ComputeCost;
 
 /// An implementation of the forward pass of decoder layers.
 pub trait Backend: Send {
-    /// Returns the name used in traces.
+    /// Returns the name of this backend in traces.
     fn name(&self) -> &'static str;
 
     /// Whether a GPU computes the layers that the plan assigns to it; false after the GPU is lost.

@@ -40,12 +40,12 @@ pub struct BackendOptions {
     pub gpu_layers: Vec<Range<u32>>,
     /// Whether the output matrix is on the GPU too.
     pub output_on_gpu: bool,
-    /// The size of the KV caches.
+    /// The size and the number format of the KV caches.
     pub cache: CacheOptions,
     /// The function that rounds the hidden rows after every layer, if there is one. With it, layers run one at a
     /// time.
     pub rounding: Option<fn(&mut [f32])>,
-    /// The CPU, which computes the other layers, or all layers if the GPU fails.
+    /// The compute threads for the layers that are not on the GPU, or for all layers if the GPU fails.
     pub cpu: Cpu,
     /// Whether the CPU computes all layers if the GPU cannot be opened. If false, this is an error.
     pub fallback_to_cpu: bool,
@@ -67,19 +67,19 @@ pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
 type CreateBackend = dyn Fn(BackendOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
 
-/// Creates GPU backends.
+/// Creates the backend of a device on which a GPU computes some layers.
 #[derive(Clone)]
 pub struct BackendFactory(Arc<CreateBackend>);
 
 impl BackendFactory {
-    /// Wraps `make`, which creates the backend of a device.
+    /// Wraps `make`, which opens the GPU, uploads the layers and returns the backend.
     pub fn new(
         make: impl Fn(BackendOptions) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
     ) -> BackendFactory {
         BackendFactory(Arc::new(make))
     }
 
-    /// Creates the backend of a device.
+    /// Calls the wrapped function, which opens the GPU and uploads the layers.
     pub fn create(&self, options: BackendOptions) -> Result<Box<dyn Backend>, BackendError> {
         (self.0)(options)
     }

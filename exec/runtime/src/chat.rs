@@ -28,24 +28,24 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
 
-/// Maximum number of steps of a template, in addition to those for each message.
-/// source: assumed; the templates of published models need some hundred steps
+/// Maximum number of interpreter steps of a template (fuel), in addition to those for each message.
+/// source: assumed; the templates of published models need a few hundred
 const FUEL: u64 = 100_000;
-/// Additional steps for each message.
-/// source: assumed; the templates of published models need some hundred steps a message
+/// Additional interpreter steps of a template for each message.
+/// source: assumed; the templates of published models need a few hundred a message
 const FUEL_PER_MESSAGE: u64 = 2_000;
 /// Maximum number of bytes that a template may write in addition to ten times the length of the messages.
-/// source: assumed; the longest published system prompts have some ten thousand
+/// source: assumed; the longest published system prompts have tens of thousands
 const MAX_ADDED_BYTES: usize = 1 << 20;
 /// Maximum number of bytes of a template.
-/// source: assumed; the longest published ones have some ten thousand
+/// source: assumed; the longest published ones have tens of thousands
 const MAX_TEMPLATE_BYTES: usize = 1 << 16;
 /// Stack size of the thread that parses and runs a template, in bytes. Each nesting level of an expression needs at
 /// least one byte of the template.
 /// source: assumed, 4 KiB a level; only used pages are allocated
 const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
-/// Maximum number of texts for which a template may search messages.
-/// source: assumed; published templates have some tens
+/// Maximum number of texts that the template may search for in messages.
+/// source: assumed; published templates have a few dozen
 const MAX_SEARCHED: usize = 1000;
 const NAME: &str = "chat";
 
@@ -64,7 +64,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
-    /// The texts for which the template may search messages.
+    /// The texts that the template may search for in messages.
     searched: Vec<String>,
 }
 
@@ -161,7 +161,7 @@ const WRITES_TOO_MUCH: &str = "its output is too long";
 #[error("refused by the template")]
 struct RaisedException;
 
-/// Converts an error of a template to the error for messages that it refuses, or for a template that cannot run.
+/// Converts a template error: either the template refuses these messages, or it cannot run at all.
 fn refusal(error: &minijinja::Error) -> ExecError {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(inner) = cause {
@@ -280,8 +280,8 @@ mod tests {
         {{ raise_exception('roles must alternate') }}{% endif %}\
         {{ bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}{% endfor %}";
 
-    /// Returns a model with byte tokens, two letters, and the control tokens `<s>` (259), `<|im_start|>` (260) and
-    /// `<|im_end|>` (261).
+    /// Returns a vocabulary of 256 byte tokens, the letters x and y, and the control tokens `<s>` (259),
+    /// `<|im_start|>` (260) and `<|im_end|>` (261).
     fn model(template: Option<&str>) -> (Metadata, Tokenizer) {
         let mut texts = vec!["<unk>".to_owned()];
         texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));

@@ -60,7 +60,7 @@ fn run_queue_nanos() -> u64 {
     SCHEDSTAT.with(|file| file.number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
 
-/// An interval of one thread's time, in nanoseconds.
+/// How one thread spent an interval of wall time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TimeSlice {
     pub wall: u64,
@@ -69,9 +69,9 @@ pub struct TimeSlice {
     pub queue: u64,
 }
 
-/// Minimum difference between wall and CPU time, in nanoseconds, for which the run-queue delay is read, because
-/// reading it costs a system call. A smaller difference is an error of the clocks, since no page arrives from disk so
-/// quickly, and counts as CPU time.
+/// Minimum difference between wall and CPU time, in nanoseconds, for which the run-queue delay is read,
+/// because reading it costs a system call. A smaller difference is a measurement error, since no page arrives
+/// from disk so quickly, and counts as CPU time.
 const MIN_IDLE_NS: u64 = 10_000;
 
 /// A stopwatch for the time of one thread.

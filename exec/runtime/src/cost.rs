@@ -1,9 +1,9 @@
 //! The cost of a multi-threaded computation along its critical path.
 //!
-//! Between phases the critical path is the calling thread. In a phase it is the participant that finished last, and
-//! the caller until that participant entered. So `wall - cpu - queue` is the time for which the critical path waited;
-//! in a compute step this is waiting for pages of weights, for any number of threads. Spinning is not counted,
-//! because waiting for another participant is part of that participant's time.
+//! Between phases of the pool ([`crate::pool`]) the critical path is the calling thread. In a phase it is the
+//! participant that finished last, and the caller until that participant entered. So `wall - cpu - queue` is the time
+//! for which the critical path waited; in a compute step this is waiting for pages of weights, for any number of
+//! threads. Spinning is not counted, because waiting for another participant is part of that participant's time.
 //!
 //! Not here: reading clocks. That is [`crate::clock`].
 
@@ -70,7 +70,7 @@ pub(crate) struct Phase {
     pub(crate) start: u64,
     pub(crate) own_work: TimeSlice,
     pub(crate) own_end: u64,
-    /// The time from `own_end` until all workers had left the phase.
+    /// How the caller spent the time from `own_end` until all workers had left the phase.
     pub(crate) wait: TimeSlice,
     /// The time at which all workers had left the phase.
     pub(crate) end: u64,

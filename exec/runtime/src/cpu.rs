@@ -4,7 +4,7 @@
 //! (pairs of token and head). Threads take chunks from a shared counter, so that an interrupted thread does not delay
 //! the others for long. The result of a chunk does not depend on the thread.
 //!
-//! A chunk of weight rows has some tens of KiB. It stays in the L2 cache while it is multiplied by all tiles of a
+//! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a
 //! batch, so that a batch reads the weights from memory only once.
 
 use std::collections::BTreeMap;
@@ -47,14 +47,14 @@ pub struct Cpu {
 /// A matmul with a given input: its matrix and its output.
 pub(crate) struct Matmul<'a> {
     pub(crate) matrix: Matrix<'a>,
-    /// [tokens, rows]
+    /// The output, [tokens, rows].
     pub(crate) out: &'a mut [f32],
 }
 
 /// The queries of some tokens, and the cache to which they attend.
 pub(crate) struct Attention<'a> {
     pub(crate) cache: &'a LayerCache,
-    /// [tokens, heads, `key_length`]
+    /// The queries, [tokens, heads, `key_length`].
     pub(crate) query: &'a [f32],
     pub(crate) heads: usize,
     /// Number of query heads that share a key and value head.
@@ -94,14 +94,14 @@ impl Cpu {
         Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
     }
 
-    /// Returns the same threads, which wait at `barrier` until the weights of a matmul are in memory.
+    /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
     #[must_use]
     pub fn with_barrier(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Calls `body` for each of `count` tokens, on several threads if the tokens, of `values` values each, are large
-    /// enough.
+    /// Calls `body` for each of `count` tokens, on several threads if there are enough values (`values` for
+    /// each token).
     pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
         let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
         self.pool.for_each(count, grain, |_, range| range.for_each(&body));
@@ -318,8 +318,8 @@ impl Backend for CpuLayers {
     }
 }
 
-/// Returns the bytes of the buffers of a pass, of its hidden rows and of one row of logits. It is an upper bound for
-/// passes that are computed in parts.
+/// Returns the bytes of the buffers, the hidden rows and one row of logits of a pass of `tokens` tokens: an
+/// upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());

@@ -24,7 +24,7 @@ pub struct Engine {
     pub input_output: InputOutputLayers,
     stage: Stage,
     layers: u32,
-    /// Number of tokens of the sequence.
+    /// Number of tokens in the KV cache.
     length: u32,
 }
 
@@ -59,7 +59,7 @@ impl Engine {
         self.input_output.logits_of_last(&hidden)
     }
 
-    /// Starts a new sequence.
+    /// Clears the KV cache for a new sequence.
     pub fn restart(&mut self) {
         self.stage.truncate(0);
         self.length = 0;

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// The size of a chunk in bytes: its transfer takes a few milliseconds in a home network, and the manifest of a model
-/// of 40 GB has 1.3 MB.
+/// The size of a chunk in bytes: its transfer takes a few milliseconds in a home network, and the manifest of
+/// a model of 40 GiB has 1.3 MB.
 /// source: assumed
 pub const CHUNK_BYTES: u64 = 1 << 20;
 

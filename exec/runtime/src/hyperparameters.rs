@@ -39,16 +39,15 @@ pub struct Hyperparameters {
     /// The constant added to the mean square in RMSNorm.
     pub epsilon: f32,
     pub rope: Rope,
-    /// The factor of the input embeddings.
+    /// The factor by which the input embeddings are multiplied (Gemma).
     pub embedding_scale: Option<f32>,
-    /// The factor of the attention scores.
+    /// The factor by which the products of queries and keys are multiplied, usually `1 / sqrt(key_length)`.
     pub attention_scale: f32,
-    /// The soft cap of the attention scores.
+    /// The soft cap c of the attention scores, `c tanh(score / c)`.
     pub attention_softcap: Option<f32>,
-    /// The soft cap of the logits.
+    /// The soft cap c of the logits, `c tanh(logit / c)`.
     pub logit_softcap: Option<f32>,
-    /// The attention window of even layers, in positions, including the token's own; odd layers attend to all
-    /// positions.
+    /// The attention window of even layers, in positions, including the token's own. Odd layers have none.
     pub window: Option<u32>,
     pub gate_activation: GateActivation,
 }

@@ -27,13 +27,13 @@ pub struct GroupMemory {
 }
 
 impl GroupMemory {
-    /// Creates the statistics of the group with this folder.
+    /// Creates the statistics of the control group with this cgroup version and folder.
     pub fn new(version: Version, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
     }
 
-    /// Returns the maximum memory of the group in bytes, page cache included, or `None` if it is unlimited. In
-    /// version 1, the kernel reports a very large number for an unlimited group.
+    /// Returns the maximum memory of the group in bytes, page cache included, or `None` if it is unlimited.
+    /// In cgroup v1, the kernel reports a very large number for an unlimited group.
     pub fn limit(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims memory and throttles the group, long before it kills a process.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
@@ -77,7 +77,7 @@ impl GroupMemory {
         }
     }
 
-    /// Returns a value of `memory.stat` that includes descendant groups, which version 1 reports as `total_NAME`.
+    /// Returns a value of `memory.stat` that includes descendant groups, which cgroup v1 reports as `total_NAME`.
     fn statistic(&self, text: &str, name: &str) -> Option<u64> {
         match self.version {
             Version::One => field(text, &format!("total_{name}")),
@@ -94,7 +94,7 @@ impl GroupMemory {
     }
 }
 
-/// A measurement of the page cache of this process.
+/// How much page cache this process can hold, and how much of it was evicted too early.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Bytes of page cache that the process can hold without evictions, if known.
@@ -107,7 +107,7 @@ pub struct MemoryReading {
 /// Observes the memory of this process. Its control groups are found once, when the watch starts.
 #[derive(Debug, Clone)]
 pub struct MemoryWatch {
-    /// The folder used as `/`.
+    /// The folder used as `/`, another one in tests.
     root: PathBuf,
     /// The control group of the process, followed by its parent groups.
     groups: Vec<GroupMemory>,
@@ -195,7 +195,7 @@ impl MemoryWatch {
         self.kibibytes("proc/meminfo", name)
     }
 
-    /// Returns the value of a line such as `MemTotal:  5 kB`, in bytes.
+    /// Returns the value in bytes of the line `name` of a file, such as `MemTotal:  5 kB`.
     fn kibibytes(&self, file: &str, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join(file)).ok()?;
         field(&text, name)?.checked_mul(1024)

@@ -18,7 +18,7 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
-/// The backend with which other backends are compared.
+/// The scalar reference backend, with which other backends are compared.
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
@@ -67,8 +67,8 @@ impl Backend for Oracle {
     }
 }
 
-/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`, which is rounded as the format of
-/// the matrix requires. All kernels are compared with it.
+/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`; the input is rounded as the
+/// format of the matrix requires. All kernels are compared with it.
 pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
@@ -83,7 +83,7 @@ fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
-/// Returns the matrix-vector product with the matrix of this index, plus its bias if there is one.
+/// Returns the matrix-vector product with the layer's matrix of this index, plus its bias if there is one.
 fn linear(tensors: &LayerWeights<'_>, index: usize, input: &[f32]) -> Vec<f32> {
     let mut out = matvec(tensors.matrices[index], input);
     if let Some(bias) = tensors.biases[index] {

@@ -44,7 +44,7 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
-    /// Held during a measurement.
+    /// Locked during a measurement, so that there is only one at a time.
     measuring: Mutex<()>,
 }
 
@@ -289,8 +289,8 @@ fn run_worker(shared: &Shared, index: usize) {
     }
 }
 
-/// Spins, then parks, until a phase with another epoch than `seen` opens; returns its state, or `None` when the pool
-/// is dropped.
+/// Spins, then parks, until a phase whose epoch is not `seen` opens; returns the state, or `None` when the pool is
+/// dropped.
 fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> {
     let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
     loop {

@@ -31,9 +31,9 @@ pub enum Pairs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub pairs: Pairs,
-    /// The rotation angle of each pair for one position, in radians, [rotated dimensions / 2].
+    /// The rotation angle of each pair per position, in radians, [rotated dimensions / 2].
     pub frequencies: Vec<f64>,
-    /// The factor of cosines and sines; 1 without YaRN.
+    /// The factor by which YaRN multiplies cosines and sines; 1 without YaRN.
     pub magnitude: f64,
 }
 
@@ -50,8 +50,8 @@ const MAGNITUDE_SLOPE: f64 = 0.1;
 /// The scaling of the rotation angles.
 struct Scaling {
     factor: f64,
-    /// YaRN: angles up to the first pair are unchanged, and those from the second one on are divided by `factor`.
-    /// Without it, all angles are divided.
+    /// YaRN's two pair indices: angles up to the first one are unchanged, and from the second one on divided
+    /// by `factor`. `None` without YaRN: all angles are divided.
     ramp: Option<[f64; 2]>,
 }
 

@@ -38,14 +38,14 @@ pub struct Speed {
     pub prefill: Vec<Prefill>,
     /// Tokens per second of decoding: the reciprocal of the median time of a token.
     pub decode_tokens_per_s: f64,
-    /// Resident memory of the process after decoding, in bytes, if the system reports it.
+    /// Resident memory of this process after decoding, in bytes, if the system reports it.
     pub resident_bytes: Option<u64>,
-    /// Resident memory after the prompts, in bytes; buffers grow with the length of a prompt.
+    /// Resident memory of the process after all prompts, in bytes; buffers grow with the length of a prompt.
     pub resident_bytes_after_prompts: Option<u64>,
-    /// Bytes of weights that are read for a token; unknown for other engines.
+    /// Bytes of weights that are read for a token; `None` for other engines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
-    /// The best rate at which all threads together read these weights, in bytes per second.
+    /// The best rate at which all threads together read the weights of the model, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_s: Option<f64>,
     /// The name of the instruction set of the kernels.
@@ -112,7 +112,7 @@ fn seconds_since(start: u64) -> f64 {
     (wall_nanos() - start) as f64 * 1e-9
 }
 
-/// Returns the best rate of several passes in which all threads read these bytes, in bytes per second.
+/// Returns the best rate of several passes in which all threads read the bytes of `extents`, in bytes per second.
 fn read_rate(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {

@@ -15,7 +15,7 @@ pub struct Stage {
     weights: Arc<Weights>,
     owned: Vec<Range<u32>>,
     context: u32,
-    /// Number of cached positions, by sequence and layer.
+    /// Number of positions in the KV cache, by sequence and layer.
     filled: BTreeMap<(u32, u32), u32>,
     /// Rounds the hidden rows after every layer, so that they can be sent in fewer bytes.
     rounding: Option<fn(&mut [f32])>,

@@ -12,7 +12,7 @@
 //!
 //! Deviation: in EdgeShard the state includes the last device and the set of used devices. Here the devices are in
 //! the instance's order, so the used devices are always among the first m, and the program is exact for that order
-//! except for hops: if they depend on the receiver, an estimate is used, and a head with all layers counts one.
+//! except for hops: if they depend on the receiver they are estimates, and a head with all layers has one.
 //!
 //! Deviation: a block fits if nothing is read from disk (`crate::capacity`), because weights are memory-mapped here.
 
@@ -33,7 +33,7 @@ impl Strategy for EdgeShard {
     }
 }
 
-/// Solves the dynamic program. The devices together must hold the model, and the head at least one layer.
+/// Solves the dynamic program. All devices together must have memory for the model, and the head for a layer.
 fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the minimum time for the first j layers on the devices so far.

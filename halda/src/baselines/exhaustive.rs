@@ -19,7 +19,7 @@ const MAX_PLANS: f64 = 2e7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exhaustive {
     pub rules: Rules,
-    /// The number of rounds to search; all if `None`.
+    /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
     pub objective: Objective,

@@ -1,7 +1,7 @@
 //! The strategy `lingualinked`: a linear program that balances the times of the devices.
 //!
 //! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones with a linear program over computing,
-//! communication and memory. Here all layers are equal, and a device has `c_m` of them on the CPU and `g_m` on the GPU:
+//! communication and memory. Here all layers are equal; device m has `c_m` on its CPU and `g_m` on its GPU:
 //!
 //! ```text
 //! minimise z                                    over c, g, z >= 0
@@ -29,7 +29,7 @@ use crate::{LatencyModel, Proposal, Strategy, StrategyError};
 /// different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed
 const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// The relative excess of z over its minimum in the second program. source: assumed, above the tolerance of 1e-7
+/// The relative excess of z allowed when the sum of times is minimised. source: assumed, above the tolerance, 1e-7
 const SLACK: f64 = 1e-6;
 
 /// The parts into which a layer is divided before rounding. source: assumed, finer than the solver's tolerance
@@ -169,7 +169,7 @@ mod tests {
         (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
     }
 
-    /// Returns the minimum of z, the longest time of a device, by bisection. The head has at least one of all layers.
+    /// Returns the minimum of z, the longest time of a device, by bisection. The head has at least one layer.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;

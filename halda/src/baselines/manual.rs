@@ -15,7 +15,7 @@ pub struct Manual {
     pub window_layers: Vec<u32>,
     /// The GPU layers in each device's window (n); if empty, there are none.
     pub gpu_layers: Vec<u32>,
-    /// The residency of each device. If empty, each device gets the first residency that it allows.
+    /// The residency of each device. If empty, each device gets the first residency of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn speed_weights(layer_seconds: &[f64]) -> Vec<u64> {
     layer_seconds.iter().map(|seconds| (fastest / seconds * MAX_SPEED_WEIGHT).round() as u64).collect()
 }
 
-/// Moves one layer of the largest window to the head, device 0, if it has none. Ties go to the lower index.
+/// Moves one layer of the largest window to the head, device 0, if the head has none. Ties go to the lower index.
 pub(crate) fn ensure_head_layer(windows: &mut [u32]) {
     if windows[0] == 0 {
         let largest = (0..windows.len()).rev().max_by_key(|device| windows[*device]).unwrap_or(0);

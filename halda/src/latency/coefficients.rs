@@ -35,7 +35,7 @@ pub enum MemoryCase {
 }
 
 impl MemoryCase {
-    /// Returns the number of the set of the prima.cpp paper, 1 to 4.
+    /// Returns the number of the memory case in the prima.cpp paper: 1 for M1 to 4 for M4.
     pub fn number(self) -> u8 {
         self as u8 + 1
     }
@@ -46,35 +46,35 @@ pub(crate) struct ModelSizes {
     pub layers: u32,
     /// b, the bytes of weights of a layer in the prima.cpp paper's model, in which all layers are equal.
     pub layer_weight_bytes: f64,
-    /// b', the weights and key-value cache of a layer, at most 2^50.
+    /// b' of the prima.cpp paper: the bytes of weights and key-value cache of a layer, at most 2^50.
     pub layer_resident_bytes: i64,
-    /// `b_i/V`: one row of the input embedding.
+    /// `b_i/V` of the prima.cpp paper: the bytes of a row of the input embedding.
     pub row_bytes: f64,
-    /// `b_i/V` rounded up to an integer, so that need > cap can be checked on integers.
+    /// The bytes of a row of the input embedding, rounded up, so that memory needs can be checked on integers.
     pub row_bytes_ceil: i64,
-    /// `b_o`, the output norm and head.
+    /// `b_o` of the prima.cpp paper: the bytes of the output norm and head.
     pub output_head_bytes: i64,
     /// Entry i is the sum of the weight bytes of the first i layers.
     pub layer_bytes_prefix_sums: Vec<i64>,
     /// Whether all layers have the same size and, on each device, the same time.
     pub uniform_layers: bool,
-    /// The maximum sum of (weight bytes - b) over consecutive layers, reserved in GPU memory for each window.
+    /// The maximum sum of (bytes - `layer_weight_bytes`) over consecutive layers, reserved in GPU memory per window.
     pub max_run_surplus: i64,
-    /// The sum of max(weight bytes - b, 0) over all layers: an upper bound of the surplus of any set of layers.
+    /// The total bytes by which layers exceed [`Self::layer_weight_bytes`]: a bound for any set of layers.
     pub total_surplus: i64,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceCosts {
-    /// Fc: the seconds of CPU arithmetic per layer.
+    /// Fc of the prima.cpp paper: the seconds of CPU arithmetic per layer.
     pub cpu_compute: f64,
-    /// Fg: the seconds of GPU arithmetic per layer; equal to Fc without a GPU.
+    /// Fg of the prima.cpp paper: the seconds of GPU arithmetic per layer; equal to Fc (CPU) without a GPU.
     pub gpu_compute: f64,
-    /// Fo: the seconds of CPU arithmetic for the output head.
+    /// Fo of the prima.cpp paper: the seconds of CPU arithmetic for the output head.
     pub output_compute: f64,
     /// `t_kv_cpu` + b'/`T_cpu`: the seconds of memory traffic per layer on the CPU.
     pub cpu_memory_seconds: f64,
-    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without one as on the CPU.
+    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without a GPU as on the CPU.
     pub gpu_memory_seconds: f64,
     /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds of copies per window.
     pub window_copy: f64,
@@ -82,10 +82,10 @@ pub(crate) struct DeviceCosts {
     pub hop: f64,
     /// (`b_i/V` + `b_o`)/`T_cpu`: the additional seconds of memory traffic per token if the device is the head.
     pub head_memory_seconds: f64,
-    /// `s_disk`: the disk throughput in bytes per second.
+    /// `s_disk` of the prima.cpp paper: the disk throughput in bytes per second.
     pub disk_read_rate: f64,
     pub read_rates: ReadRates,
-    /// Whether `s_disk` is below the threshold, so that the share must fit in memory.
+    /// Whether the disk is slower than the threshold of the instance, so that the share must fit in memory.
     pub slow_disk: bool,
     /// Whether the GPU is used through Metal, so that GPU and CPU layers share memory.
     pub metal: bool,
@@ -95,10 +95,10 @@ pub(crate) struct DeviceCosts {
     pub capacity: i64,
     /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
     pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
-    /// The fixed seconds of a window on the CPU and the GPU, plus the seconds of the output head on the CPU.
+    /// The seconds of CPU and GPU window overheads and of the output head on the CPU, for an upper bound of T.
     pub window_overheads: f64,
     pub gpu_never_slower: bool,
-    /// The bytes of RAM that a run can use, including what other programs can swap out on any operating system.
+    /// The bytes of RAM that a run can use, including memory of other programs that can be swapped out on any OS.
     pub steady_state_capacity: i64,
     /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
@@ -139,7 +139,7 @@ impl ModelSizes {
         if head { self.row_bytes + self.output_head_bytes as f64 } else { 0.0 }
     }
 
-    /// Returns `b_i/V`, one row of the input embedding; 0 on devices other than the head.
+    /// Returns `b_i/V`, the bytes of one row of the input embedding; 0 on devices other than the head.
     pub(crate) fn head_row(&self, head: bool) -> f64 {
         if head { self.row_bytes } else { 0.0 }
     }
@@ -271,7 +271,7 @@ fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     }
 }
 
-/// Returns the bytes of RAM that a run can use, including what other programs can swap out.
+/// Returns the bytes of RAM that a run can use, including memory of other programs that can be swapped out.
 fn ram_and_swap(device: &Device) -> i64 {
     (device.ram_available + device.swappable_bytes.min(device.swap_available)) as i64
 }

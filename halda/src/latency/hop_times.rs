@@ -10,9 +10,9 @@ use crate::problem::instance::Instance;
 
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// The seconds of a hop from each sender to any device; the instance's `hop` if they depend on the next device.
+    /// The seconds of a hop from each sender to any device; the instance's `hop` if hops depend on the receiver.
     pub sender_hops: Vec<f64>,
-    /// The seconds of each pair's hop, at from * devices + to; infinite without a link. Empty without hops by pair.
+    /// Hop seconds at `from * devices + to`; infinite without a link. Empty if hops depend only on the sender.
     between: Vec<f64>,
     /// Whether a hop depends on the next device. If not, the order of the ring does not matter.
     pub depends_on_receiver: bool,
@@ -57,7 +57,7 @@ impl HopTimes {
         !self.between.is_empty()
     }
 
-    /// Returns the hop of a sender in seconds; 0 if it depends on the next device, because it is then added separately.
+    /// Returns the hop of a sender in seconds; 0 if hops depend on the receiver, as they are then added separately.
     pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
         if self.depends_on_receiver { 0.0 } else { self.sender_hops[from] }
     }

@@ -65,13 +65,13 @@ pub struct Breakdown {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceTerms {
     pub share: Share,
-    /// `T_comp`: the arithmetic.
+    /// `T_comp` of the prima.cpp paper: the seconds of arithmetic per token.
     pub compute: f64,
-    /// `T_mem`: the memory traffic of weights, cache and hidden state.
+    /// `T_mem` of the prima.cpp paper: the seconds of memory traffic of weights, cache and hidden state.
     pub memory: f64,
-    /// `T_disk`: reading weights that did not stay in memory.
+    /// `T_disk` of the prima.cpp paper: the seconds of reading weights that did not stay in memory.
     pub disk: f64,
-    /// `T_comm`: sending the hidden state to the next device.
+    /// `T_comm` of the prima.cpp paper: the seconds of sending the hidden state to the next device.
     pub communication: f64,
     /// need: the bytes of memory that the share needs.
     pub need: f64,

@@ -83,13 +83,13 @@ pub(crate) struct ResidentTiming {
 /// The weights of a device and the memory for them, in bytes.
 #[derive(Default)]
 struct Memory {
-    /// The weights that the CPU reads per token.
+    /// The bytes of weights that the CPU reads per token.
     share: i64,
-    /// The part of `share` that is the output head.
+    /// The bytes of `share` that belong to the output head.
     output: i64,
-    /// The memory available for the page cache of `share`.
+    /// The bytes of memory available for the page cache of `share`.
     budget: i64,
-    /// The weights of GPU layers that Metal keeps wired.
+    /// The bytes of the weights of GPU layers that Metal keeps wired.
     wired: i64,
 }
 

@@ -11,7 +11,7 @@ use hearth_schema::Scenario;
 
 use super::Finding;
 
-/// The range of disk rates. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 is specified with 28 GB/s
+/// The range of disk rates. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 has up to 28 GB/s
 const DISK_RATES: [BytesPerSecond; 2] = [BytesPerSecond(5e4), BytesPerSecond(4e10)];
 /// The range of RAM bandwidth. source: a Raspberry Pi 1 reads about 0.3 GB/s; 12 channels of DDR5 0.6 TB/s
 const MEMORY_RATES: [BytesPerSecond; 2] = [BytesPerSecond(1e8), BytesPerSecond(2e12)];

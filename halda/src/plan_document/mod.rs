@@ -140,7 +140,7 @@ pub fn plan_from_assignment(
 
 /// Returns the processor of the output head. It is the GPU of the head if all layers of the head are on its GPU and
 /// the output head fits beside them, because llama.cpp offloads it like a further layer. Deviation: in the prima.cpp
-/// paper it is always on the CPU (appendix A.3), which contradicts its 15 and 20 ms per token for 8B and 14B.
+/// paper it is always on the CPU (appendix A.3), which contradicts the paper's 15 and 20 ms per token for 8B and 14B.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);

@@ -37,7 +37,7 @@ pub struct Assignment {
 pub struct Share {
     /// `l_m`: the layers of the model on the device.
     pub layers: u32,
-    /// `lgpu_m`: the layers on its GPU.
+    /// `lgpu_m`: the layers of the model on the GPU of the device.
     pub gpu_layers: u32,
     /// `win_m`: the windows per token. A hop follows each window.
     pub windows: u32,
@@ -72,7 +72,7 @@ pub struct RoundWindow {
 }
 
 impl RoundWindow {
-    /// Returns the number of whole rounds, and the layers of a partial last round that the devices before leave.
+    /// Returns the number of whole rounds, and the layers of a partial last round left for this window.
     pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
         let remainder = model_layers % self.ring_layers;
         (model_layers / self.ring_layers, remainder.saturating_sub(self.layers_before))
@@ -98,7 +98,7 @@ impl Assignment {
         })
     }
 
-    /// Returns the devices in the ring, then the others in the instance's order from the head.
+    /// Returns the devices in the ring, then all other devices in the instance's order from the head.
     pub fn ring_then_others(&self) -> Vec<usize> {
         let ring = self.ring();
         let others = ring_order(self.head, self.window_layers.len()).filter(|device| !ring.contains(device));

@@ -206,7 +206,7 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
 }
 
 /// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate
-/// that gives this time, and a compute rate that adds 1 % to it. Returns `None` if the device has no SoC.
+/// that gives this time, and a compute rate that adds 1 % to the time. Returns `None` if the device has no SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime_model::RuntimeModel;
 
-/// A value for each weight format, with the paper's format names as keys (`q4k`, `q6k`, `f16`, ...).
+/// A value for each weight format, with the prima.cpp paper's format names as keys (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
 
 /// A layer-to-device assignment problem. Device 0 is the head unless a plan names another.
@@ -55,7 +55,7 @@ pub struct Model {
     /// `n_kv`: the number of tokens in the key-value cache.
     #[serde(rename = "n_kv")]
     pub cached_tokens: u64,
-    /// V: the size of the vocabulary. One token reads `b_i/V` bytes of the input embedding.
+    /// V: the size of the vocabulary. A token reads one of the V rows of the input embedding.
     #[serde(rename = "V")]
     pub vocab_size: u64,
     /// b: the weight bytes of a layer.
@@ -73,7 +73,7 @@ pub struct Model {
     /// f_{q,out}: the floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
     pub output_flops: PerFormat,
-    /// The weight bytes of each layer, for exact memory accounting if layers differ; empty if each layer has b bytes.
+    /// The weight bytes of each layer, for exact memory accounting if layers differ; empty if all layers are equal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_bytes: Vec<u64>,
 }

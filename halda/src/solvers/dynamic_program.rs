@@ -44,7 +44,7 @@ pub(crate) trait WindowTimes {
     /// Returns the seconds of a window after `layers_before` layers of a round, without hops; infinite if forbidden.
     fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64;
 
-    /// Returns how many values of `layers_before`, from 0, have their own times; larger ones have those of the last.
+    /// Returns how many values of `layers_before`, from 0, have their own times; larger values use the last one's.
     fn offset_count(&self) -> usize;
 }
 

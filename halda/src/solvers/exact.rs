@@ -36,7 +36,7 @@ const MAX_ORDER_TRIALS: usize = 4;
 pub struct Exact {
     pub rules: Rules,
     pub head: HeadChoice,
-    /// The number of rounds to search; all if `None`.
+    /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }
@@ -85,7 +85,7 @@ impl Strategy for Exact {
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     exact: Exact,
-    /// The ring sizes that can contain the optimum.
+    /// The ring sizes (layers per round) that the optimum can have.
     deciding: Vec<u32>,
     bounds: Vec<f64>,
     steps: Vec<SearchStep>,
@@ -181,7 +181,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Tries short cycles as orders, each with the exact dynamic program.
+    /// Tries short cycles as orders of the ring, each with the exact dynamic program.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
         let deciding = self.affordable(deciding, &mut heads, MAX_ORDER_TRIALS);

@@ -1,6 +1,6 @@
 //! Linear and integer programs, solved by HiGHS if the feature `highs` is on.
 //!
-//! Without the feature, [`AVAILABLE`] is false, and the strategies that need a solver return an error that names it.
+//! Without the feature, [`AVAILABLE`] is false, and strategies that need a solver return an error naming the feature.
 
 use std::ops::RangeInclusive;
 
@@ -103,7 +103,7 @@ mod highs {
     }
 
     /// Sets the options of HiGHS. One thread makes the solution of a program the same everywhere. Integer programs
-    /// also get no gap, because the default of 1e-4 would return the first nearly optimal plan; the tightest
+    /// also get a MIP gap of 0, as the default of 1e-4 would return the first nearly optimal plan; the tightest
     /// tolerance on reduced costs; and no feasibility heuristic, which takes six times as long as the relaxation.
     fn configure(model: &mut Model, integer: bool) -> Result<(), TrySetOptionError> {
         model.try_set_option("threads", 1)?;

@@ -19,9 +19,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
     pub rules: Rules,
-    /// Whether the number of rounds stays the same.
+    /// Whether the search keeps the number of rounds of the start plan.
     pub keep_rounds: bool,
-    /// The maximum number of evaluations, including that of the start; unlimited by default.
+    /// The maximum number of evaluations, including that of the start plan; unlimited by default.
     pub max_evaluations: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ pub enum StopReason {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefineResult {
-    /// The best plan; the start if no better plan was found.
+    /// The best plan; the start plan if no better plan was found.
     pub assignment: Assignment,
     pub start_score: Option<f64>,
     pub best_score: Option<f64>,

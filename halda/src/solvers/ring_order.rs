@@ -67,7 +67,7 @@ struct Subsets<'a> {
     cycles: &'a ShortestCycles,
     rounds: f64,
     min_windows: &'a [u32],
-    /// The shortest time per token in seconds and its set, as a bit mask of devices.
+    /// The shortest time per token so far in seconds, and the set of devices that has it, as a bit mask.
     best: (f64, usize),
 }
 

@@ -6,9 +6,9 @@ use crate::{LatencyModel, OrderChoice, Rules, StrategyError, valid_rounds};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
-    /// Only the device with this index.
+    /// The head is the device with this index.
     Fixed(usize),
-    /// All devices; the one with the fastest plan is chosen, and ties go to the lower index.
+    /// Every device is tried as the head, and the fastest plan is chosen; ties go to the lower index.
     Best,
 }
 

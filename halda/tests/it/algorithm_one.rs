@@ -1,7 +1,7 @@
 //! Algorithm 1 of the prima.cpp paper on the instances with certified optima.
 //!
 //! The algorithm may miss the optimum, but its plan is never faster, violates no constraint, and has the time of the
-//! latency model; without a plan there is a reason. On all certified instances it agrees with another implementation.
+//! latency model; without a plan there is a reason. On all certified instances, T is `halda_global_text` of the data.
 
 use std::collections::BTreeSet;
 

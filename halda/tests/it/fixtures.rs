@@ -64,7 +64,7 @@ pub fn certified_model(name: &str) -> LatencyModel<'static> {
     certified_rows().find(|(_, model, _)| model.instance().name == name).unwrap().1
 }
 
-/// Returns a device on Linux without GPU, memory, hops and buffers. Only its disk takes time.
+/// Returns a device on Linux without a GPU, memory, hops or buffers. Only its disk takes time.
 pub fn plain_device(name: &str) -> Device {
     Device {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! Hops by pair, missing links, relays and orders of the ring.
+//! Hop times for each pair of devices, missing links, relays and orders of the ring.
 //!
 //! Plans for three and four devices are compared with hand-computed ones. On random hops, plans are compared with an
 //! exhaustive search over all splits, choices of relays and orders.

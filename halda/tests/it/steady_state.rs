@@ -19,13 +19,13 @@ use crate::fixtures::{plain_device, plain_instance, plain_model};
 const MIB: u64 = 1 << 20;
 /// The weight bytes of a layer.
 const LAYER: u64 = 50 * MIB;
-/// The bytes that the kernel needs for the pages of 400 MiB, keeps free, and reads around page faults.
+/// The bytes of memory that the kernel uses for page metadata of 400 MiB, free pages and read-around.
 const KERNEL: u64 = 20 * MIB;
-/// The seconds per token without reading.
+/// The seconds per token without reading from disk.
 const QUIET: f64 = 1.345;
 /// The disk rate in bytes per second.
 const DISK: f64 = 400e6;
-/// The seconds per token that the second device computes its eight layers.
+/// The seconds per token for which the second device computes its eight layers.
 const STAGE: f64 = 0.08;
 
 /// The seconds of a layer on the head. The rest of its time is token overhead.

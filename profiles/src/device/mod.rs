@@ -81,7 +81,7 @@ pub enum PageCachePolicy {
 }
 
 impl PageCachePolicy {
-    /// Returns the name in documents.
+    /// Returns the name of the policy in device profiles.
     pub fn name(self) -> &'static str {
         match self {
             Self::PaperLinear => "paper-linear",
@@ -334,7 +334,7 @@ impl Device {
 }
 
 impl Disk {
-    /// Returns the rate of reading ahead: the rate of populating, or of sequential reads if that is unknown.
+    /// Returns the rate of reading ahead: of populating a mapping, or of sequential reads if that is unknown.
     pub fn read_ahead_rate(&self) -> BytesPerSecond {
         self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
     }

@@ -10,7 +10,7 @@ mod wording;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Maximum size of a document in bytes. A plan of a hundred devices has some tens of KiB.
+/// Maximum size of a document in bytes. A plan for a hundred devices has a few tens of KiB.
 pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 
 /// Maximum nesting depth. No schema nests deeper than eight levels.
@@ -61,7 +61,7 @@ impl DocumentError {
         DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
-    /// Returns line and column, if they are known.
+    /// Returns the line and column of the error, `None` if unknown.
     pub fn location(&self) -> Option<(usize, usize)> {
         match self {
             DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
@@ -70,7 +70,7 @@ impl DocumentError {
         }
     }
 
-    /// Returns the message without the location.
+    /// Returns the error message without the line and column.
     pub fn what(&self) -> String {
         let text = self.to_string();
         let (line, column) = self.location().unwrap_or((0, 0));
@@ -113,7 +113,7 @@ pub trait Document: Serialize + DeserializeOwned {
     /// Schema and major version of the document, for example `plan/1`.
     const SCHEMA: &'static str;
 
-    /// Renamed keys. The types accept the old names as aliases.
+    /// Keys renamed since the last release. The serde types accept the old names as aliases.
     const RENAMED_KEYS: &'static [RenamedKey] = &[];
 
     /// Checks what the types cannot ensure: the ranges of values and their consistency.

@@ -1,7 +1,7 @@
 //! Errors of GGUF files.
 //!
-//! A [`HeaderError`] is in the bytes of one header and has offsets. A [`GgufError`] is about files and models and has
-//! paths, parts and keys. Every message says what is wrong, where, and how a user who downloaded the model can fix it.
+//! A [`HeaderError`] gives offsets in one header, a [`GgufError`] gives paths, parts and keys of a model.
+//! Every message says what is wrong, where, and how a user who downloaded the model can fix it.
 
 use std::path::PathBuf;
 
@@ -56,10 +56,10 @@ pub enum HeaderError {
         known = crate::Format::names()
     )]
     UnknownTensorType { tensor: String, type_number: u32 },
-    /// A tensor with no dimensions, with too many, or with one that is zero.
+    /// A tensor with no dimensions, with too many dimensions, or with a dimension of zero.
     #[error("tensor `{tensor}` has dimensions {dims:?}: there must be 1 to {limit}, and none may be 0")]
     Dimensions { tensor: String, dims: Vec<u64>, limit: u32 },
-    /// The number of weights or bytes does not fit in 64 bits.
+    /// The number of weights or bytes of a tensor does not fit in 64 bits.
     #[error("tensor `{tensor}` of dimensions {dims:?} is too large to address: download the file again")]
     Overflow { tensor: String, dims: Vec<u64> },
     #[error(

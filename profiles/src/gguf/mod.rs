@@ -35,7 +35,7 @@ pub struct GgufModel {
     pub metadata: Metadata,
     /// The tensors of all parts, in file order.
     pub tensors: Vec<TensorInfo>,
-    /// The files, in order; [`TensorInfo::part`] is an index into them.
+    /// The files of the model, in the order of their part numbers; [`TensorInfo::part`] is an index into them.
     pub parts: Vec<PathBuf>,
     /// The sizes of each file, in the order of `parts`.
     pub sizes: Vec<PartSize>,

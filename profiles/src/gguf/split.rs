@@ -37,7 +37,7 @@ impl SplitKeys {
 }
 
 impl GgufModel {
-    /// Reads the header of the file at `path`, or those of all parts if the file is a part of a split model.
+    /// Reads the header of the file at `path`; if it is a part of a split model, reads the headers of all parts.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         let path = path.as_ref();
         let (header, file_bytes) = read_header(path)?;

@@ -1,7 +1,7 @@
 //! GGUF metadata: typed values by key.
 //!
-//! The value of an absent key is `Ok(None)`, because most keys are optional. A value of an unexpected type is an error
-//! that names the key, because with a silent default the model would compute wrong results.
+//! The value of an absent key is `Ok(None)`, because most keys are optional. A value of an unexpected type is
+//! an error that names the key, because a silent default would make the model compute wrong results.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::io::Read;
 use super::error::{GgufError, HeaderError};
 use super::reader::HeaderReader;
 
-/// Maximum length of a string value in bytes. Chat templates take some hundred kB.
+/// Maximum length of a string value in bytes. Chat templates take up to a few hundred kB.
 const MAX_STRING_BYTES: u64 = 16 << 20;
 const MAX_NESTING: u32 = 4;
 /// Maximum number of elements for which memory is reserved before they are read.
@@ -207,7 +207,7 @@ impl Metadata {
         self.values.get(key)
     }
 
-    /// Adds a key; returns `false` and changes nothing if it exists.
+    /// Adds a key with its value; returns `false` and changes nothing if the key exists.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         let is_new = !self.values.contains_key(&key);
         if is_new {
@@ -221,14 +221,14 @@ impl Metadata {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Returns the value of an integer of any width. It must fit in `u32`.
+    /// Returns the value of an integer of any width; an error if it does not fit in `u32`.
     pub fn get_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an integer from 0 to 4294967295", |value| {
             value.integer().and_then(|v| u32::try_from(v).ok())
         })
     }
 
-    /// Returns the value of an integer of any width. It must not be negative.
+    /// Returns the value of an integer of any width; an error if it is negative.
     pub fn get_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.typed(key, "a non-negative integer", |value| value.integer().and_then(|v| u64::try_from(v).ok()))
     }

@@ -1,7 +1,7 @@
 //! Writes GGUF headers of version 3, little-endian.
 //!
-//! Keys and tensors are added to a [`HeaderWriter`] in file order. The data of the tensors follow the header in the
-//! same order, each aligned, so that the caller can stream them. The limits are those of
+//! Keys and tensors are added to a [`HeaderWriter`] in file order. The tensor data follow the header in the
+//! same order, each tensor aligned, so that the caller can stream them. The limits are those of
 //! [`Header::read`](super::Header::read), which accepts the result.
 //!
 //! ```
@@ -50,7 +50,7 @@ pub struct FileLayout {
 }
 
 impl HeaderWriter {
-    /// Appends a key. `general.alignment` is refused: the alignment is always the default.
+    /// Appends a key and its value. `general.alignment` is refused: the alignment is always the default.
     pub fn key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
         check_length("a key", key, MAX_KEY_BYTES)?;
         if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
@@ -60,7 +60,7 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// Appends a tensor with these dimensions. `dims[0]` is the length of a row.
+    /// Appends the entry of a tensor, without its data. `dims[0]` is the length of a row.
     pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
         check_length("the name of a tensor", name, MAX_TENSOR_NAME_BYTES)?;
         if dims.is_empty() || dims.len() > MAX_DIMENSIONS as usize || dims.contains(&0) {

@@ -26,7 +26,7 @@ use super::wifi::{MSS, Tcp, WifiChannel};
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use crate::values::Sourced;
 
-/// Number of later segments, and so of duplicate acknowledgements, after which a lost segment is retransmitted.
+/// Number of duplicate acknowledgements (one per later segment) after which a lost segment is retransmitted.
 /// source: RFC 5681, section 3.2
 pub const DUPLICATE_ACK_THRESHOLD: u64 = 3;
 
@@ -39,7 +39,7 @@ pub enum Endpoint<'a> {
     Wire(&'a Link),
 }
 
-/// The path from one device to another, of which at least one is a station.
+/// The path from one device to another, at least one of which is a Wi-Fi station.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WirelessPath<'a> {
     pub sender: Endpoint<'a>,
@@ -55,7 +55,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Returns the fixed time of a transmission; zero for a wire.
+    /// Returns the fixed overhead of a transmission as a time; zero for a cable.
     pub fn overhead(&self) -> Seconds {
         self.channel().map_or(Seconds(0.0), |channel| channel.overhead.value)
     }

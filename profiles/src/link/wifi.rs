@@ -28,7 +28,7 @@ pub const MSS: Bytes = Bytes(1448);
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
 /// Maximum overhead, burst time and delay. source: assumed, far above those of every network, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// Maximum spread of delays, with which one delay in a thousand is a hundred times the median. source: assumed
+/// Maximum `sigma` of a delay, with which one delay in a thousand is a hundred times the median. source: assumed
 const MAX_SIGMA: f64 = 1.5;
 /// Maximum duration of a stall. source: assumed, to detect wrong units
 pub const MAX_STALL: Seconds = Seconds(10.0);
@@ -214,7 +214,7 @@ impl Stall {
         (self.min_duration + self.max_duration) / 2.0
     }
 
-    /// Returns the mean of the squared duration, in square seconds.
+    /// Returns the mean of the squared duration of a stall, in s².
     pub fn mean_square_duration(&self) -> f64 {
         let (min, max) = (self.min_duration.0, self.max_duration.0);
         (min * min + min * max + max * max) / 3.0
@@ -292,7 +292,7 @@ impl Tcp {
 }
 
 impl Wifi {
-    /// Checks the channels and that their stations are among `devices`. `wire` is the link of devices on no channel.
+    /// Checks the channels and that their stations are among `devices`. `wire` is the link of all other devices.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
         let refuse =
             |what: String| Err(DocumentError::invalid_at("links.wifi", format!("links.wifi: {what}")));

@@ -33,10 +33,11 @@ pub const BATCH_SIZE: usize = 128;
 /// Number of weights in a row: a whole number of blocks of every format, and the width of a small model.
 const COLUMNS: usize = 2048;
 
-/// Maximum number of formats that get all rounds of samples; with more formats there are fewer. source: assumed
+/// Maximum number of formats for which all rounds are sampled; more formats get fewer rounds.
+/// source: assumed
 const FEW_FORMATS: usize = 3;
 
-/// The kernels that are measured.
+/// The CPU kernels whose rates are measured; the executor implements this trait.
 pub trait Kernels {
     /// Returns a description for the sources of the rates, such as `avx2 kernels, 2 threads`.
     fn description(&self) -> String;
@@ -48,14 +49,15 @@ pub trait Kernels {
     /// weights; the values of the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// Computes attention in one layer for one token over a KV cache that is not in the CPU caches. Returns the work.
+    /// Computes attention in one layer for one token, with a KV cache in no CPU cache; returns its
+    /// operations.
     fn attend(&mut self) -> Flops;
 
     /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns their size.
     fn write_kv_cache(&mut self, tokens: usize) -> Bytes;
 }
 
-/// The measured rates of the kernels.
+/// The measured rates of the executor's CPU kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeRates {
     /// Speed of matrix-vector products with weights in cache.

@@ -1,8 +1,8 @@
 //! Finds the control groups of this process and their CPU quota.
 //!
-//! `/proc/self/cgroup` names groups of version 2 (one hierarchy for all controllers), of version 1 (one hierarchy for
-//! each controller), or of both; `/proc/self/mountinfo` has their mount points. The limits of all parent groups
-//! apply, too. Systems other than Linux have no control groups.
+//! `/proc/self/cgroup` names groups of cgroup v2 (one hierarchy for all controllers), of cgroup v1 (one
+//! hierarchy for each controller), or of both; `/proc/self/mountinfo` has their mount points. The limits of
+//! all parent groups apply, too. Systems other than Linux have no control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ fn push_ancestors(root: &Path, path: &str, version: Version, found: &mut Vec<(Ve
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
-    /// Number of cores, which may be fractional.
+    /// CPU time per period divided by the period, in cores.
     pub(super) cores: f64,
     pub(super) period: Seconds,
 }

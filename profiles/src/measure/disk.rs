@@ -109,7 +109,7 @@ pub fn measure_disk(
     })
 }
 
-/// Returns the rate from the samples; `None` if the system lacks the call, as do kernels before Linux 5.14.
+/// Returns the rate from the samples; `None` if the system lacks the measured call, as Linux does before 5.14.
 fn if_supported(
     samples: Result<Samples, MeasureError>,
     what: &str,
@@ -125,7 +125,7 @@ fn if_supported(
     }
 }
 
-/// Returns the read-ahead window of the block device that stores a folder; `None` on other systems than Linux.
+/// Returns the read-ahead window of the block device that stores a folder; `None` on systems other than Linux.
 pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {

@@ -28,12 +28,12 @@ const CHUNK_BYTES: u64 = 32 << 10;
 /// Size in bytes of one `MADV_POPULATE_READ` call, as in the executor.
 const POPULATE_BYTES: usize = 2 << 20;
 
-/// Size in bytes of a streamed piece, as in the executor.
+/// Size in bytes of a piece of weights that is streamed as a unit, as in the executor.
 const PIECE_BYTES: usize = 1 << 20;
 /// Maximum size in bytes of the pieces that are requested ahead, as in the executor.
 const MAX_PREFETCHED_BYTES: usize = 4 << 20;
 
-/// Maximum fraction of a range that is in the page cache after it was dropped.
+/// Maximum fraction of a file range that remains in the page cache if dropping it succeeded.
 const MAX_RESIDENT: f64 = 0.1;
 
 /// A file that is read with a cold page cache.
@@ -45,9 +45,9 @@ pub(super) struct ColdFile {
     random: File,
     /// Size of the file in bytes, rounded down to whole pages.
     length: u64,
-    /// Maximum size of a window in bytes.
+    /// Maximum number of bytes that are read before they are dropped from the page cache.
     window: u64,
-    /// Offset of the next window.
+    /// Offset in the file at which the next read begins.
     position: u64,
 }
 

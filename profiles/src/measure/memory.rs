@@ -1,7 +1,7 @@
 //! Reads the memory of this machine and the limits of this process's control groups.
 //!
 //! The values are those of `/proc/meminfo`, or the limit of a control group if it is lower: `memory.max` and
-//! `memory.current` in version 2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of the process's
+//! `memory.current` in cgroup v2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in v1, of the process's
 //! group and all its parents. Reclaimable page cache of a group counts as available, as in the kernel's
 //! `MemAvailable`.
 

@@ -1,8 +1,8 @@
-//! Measures the bandwidth of reading memory: T_cpu of the latency model.
+//! Measures the bandwidth of reading memory: T_cpu of the prima.cpp paper.
 //!
-//! All threads sum up the words of one large buffer. Each gets its next piece from a shared counter, as with the rows
-//! of a matrix. A sum is the least arithmetic that reads every byte, so the result is an upper bound for decoding.
-//! The buffer is as large as memory allows, because the weights of a model do not stay in a cache.
+//! All threads sum up the words of one large buffer. Each thread gets its next piece from a shared counter, as with
+//! the rows of a matrix. A sum is the least arithmetic that reads every byte, so the result is an upper bound for
+//! decoding. The buffer is as large as memory allows, because the weights of a model do not stay in a cache.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

@@ -33,7 +33,7 @@ pub struct Effort {
     pub sample_time: Seconds,
     /// Minimum time of a sample of disk reads.
     pub disk_sample_time: Seconds,
-    /// Maximum time for a result. On a slow machine the result may then have a single sample.
+    /// Maximum time to measure one result. On a slow machine a single sample may use up this time.
     pub time_limit: Seconds,
     /// Size of the buffer in place of a model's weights; it is smaller if less memory is available.
     pub buffer_size: Bytes,
@@ -42,7 +42,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Returns the quick effort, which needs about fifteen seconds for a whole device.
+    /// Returns the limits of a quick measurement: about fifteen seconds for a whole device.
     pub fn quick() -> Effort {
         Effort {
             samples: 5,
@@ -55,7 +55,7 @@ impl Effort {
         }
     }
 
-    /// Returns the full effort, which needs about a minute for a whole device.
+    /// Returns the limits of a full measurement: about a minute for a whole device.
     pub fn full() -> Effort {
         Effort {
             samples: 9,
@@ -68,7 +68,7 @@ impl Effort {
         }
     }
 
-    /// Returns a minimal effort of milliseconds for tests; the results are meaningless.
+    /// Returns limits for tests: a few milliseconds for each result; the results are meaningless.
     pub fn minimal() -> Effort {
         Effort {
             samples: 2,
@@ -81,7 +81,7 @@ impl Effort {
         }
     }
 
-    /// Returns the effort with fewer but longer samples if this process has a CPU quota.
+    /// Returns the limits with fewer but longer samples if this process has a CPU quota.
     pub(super) fn under_quota(self) -> Effort {
         let Some(quota) = control_group::processor_quota() else { return self };
         Effort {
@@ -94,7 +94,7 @@ impl Effort {
     }
 }
 
-/// The samples of one result.
+/// The samples of one measured quantity.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Samples {
     sorted: Vec<f64>,

@@ -1,8 +1,8 @@
 //! Creates the scratch file for measuring a disk.
 //!
-//! The size is limited by the effort, by a tenth of the free space and by the time for writing. The content is
-//! incompressible and flushed to disk. On Unix the file is unlinked before it is written, so that nothing remains
-//! however the process ends.
+//! The size is limited by [`Effort`], by a tenth of the free space and by the time for writing. The content
+//! is incompressible and flushed to disk. On Unix the file is unlinked before it is written, so that nothing
+//! remains however the process ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::units::Bytes;
 
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Minimum size of the file in bytes, even on a slow disk.
+/// Minimum size of the scratch file in bytes, even on a slow disk.
 const MIN_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Bytes and floating-point operations of a set of tensors, by weight format.
 //!
-//! The compute time is the sum over formats q of the work `f_q` divided by the device's speed `s_q`. Work is for one
-//! token: two operations per weight of a matrix (multiply and add), four per element of a normalisation (square, add,
-//! scale, multiply by the weight), and one per element of a bias.
+//! A device's compute time is the sum over formats q of the work `f_q` divided by the speed `s_q` (prima.cpp
+//! paper). Work is for one token: two operations per weight of a matrix (multiply and add), four per element
+//! of a normalisation (square, add, scale, multiply by the weight), and one per element of a bias.
 //!
 //! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the other
 //! elementwise operations (rope, activation function, residual), which are less than a thousandth of the work of the

@@ -1,8 +1,8 @@
 //! The list of the tensors of a model with a given shape.
 //!
-//! Names, dimensions and file order are those of llama.cpp's converters: embedding, layers, output norm, output head.
-//! The list is used to compute the sizes of a model document, to generate synthetic files and to check that a file is
-//! complete.
+//! Names, dimensions and file order are those of llama.cpp's converters: embedding, layers, output norm,
+//! output head. The list is used to compute the sizes of the tensors of a `model/1` document, to generate
+//! synthetic files and to check that a file is complete.
 //!
 //! Not here: the format of each tensor (`model::quant`).
 

@@ -39,7 +39,7 @@ pub struct ModelProfile {
 pub enum DigestMatch {
     /// The plan was made from exactly this model.
     Same,
-    /// The plan was made for this shape and quantisation; sizes may differ a little.
+    /// The plan was made for this shape and quantisation; the sizes of its tensors may differ a little.
     SameShape,
     /// The plan was made for another model.
     Different,
@@ -109,12 +109,12 @@ impl ModelProfile {
         self.layers[layer as usize].bytes()
     }
 
-    /// Returns the mean bytes (b) and the mean work (`f_q` for format q) of a layer, by format.
+    /// Returns the mean bytes (b of the prima.cpp paper) and the mean work (`f_q`) of a layer, by format q.
     pub fn mean_layer(&self) -> TensorGroup {
         TensorGroup::mean(&self.layers)
     }
 
-    /// Returns the mean size of a layer's weights (b), rounded to the nearest byte.
+    /// Returns the mean size of a layer's weights (b of the prima.cpp paper), rounded to the nearest byte.
     pub fn mean_layer_bytes(&self) -> Bytes {
         let count = self.layers.len().max(1) as u64;
         Bytes((self.layers_bytes().0 + count / 2) / count)
@@ -130,17 +130,17 @@ impl ModelProfile {
         self.layers.iter().map(TensorGroup::bytes).sum()
     }
 
-    /// Returns the size of the whole input embedding (`b_i`).
+    /// Returns the size of the whole input embedding (`b_i` of the prima.cpp paper).
     pub fn input_bytes(&self) -> Bytes {
         self.input.bytes()
     }
 
-    /// Returns the size of one row of the input embedding, which a token reads (`b_i / V`).
+    /// Returns the size of one row of the input embedding, which a token reads (`b_i / V` of the prima.cpp paper).
     pub fn input_row_bytes(&self) -> Bytes {
         Bytes(self.input.bytes().0 / u64::from(self.shape.vocab_size))
     }
 
-    /// Returns the size of output norm and output head (`b_o`).
+    /// Returns the size of the output norm and the output head (`b_o` of the prima.cpp paper).
     pub fn output_bytes(&self) -> Bytes {
         self.output.bytes()
     }
@@ -151,7 +151,8 @@ impl ModelProfile {
         self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared_tensors.bytes() - tied
     }
 
-    /// Returns the digest of shape and quantisation, which is equal for a file and a document of the same model.
+    /// Returns the digest of shape and quantisation, which a GGUF file and a `model/1` document of a model
+    /// share.
     pub fn shape_digest(&self) -> String {
         digest::of_shape(&self.shape, &self.quant)
     }
@@ -185,8 +186,8 @@ fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
     layer.filter(|layer| *layer < shape.layers.0).map(Some).ok_or_else(outside)
 }
 
-/// Returns the name of the only format of the matrices; else the name of `general.file_type`; else the name of the
-/// format with the most bytes and `-mixed`.
+/// Returns the name of the matrices' format if all have the same; else the name of `general.file_type`; else
+/// the format with the most bytes and `-mixed`.
 fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     let mut matrices = TensorGroup::default();
     for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {

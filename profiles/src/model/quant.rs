@@ -8,9 +8,9 @@
 //! blocks of 32 instead, and so do the rules here. llama.cpp calls the last two quantisations `Q2_K` and `IQ1_S`,
 //! which are names of pure quantisations here.
 //!
-//! Deviation: llama.cpp stores the other `attn_v` of the 80-layer model with 8 queries per key (Llama 2 and 3 70B) as
-//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which
-//! is not supported here; `Q2_K` (84 bytes) is the nearest format.
+//! Deviation: llama.cpp stores the remaining `attn_v` of 80-layer models with 8 queries per key (Llama 2 and
+//! 3 70B) as `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes
+//! per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
 
 use std::fmt;
 use std::str::FromStr;

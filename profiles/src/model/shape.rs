@@ -76,7 +76,7 @@ impl FromStr for Architecture {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelShape {
     pub architecture: Architecture,
-    /// Number of transformer layers (L).
+    /// Number of transformer layers (L of the prima.cpp paper).
     pub layers: Layers,
     /// Width of the residual stream.
     pub embedding: u32,
@@ -84,13 +84,13 @@ pub struct ModelShape {
     pub feed_forward: u32,
     /// Number of query heads.
     pub heads: u32,
-    /// Number of key and value heads (`h_k`, `h_v`).
+    /// Number of key and value heads (`h_k` and `h_v` of the prima.cpp paper).
     pub kv_heads: u32,
-    /// Head dimension of Q and K (`e_k`).
+    /// Head dimension of Q and K (`e_k` of the prima.cpp paper).
     pub key_length: u32,
-    /// Head dimension of V (`e_v`).
+    /// Head dimension of V (`e_v` of the prima.cpp paper).
     pub value_length: u32,
-    /// Number of tokens in the vocabulary (V).
+    /// Number of tokens in the vocabulary (V of the prima.cpp paper).
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
     pub tied_embeddings: bool,

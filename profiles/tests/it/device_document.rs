@@ -4,7 +4,7 @@ use hearth_profiles::device::soc::{SocOptions, Strategy};
 use hearth_profiles::device::{shipped, shipped_names, shipped_yaml};
 use hearth_profiles::{Device, Document, DocumentError};
 
-/// A table of measured matmuls for the NPU of a SoC.
+/// The key `profiled` of an NPU, with a table of measured matmuls.
 const TABLE: &str = "    profiled: {mode: table, source: \"measured\", shapes: [{outputs: 32, inputs: 32, tokens: 32, time: 1 ms}]}\n  bus:";
 
 /// Replaces `from` by `to` in a shipped document, and returns the changed text and its error.

@@ -11,7 +11,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models").join(name)
 }
 
-/// Returns the document of a model with the dimensions of the trained models, whose heads have 64 dimensions.
+/// Returns a `model/1` document with the dimensions of the trained test models, whose head dimension is 64.
 fn document(layers: u32, feed_forward: u32, context: u32) -> ModelDocument {
     let text = format!(
         "schema: model/1\nname: twin\nsource: psalm\narchitecture: llama\nlayers: {layers} layers\nembedding: 256\n\

@@ -10,14 +10,14 @@ use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
 
-/// Pixels from one bar to the next, including the heading of the bar.
+/// Vertical distance of two bars in pixels, including a bar's heading.
 const BAR_STEP: f64 = 48.0;
 /// Offset of a bar's heading from the top of the bar's step, as a fraction of [`BAR_STEP`].
 const HEADING: f64 = 0.04;
 /// Top and bottom of a bar within its step, as fractions of [`BAR_STEP`].
 const BAR: [f64; 2] = [0.42, 0.84];
 
-/// Classes of the terms, in the order of [`SUMMED_TERMS`].
+/// CSS classes of the terms of the time per token, in the order of [`SUMMED_TERMS`].
 const TERM_CLASSES: [Class; 7] =
     [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
 
@@ -45,8 +45,8 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// Draws a stacked bar for each device: the time per token in which it computes, copies, waits and reads ahead.
-/// `max` is the time across the whole width, in milliseconds.
+/// Draws a stacked bar for each device: the time per token that it computes, copies, waits and reads ahead.
+/// `max` is the time at the right end of the axis, in milliseconds.
 pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());

@@ -25,7 +25,7 @@ use crate::text::escape;
 /// Style sheet of all drawings, with light and dark colours.
 pub const STYLE: &str = include_str!("drawing.css");
 
-/// Space for tick labels that extend past the right end of the plot, in pixels.
+/// Width to the right of the plot for tick labels that extend past its end, in pixels.
 const MARGIN_RIGHT: u32 = 24;
 /// Width of a standalone drawing, in pixels.
 const FILE_WIDTH: u32 = 960;
@@ -119,8 +119,8 @@ impl Drawing {
         }
     }
 
-    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones (pixels). An
-    /// empty `tooltip` is left out.
+    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones
+    /// (pixels). An empty `tooltip` is omitted.
     pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2], tooltip: &str) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
@@ -148,13 +148,13 @@ impl Drawing {
         };
     }
 
-    /// Adds a text that is centred at `x`; `y` is the baseline.
+    /// Adds text that is centred at `x`; `y` is the baseline.
     pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
         let attributes = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
         self.text(class, &attributes, text);
     }
 
-    /// Adds a text at the left edge of the gutter; `y` is the baseline.
+    /// Adds text at the left edge of the gutter; `y` is the baseline, in pixels.
     pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
         let attributes = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
         self.text(class, &attributes, text);

@@ -24,8 +24,8 @@ const LANE_HEIGHT: f64 = 15.0;
 const LANE_STEP: f64 = 18.0;
 const DEVICE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 20.0;
-/// Intervals of the same activity with gaps below this share of the width are merged, so that browsers can open the
-/// page of a trace with a million steps.
+/// Maximum gap between merged intervals of the same activity, as a share of the width. Merging them lets
+/// browsers open the page of a trace with a million steps.
 const MERGE_SHARE: f64 = 0.0005;
 /// Maximum number of arrows; more arrows could not be distinguished.
 const MAX_ARROWS: usize = 4000;
@@ -45,7 +45,7 @@ pub(super) const LEGEND: [(Activity, Class, &str); 7] = [
 struct Gantt<'t> {
     trace: &'t Trace,
     token: DecodeStep,
-    /// The time across the whole width, in nanoseconds.
+    /// The time that the width of the plot represents, in nanoseconds.
     span: u64,
     rows: Vec<Row>,
 }
@@ -59,7 +59,7 @@ struct Row {
     top: f64,
 }
 
-/// Draws the Gantt chart of one token. `span` is the time across the whole width, in nanoseconds.
+/// Draws the Gantt chart of one token. `span` is the time that the width of the plot represents, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
@@ -131,7 +131,6 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
 }
 
 impl Gantt<'_> {
-    /// Draws the intervals of all rows.
     fn fill(&self, drawing: &mut Drawing) {
         let intervals = activities::intervals_within(&self.trace.records, [self.token.start, self.token.end]);
         for (activity, class, meaning) in LEGEND {
@@ -169,7 +168,6 @@ impl Gantt<'_> {
         }
     }
 
-    /// Draws an arrow for each message of the token.
     fn arrows(&self, drawing: &mut Drawing) {
         let records = self.trace.records.iter().filter(|record| record.pass == self.token.pass);
         let records: Vec<Record> = records.cloned().collect();
@@ -202,7 +200,6 @@ impl Gantt<'_> {
         self.rows.iter().find(|row| (row.device, row.lane) == (device, lane))
     }
 
-    /// Whether a time is within the token.
     fn contains(&self, at: u64) -> bool {
         (self.token.start..=self.token.end).contains(&at)
     }

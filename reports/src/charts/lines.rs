@@ -1,6 +1,6 @@
 //! Line charts: a line for each series, with a value at each position of the horizontal axis.
 //!
-//! Where a required value is missing, the line is broken and the axis has a cross.
+//! Where a value that should exist is missing, the line is broken and a cross on the axis marks the position.
 
 use plotters::element::{PathElement, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -13,7 +13,7 @@ use crate::text::{escape, numbers};
 /// source: measured, 6.2 px of 266 px, the plot width on a screen of 390 px
 const LETTER: f64 = 6.2 / 266.0;
 
-/// A position on the horizontal axis.
+/// A labelled position on the horizontal axis of a line chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Position {
     /// The horizontal position, from 0 on the left to 1 on the right.
@@ -36,7 +36,7 @@ pub struct LineChart {
     pub unit: String,
     pub positions: Vec<Position>,
     pub series: Vec<Series>,
-    /// Whether every series should have a value at every position, so that missing values are marked.
+    /// Whether every series should have a value at every position, so that missing values are marked with a cross.
     pub mark_missing: bool,
 }
 
@@ -98,7 +98,7 @@ impl LineChart {
         format!("{name}{}: {} {}", position.label, numbers::three_digits(value), self.unit)
     }
 
-    /// Splits the points of a series at missing values; does not split if missing values are not marked.
+    /// Splits the points of a series at missing values; returns one piece if missing values are not marked.
     fn unbroken(&self, series: &Series) -> Vec<Vec<(f64, f64)>> {
         let point = |(position, value): (&Position, &Option<f64>)| {
             Some((position.fraction, value.filter(|value| value.is_finite())?))

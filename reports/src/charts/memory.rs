@@ -18,11 +18,11 @@ const STRIP: [f64; 2] = [0.32, 0.84];
 
 struct Strip {
     heading: String,
-    /// Seconds and height (0 to 1) of each reading.
+    /// Time in seconds and height (0 to 1) of each reading.
     points: Vec<(f64, f64)>,
 }
 
-/// Draws the weights in memory on each device over a run, as a share of the maximum of all devices.
+/// Draws the bytes of weights in memory on each device over a run, relative to the largest value of any device.
 pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     let readings = Readings::of(trace, Counter::Resident)?;
     let max = readings.values.iter().map(|(_, _, value)| *value).max().filter(|max| *max > 0)?;
@@ -36,8 +36,8 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     Some(draw(&id, &title, Class::Series0, strips.collect(), readings.seconds))
 }
 
-/// Draws the memory pressure of each device over a run; `None` unless other programs allocated memory or were swapped
-/// out during the run.
+/// Draws the memory pressure of each device over a run; `None` if no other program allocated memory or was
+/// swapped out during the run.
 pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     let takes_memory =
         |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
@@ -64,7 +64,7 @@ struct Readings {
 }
 
 impl Readings {
-    /// Returns the readings of a counter; `None` if all have the same time.
+    /// Returns the readings of a counter on all devices; `None` if all have the same time.
     fn of(trace: &Trace, counter: Counter) -> Option<Self> {
         let readings = || trace.readings.iter().filter(|reading| reading.counter == counter);
         let begin = readings().map(|reading| reading.at).min()?;

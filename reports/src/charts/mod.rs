@@ -27,7 +27,6 @@ const PLOT_HEIGHT: f64 = 170.0;
 const GUTTER: u32 = 72;
 /// Maximum number of points of a curve; longer curves are thinned.
 const MAX_POINTS: usize = 400;
-/// Space above a plot, in pixels.
 const MARGIN_TOP: f64 = 8.0;
 
 type Chart<'c, 'd> = ChartContext<'c, Canvas<'d>, Cartesian2d<Scale, Scale>>;

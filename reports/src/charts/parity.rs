@@ -10,14 +10,14 @@ use super::{Axis, Scale, label, plot};
 use crate::comparison::{Comparison, Unit};
 use crate::text::numbers;
 
-/// Ratio between the edge of the band and the diagonal.
+/// Maximum ratio of prediction and reference inside the band around the diagonal.
 const BAND: f64 = 1.1;
 /// Height of the plot in pixels. The plot is nearly square because both axes have the same scale.
 const HEIGHT: f64 = 360.0;
 /// Maximum width of the plot in pixels.
 const MAX_WIDTH: u32 = 480;
 const GUTTER: u32 = 76;
-/// Minimum value that is drawn; ratios of smaller times are dominated by the resolution of the clock.
+/// Minimum drawn value, in the plot's unit; ratios of shorter times are dominated by the clock's resolution.
 const MIN_VALUE: f64 = 0.01;
 /// Maximum number of dots in a plot; more dots could not be distinguished.
 const MAX_DOTS: usize = 2000;
@@ -25,10 +25,10 @@ const MAX_DOTS: usize = 2000;
 /// A predicted value and the reference value that it is compared with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dot {
-    /// The kind of value, as named in the legend.
+    /// The kind of value that the dot stands for, as named in the legend.
     pub group: String,
     pub class: Class,
-    /// The name of the value in the tooltip.
+    /// The name of the dot's value in the tooltip.
     pub name: String,
     /// The measured or published value.
     pub reference: f64,

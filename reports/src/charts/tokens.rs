@@ -9,7 +9,7 @@ use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 
-/// Draws the time of every token in order, with vertical lines at the beginning and the end of each event.
+/// Draws the time of every token in order, with vertical lines at the beginning and the end of each run event.
 pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let times = times(runs);
     let max = times.iter().flatten().copied().fold(0.0, f64::max);
@@ -39,7 +39,7 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     Some(drawing)
 }
 
-/// Returns the number of the token (from 1) that is in progress when each event begins or ends.
+/// Returns the number of the token (from 1) that is in progress when each run event begins or ends.
 fn tokens_at_events(trace: &Trace) -> Vec<f64> {
     let ends: Vec<u64> = TokenTimes::from_trace(trace).decode_steps.iter().map(|token| token.end).collect();
     let number = |moment: u64| {

@@ -5,8 +5,8 @@
 //! its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
 //! ([`hearth_core::metrics::intervals`]), which are combined for the error.
 //!
-//! With more than two traces, each run is paired with the first run of the other origin and the same plan. The other
-//! runs remain unpaired, and a note explains why.
+//! With more than two traces, each run is paired with the first run of the same plan that has the other
+//! origin (simulated or measured). The other runs remain unpaired, and a note explains why.
 
 pub mod terms;
 
@@ -66,10 +66,10 @@ pub struct Run {
     pub plan_digest: String,
     /// Number of tokens in the prompts that were processed completely.
     pub prompt_tokens: u64,
-    /// Number of generated tokens after the first.
+    /// Number of generated tokens without the first one of each request.
     #[serde(rename = "tokens")]
     pub decoded_tokens: usize,
-    /// Confidence intervals of the means; `None` for too few tokens.
+    /// Confidence intervals of the mean time per token and of its terms; `None` if there are too few tokens.
     pub intervals: Option<ConfidenceIntervals>,
     pub metrics: Metrics,
 }
@@ -85,7 +85,7 @@ pub struct Row {
     pub error: Option<f64>,
     /// The error in percent of the measured value; `None` if the measured value is zero.
     pub error_percent: Option<f64>,
-    /// Half the width of the confidence interval of the error.
+    /// Half the width of the confidence interval of `error`; `None` if unknown.
     #[serde(rename = "interval")]
     pub interval_half_width: Option<f64>,
 }
@@ -114,9 +114,9 @@ pub struct PublishedCell {
     pub selected: bool,
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
-    /// The outcome of the published run; `None` if it completed.
+    /// How the published run failed; `None` if it completed.
     pub outcome: Option<Outcome>,
-    /// Maximum relative error of a simulated time.
+    /// Maximum accepted relative error of a simulated time.
     pub tolerance: f64,
     /// Whether parameters of the shipped device profiles were fitted to the row of this cell.
     #[serde(rename = "fitted")]
@@ -128,7 +128,7 @@ pub struct PublishedCell {
 pub struct Comparison {
     /// The runs, in the order of the traces.
     pub runs: Vec<Run>,
-    /// The pairs: each run with the first run of the same plan and the other origin, without duplicates.
+    /// The pairs of a simulated and a measured run of the same plan.
     pub pairs: Vec<Pair>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
@@ -167,7 +167,7 @@ impl Run {
         chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
     }
 
-    /// Returns the quantities in the order of a table, the terms first.
+    /// Returns the run's quantities in the order of a table, the terms of the time per token first.
     pub fn quantities(&self) -> Vec<Quantity> {
         let (metrics, intervals) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
@@ -269,8 +269,8 @@ pub(crate) fn origin_word(origin: Origin) -> &'static str {
     }
 }
 
-/// Pairs each run with the first run of the same plan and the other origin. Returns indices of simulated and measured
-/// runs, without duplicates.
+/// Pairs each run with the first run of the same plan that is of the other origin. Returns indices of
+/// simulated and measured runs, without duplicates.
 fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for (index, trace) in traces.iter().enumerate() {

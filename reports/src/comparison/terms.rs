@@ -5,7 +5,7 @@ pub struct Term {
     /// The key of this term of the time per token in metrics and CSV files.
     pub key: &'static str,
     pub label: &'static str,
-    /// The term as a part of a sentence, such as `computing on CPUs`.
+    /// What the time is spent on, as a part of a sentence, such as `computing on CPUs`.
     pub phrase: &'static str,
     pub meaning: &'static str,
 }
@@ -51,7 +51,7 @@ pub const SUMMED_TERMS: [Term; 7] = [
     },
 ];
 
-/// Disk reads that do not lengthen the time per token; not part of the sum.
+/// The time of disk reads that do not lengthen the time per token, and so are not part of its sum.
 pub const HIDDEN_DISK: Term = Term {
     key: "hidden_disk",
     label: "Hidden disk",

@@ -8,13 +8,13 @@ mod markdown;
 
 use crate::charts::drawing::Drawing;
 
-/// The text of a cell without a value: an en dash.
+/// The text of a table cell without a value: an en dash.
 pub const NO_VALUE: &str = "\u{2013}";
 
 /// A part of a text. Its kind determines how a format escapes and formats it.
 #[derive(Debug, Clone)]
 pub enum Span {
-    /// Words of this program.
+    /// Text that this program writes.
     Words(String),
     /// A name from a trace or a document.
     Name(String),
@@ -56,7 +56,7 @@ impl Text {
             .collect()
     }
 
-    /// Returns a value as the text of a cell, or [`NO_VALUE`].
+    /// Returns a value as the text of a table cell, or [`NO_VALUE`].
     pub fn value(value: Option<impl Into<String>>) -> Self {
         value.map_or_else(|| NO_VALUE.into(), |value| value.into().into())
     }
@@ -79,7 +79,7 @@ impl From<String> for Text {
 pub enum RowStyle {
     Plain,
     Total,
-    /// The first row of a new group.
+    /// The first row of a new group of rows.
     Group,
 }
 
@@ -141,7 +141,7 @@ pub enum Block {
 #[derive(Debug, Clone)]
 pub struct Section {
     pub title: String,
-    /// The `id` attribute for links.
+    /// The HTML `id` of the section, to which links refer.
     pub anchor: &'static str,
     pub blocks: Vec<Block>,
 }

@@ -11,7 +11,7 @@ use crate::text::{distinct, escape};
 const DIGITS: u32 = 6;
 const ALL_DIGITS: Digits = Digits { time: DIGITS, rate: DIGITS, bytes: 1, byte_unit: 1.0 };
 
-/// A quantity of a device: key, unit, digits, whether it is per token, and a function that returns its value.
+/// A quantity of a device: key, unit, decimal places, whether it is a mean per token, and a function for its value.
 type DeviceQuantity = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
 
 const DEVICE_QUANTITIES: [DeviceQuantity; 6] = [

@@ -1,9 +1,9 @@
 //! Exports traces in the Chrome trace event format, for Perfetto and `chrome://tracing`.
 //!
-//! Each device is a process and each resource a thread. Steps are complete events (`ph: X`) in microseconds, counters
-//! are `C` events, and the messages of the ring are flow arrows (`s`, `f`). A process id is a position in the ring,
-//! from 1, because viewers treat 0 as the idle process. In an overlay of several traces the process ids continue from
-//! one trace to the next, and a prefix distinguishes the process names.
+//! Each device is a process and each resource a thread. Steps are complete events (`ph: X`) in microseconds,
+//! counters are `C` events, and the messages of the ring are flow arrows (`s`, `f`). A process id is a position in
+//! the ring, from 1, because viewers treat 0 as the idle process. If several traces are exported together, the
+//! process ids continue from one trace to the next, and a prefix distinguishes the process names.
 //!
 //! The part of a computing step that waited for the disk is exported a second time, as a "disk demand" event. The
 //! trace has only the length of this part, so the event is put at the start of the step. Viewers drop
@@ -74,7 +74,7 @@ enum Args {
         #[serde(skip_serializing_if = "Option::is_none")]
         cost_us: Option<CostMicros>,
     },
-    /// The object of a counter or of metadata.
+    /// The `args` object of a counter or of a metadata event.
     Other(Value),
 }
 
@@ -154,10 +154,10 @@ fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize
 
 struct Slice {
     record: usize,
-    /// Whether this is the disk wait of a computing step instead of the step.
+    /// Whether the slice is the disk wait of a computing step instead of the step itself.
     demand: bool,
     device: u16,
-    /// Index into [`THREADS`].
+    /// Index of the resource in [`THREADS`].
     resource: usize,
     start: u64,
     end: u64,
@@ -211,7 +211,7 @@ fn free_thread(ends: &mut Vec<u64>, start: u64, end: u64) -> usize {
     ends.len() - 1
 }
 
-/// Writes the names and the order of the threads that are used.
+/// Writes the names and the sort indices of the threads that are used.
 fn threads(events: &mut Events, slices: &[Slice], base: usize) {
     let used: BTreeMap<(u16, usize), &Slice> =
         slices.iter().map(|slice| ((slice.device, slice.thread_id()), slice)).collect();

@@ -1,10 +1,10 @@
 //! Published numbers of other systems, and their comparison with the simulator.
 //!
 //! A `published/1` document is a table with a row for each experiment (a model size, a set of devices, a number of
-//! rounds) and a column for each system. A row is either a scenario, which is planned and simulated for each system, or
-//! inference on one GPU, which is predicted from the rates of the GPU ([`speeds`]). Claims are ratios of two cells that
-//! the text of a publication states. The published numbers set no parameter of the simulation; the document names the
-//! rows to which parameters of the shipped device profiles were fitted.
+//! rounds) and a column for each system. A row is either a scenario, which is planned and simulated for each system,
+//! or inference on one GPU, which is predicted from the rates of the GPU ([`speeds`]). Claims are ratios of two
+//! cells that the text of a publication states. The published numbers set no parameter of the simulation; the
+//! document names the rows to which parameters of the shipped device profiles were fitted.
 //!
 //! Not here: simulating the experiments (`hearth_workflow::reproduction`).
 
@@ -45,9 +45,9 @@ pub fn shipped(name: &str) -> Option<&'static str> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PublishedResults {
-    /// `published/1`.
+    /// Schema of the document: `published/1`.
     pub schema: String,
-    /// A short name, also used for the folder of the report.
+    /// Short name of the document, also used for the folder of its report.
     pub name: String,
     pub title: String,
     pub source: String,
@@ -56,10 +56,10 @@ pub struct PublishedResults {
     /// Labels of the rows to which parameters of the shipped device profiles were fitted.
     #[serde(rename = "fitted", default)]
     pub fitted_rows: Vec<String>,
-    /// Whether a run begins with as many weights in memory as fit.
+    /// Whether a simulated run begins with as many weights in memory as fit.
     #[serde(default)]
     pub warm: bool,
-    /// Maximum relative error of a simulated number.
+    /// Maximum accepted relative error of a simulated number.
     pub tolerance: Fraction,
     pub systems: Vec<System>,
     pub rows: Vec<Row>,
@@ -71,7 +71,7 @@ pub struct PublishedResults {
     pub claims: Vec<Claim>,
 }
 
-/// A measured system, and the options with which it is simulated.
+/// A system whose results were published, and the options with which it is simulated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct System {
@@ -79,12 +79,12 @@ pub struct System {
     /// Why the system is simulated with its options.
     #[serde(default)]
     pub about: String,
-    /// Options of the planner, which replace those of the scenario.
+    /// Planner options that replace those of the scenario.
     pub planner: Option<PlannerOptions>,
-    /// The rates of the GPU, for rows with `roofline`.
+    /// The peak rates of the GPU, for rows with `roofline`.
     pub gpu: Option<GpuPeaks>,
     pub residency: Option<ResidencyOptions>,
-    /// The options for the processors of the devices' SoCs.
+    /// The strategy and synchronisation of devices whose GPU and NPU compute together (SoCs).
     pub soc: Option<SocOptions>,
 }
 
@@ -115,12 +115,12 @@ pub struct Cell {
     /// The reasons why numbers of this cell are excluded from all means and medians.
     #[serde(rename = "excluded", default, alias = "left_out")]
     pub exclusion_reasons: ExclusionReasons,
-    /// The outcome of the published run; absent if it completed.
+    /// How the published run failed; absent if it completed.
     pub outcome: Option<Outcome>,
-    /// The memory pressure by device, as a share of the memory of the device.
+    /// The published memory pressure of each device, as a share of its memory.
     #[serde(default)]
     pub pressure: BTreeMap<String, Fraction>,
-    /// The tolerance of this cell, instead of that of the document.
+    /// Maximum accepted relative error for this cell; absent to use the document's tolerance.
     pub tolerance: Option<Fraction>,
     /// The reason why the simulated number is sensitive to a parameter, or why it differs from the published one.
     pub remark: Option<String>,
@@ -144,10 +144,10 @@ pub struct Claim {
     pub text: String,
     #[serde(rename = "ratio", default)]
     pub quantity: ClaimQuantity,
-    /// Row and system of the numerator.
+    /// Row label and system name of the cell in the numerator.
     #[serde(rename = "of")]
     pub numerator: [String; 2],
-    /// Row and system of the denominator.
+    /// Row label and system name of the cell in the denominator.
     #[serde(rename = "over")]
     pub denominator: [String; 2],
     #[serde(rename = "from")]

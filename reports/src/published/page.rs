@@ -18,7 +18,7 @@ use crate::charts::parity::{self, Dot};
 use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, json};
 use crate::text::numbers;
 
-/// Returns the names and contents of the files of a comparison: HTML page, Markdown, figures and JSON.
+/// Returns the files of a comparison with published numbers (HTML, Markdown, figures, JSON): name and content.
 pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = Scores::of(published, results);
     let mut files = document(published, results, &scores).files();
@@ -32,7 +32,7 @@ pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Ve
     files
 }
 
-/// Returns the summary of a comparison for a terminal.
+/// Returns the summary of a comparison with published numbers as text for a terminal.
 pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
     let scores = Scores::of(published, results);
     let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain());
@@ -172,7 +172,7 @@ fn time(error: &TimeError) -> String {
     if error.is_within { text } else { format!("[{text}]") }
 }
 
-/// Draws a parity plot of the simulated times of all cells over the published times, with a colour for each system.
+/// Draws a parity plot: the simulated against the published time of every cell, with a colour for each system.
 fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
     let dot = |error: &TimeError| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
@@ -209,7 +209,7 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     Table::styled(caption, headings, rows).text_columns_only().block()
 }
 
-/// Returns a table for each of the `footprint_systems`: the memory of every processor, with a row for each run.
+/// Returns a table for each of the document's `footprint_systems`: memory by processor, with a row for each run.
 fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (column, system) in published.systems.iter().enumerate() {

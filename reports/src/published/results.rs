@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::ClaimQuantity;
 
-/// The simulated run of one cell.
+/// The simulated run for one cell (a row and a system) of a `published/1` document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SimulatedRun {
     pub outcome: Outcome,
@@ -22,7 +22,7 @@ pub struct SimulatedRun {
     pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share of the memory of the device.
     pub pressure: BTreeMap<String, f64>,
-    /// The memory of each processor, in the order of the plan.
+    /// The memory that the plan needs on each processor, in the order of the plan's devices.
     pub footprint: Vec<Footprint>,
     /// The layers of each device and the number of rounds, as text.
     #[serde(rename = "plan")]
@@ -52,13 +52,13 @@ pub struct Spread {
     pub p10_ms: f64,
     /// The 90th percentile of the time per token, in milliseconds.
     pub p90_ms: f64,
-    /// Number of draws that ran out of memory; their time counts as infinite.
+    /// Number of repeated simulations that ran out of memory; their time per token counts as infinite.
     #[serde(rename = "failed")]
     pub failed_draws: usize,
     pub draws: usize,
-    /// The parameters with the largest effect on the time. The value is the relative change of the time when the
-    /// parameter is changed by its own uncertainty, up or down, whichever has the larger effect; infinite if the run
-    /// then runs out of memory.
+    /// The parameters with the largest effect on the time per token. The value is the relative change of that
+    /// time when the parameter is changed by its own uncertainty, up or down, whichever has the larger
+    /// effect; infinite if the run then runs out of memory.
     #[serde(rename = "sensitive")]
     pub sensitive_parameters: Vec<(String, f64)>,
 }
@@ -75,7 +75,7 @@ pub enum CellResult {
 }
 
 impl Spread {
-    /// Returns the parameters with the largest effect on the time, as text.
+    /// Returns the parameters with the largest effect on the time per token, as text.
     pub fn sensitivities(&self) -> String {
         let change = |(name, change): &(String, f64)| {
             if change.is_finite() {
@@ -88,7 +88,7 @@ impl Spread {
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
-    /// Returns the interval and the most sensitive parameters as two lines for a terminal.
+    /// Returns the interval of the time per token and the most influential parameters, as two lines for a terminal.
     pub fn summary(&self) -> String {
         let failed = match self.failed_draws {
             0 => String::new(),
@@ -100,7 +100,7 @@ impl Spread {
         )
     }
 
-    /// Returns the interval from the 10th to the 90th percentile as text.
+    /// Returns the interval from the 10th to the 90th percentile of the time per token, as text.
     pub fn interval(&self) -> String {
         let [p10, p90] = [self.p10_ms, self.p90_ms].map(|ms| format!("{ms:.*}", usize::from(ms < 100.0)));
         match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
@@ -112,7 +112,7 @@ impl Spread {
 }
 
 impl CellResult {
-    /// Returns the run; `None` if it was refused.
+    /// Returns the simulated run; `None` if the cell has no plan, or its plan cannot be simulated.
     pub fn run(&self) -> Option<&SimulatedRun> {
         match self {
             CellResult::Ran(simulated) => Some(simulated),
@@ -149,5 +149,5 @@ impl SimulatedRun {
     }
 }
 
-/// The results of the simulated cells, by indices of row and system.
+/// The results of the simulated cells, by the indices of their row and system in the `published/1` document.
 pub type Results = BTreeMap<(usize, usize), CellResult>;

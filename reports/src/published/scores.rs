@@ -19,7 +19,7 @@ use super::{Cell, Claim, ClaimQuantity, PublishedResults, Row, System};
 /// Ratio of two published times up to which their order is not compared.
 const TIE_RATIO: f64 = 1.2;
 
-/// The error of a simulated time.
+/// The error of a simulated time, relative to the published time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimeError {
     pub row: String,
@@ -29,11 +29,11 @@ pub struct TimeError {
     pub simulated_ms: Option<f64>,
     pub error: Option<f64>,
     pub tolerance: f64,
-    /// Whether parameters of the device profiles were fitted to the row.
+    /// Whether parameters of the device profiles were fitted to the published times of this row.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
-    /// Whether the simulated time is within the tolerance. From a tolerance of 0.5 on, the ratio of the two times may
-    /// be up to 1 + tolerance in either direction.
+    /// Whether the simulated time is within the tolerance. With a tolerance of 0.5 or more, the ratio of the
+    /// two times may be up to 1 + tolerance in either direction.
     #[serde(rename = "within")]
     pub is_within: bool,
     /// Whether the document excludes the time from the medians.
@@ -58,14 +58,14 @@ pub struct Scores {
     pub median_ttft: Option<f64>,
     /// Median absolute error of the times per token of the rows to which no parameters were fitted.
     pub median_tpot_held_out: Option<f64>,
-    /// Pairs of systems in the wrong order, as `row: faster, slower`.
+    /// Pairs of systems whose simulated order is wrong, as `row: faster, slower` with the published order.
     pub misordered: Vec<String>,
-    /// The rank correlation of the rows of each system, if it has at least three rows.
+    /// Rank correlation of published and simulated times for each system with at least three rows.
     pub rank_correlation: Vec<(String, f64)>,
     /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
     pub claims: Vec<ClaimScore>,
-    /// Speeds of the rows with `roofline`.
+    /// Published and predicted speeds of the rows that are inference on one GPU (key `roofline`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speeds: Option<Speeds>,
 }

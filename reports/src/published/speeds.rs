@@ -46,7 +46,7 @@ pub struct GpuRun {
     pub generated_tokens: u32,
 }
 
-/// The maximum rates that a GPU achieves.
+/// The compute rate and the memory bandwidth that a GPU achieves at most.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuPeaks {
@@ -82,7 +82,7 @@ pub struct Speed {
     pub predicted: Option<f64>,
     /// Predicted / published - 1.
     pub error: Option<f64>,
-    /// Whether the rates of the GPU were fitted to this row.
+    /// Whether the GPU's compute rate and bandwidth were fitted to the published speeds of this row.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
     /// The reason why the speed is excluded from the means.
@@ -93,7 +93,7 @@ pub struct Speed {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeanError {
     pub error: f64,
-    /// Number of cells in the mean.
+    /// Number of cells (row and system) in the mean.
     pub cells: usize,
 }
 
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// Returns the reason why a system cannot run a row, if it cannot.
+/// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other a planner.
 pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.roofline.is_some(), &system.gpu, &system.planner) {

@@ -122,8 +122,8 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     medians.iter().map(chart).collect()
 }
 
-/// Returns the token of median duration (nearest rank); among equal durations, the earliest. A step with accepted
-/// drafts counts as one token.
+/// Returns the token of median duration (nearest rank); among equal durations, the earliest. A step with
+/// accepted draft tokens counts as one token.
 fn median(tokens: &[DecodeStep]) -> Option<DecodeStep> {
     let mut sorted = tokens.to_vec();
     sorted.sort_by_key(DecodeStep::duration);

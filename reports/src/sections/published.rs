@@ -1,4 +1,4 @@
-//! The section with published numbers of the same scenarios.
+//! The section that compares the runs with published numbers of the same scenarios.
 
 use hearth_schema::trace::Outcome;
 

@@ -1,8 +1,8 @@
 //! Charts of the time per token over the number of rounds and over the model size, from the runs of a report.
 //!
-//! A line over the number of rounds k has the runs of one origin and model. A line over the model size has the runs
-//! of one origin and number of rounds; the size is the bytes of the weights. A trace has only the name of the model,
-//! so the size is that of the shipped model with this name, and other models are left out.
+//! A line over the number of rounds k has the runs of one origin (simulated or measured) and model. A line over the
+//! model size has the runs of one origin and number of rounds; the size is that of the weights. A trace has only the
+//! name of the model, so the size is that of the shipped model with this name, and other models are left out.
 //!
 //! Not here: charts of a sweep, which the command line adds ([`crate::charts::lines`]).
 
@@ -43,7 +43,7 @@ fn rounds_of(trace: &Trace) -> Option<u32> {
     trace.header.kind.is_ring().then(|| last.saturating_add(1))
 }
 
-/// The origin of the runs of a line, and what else they have in common.
+/// What the runs of a line have in common: the origin (simulated or measured), and the model or the rounds.
 type Case = (&'static str, String);
 
 fn lines(

@@ -12,7 +12,7 @@ use crate::comparison::{Comparison, Pair, Role, Run, terms};
 use crate::document::Text;
 use crate::text::numbers::{FixedPoint, bytes, milliseconds, percent, three_digits};
 
-/// Maximum number of devices that are named; more are only counted.
+/// Maximum number of devices that the summary lists by name; of a larger ring it states the number of devices.
 const MAX_NAMED: usize = 6;
 
 pub fn of(comparison: &Comparison) -> Text {
@@ -141,7 +141,7 @@ fn bottleneck(run: &Run) -> Text {
     text.words(". ").append(hidden(run))
 }
 
-/// Returns the first of the devices with the maximum value.
+/// Returns the device with the maximum `value`, the first one if several have it.
 fn max_device(devices: &[DeviceMetrics], value: fn(&DeviceMetrics) -> f64) -> Option<&DeviceMetrics> {
     devices.iter().reduce(|max, device| if value(device) > value(max) { device } else { max })
 }
@@ -214,7 +214,7 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     Text::from(text)
 }
 
-/// Compares the run with its published time per token, if exactly one cell is selected.
+/// Compares the time per token of a run with the published one, if exactly one published system is selected.
 fn published(comparison: &Comparison, run: &Run) -> Text {
     let cell = comparison.published_cell(comparison.main_run());
     let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean)));

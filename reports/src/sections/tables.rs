@@ -12,7 +12,7 @@ use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Number of digits after the decimal point for each unit of a table.
+/// Number of digits after the decimal point of times, rates and bytes in a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Digits {
     pub time: u32,
@@ -81,7 +81,7 @@ fn style(quantity: &Quantity) -> RowStyle {
     }
 }
 
-/// Returns a table of the predicted and measured quantities of a pair, with the published numbers between them.
+/// Returns a table of the predicted and measured quantities of a pair of runs, with published numbers in between.
 pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
     let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
     let published = comparison.published_cell(pair.measured);
@@ -162,7 +162,7 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     Table::styled("The terms sum to TPOT.", headings, quantities.iter().enumerate().map(row))
 }
 
-/// Returns a table of the mean work of each device per token.
+/// Returns a table of the devices of a run: mean times and bytes read per token, and memory.
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
     let row = |device: &DeviceMetrics| {

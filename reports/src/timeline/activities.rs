@@ -7,7 +7,7 @@
 
 use hearth_schema::trace::{Kind, Record, Resource};
 
-/// A row of a device in a chart.
+/// A row of a device's activities in a chart: the CPU, the GPU or the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     Cpu,
@@ -35,9 +35,9 @@ pub struct Interval {
     pub device: u16,
     pub lane: Lane,
     pub activity: Activity,
-    /// Start in nanoseconds.
+    /// Start in nanoseconds from the start of the run.
     pub start: u64,
-    /// End in nanoseconds.
+    /// End in nanoseconds from the start of the run.
     pub end: u64,
     /// Index of the record that the interval is a part of.
     pub record: usize,

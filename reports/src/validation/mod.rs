@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use self::scores::Scores;
 
-/// The metrics of a run that are compared.
+/// The metrics of a run that are compared between prediction and measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunMetrics {
     /// Mean time per token after the first, in milliseconds; `None` if the run has no such token or did not complete.
@@ -74,7 +74,7 @@ pub struct FailedScenario {
     pub reason: String,
 }
 
-/// The results of a suite.
+/// The results of a validation suite: the scenarios with their predictions and measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Validation {
     /// The name of the suite, such as `scenarios/lab`.

@@ -15,7 +15,7 @@ use crate::document::{Block, Document, NO_VALUE, Table, Text, json};
 use crate::exports::csv;
 use crate::text::escape;
 
-/// Returns the names and contents of the files of the report: HTML page, Markdown, figures, CSV and JSON.
+/// Returns the files of the validation report (HTML, Markdown, figures, CSV, JSON): name and content.
 pub fn files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
     let scores = validation.scores();
     let mut files = document(validation, &scores).files();
@@ -31,7 +31,7 @@ struct Json<'a> {
     scores: &'a Scores,
 }
 
-/// Returns the summary of a suite for a terminal.
+/// Returns the summary of a validation suite as text for a terminal.
 pub fn summary_text(validation: &Validation) -> String {
     let scores = validation.scores();
     let (measured, failed) = (validation.cases.len(), validation.failed.len());

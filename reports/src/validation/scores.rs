@@ -44,7 +44,7 @@ pub struct Score {
     pub spread: f64,
     /// Whether the spread exceeds [`HIGH_VARIANCE_SPREAD`].
     pub high_variance: bool,
-    /// The relative error of the prediction, see the module documentation.
+    /// Relative error of the prediction; with high variance, of its distance from the range of the measurements.
     pub error: f64,
 }
 
@@ -93,7 +93,7 @@ pub struct Term {
     pub predicted: f64,
     /// The mean of the measurements in milliseconds.
     pub measured: f64,
-    /// (Predicted - measured) / measured time per token; positive if the prediction is too high.
+    /// Predicted minus measured term, divided by the measured time per token; positive if the prediction is too high.
     pub error: f64,
 }
 
@@ -113,7 +113,7 @@ pub struct Errors {
 /// The agreement of the predicted with the measured order, over pairs of scenarios.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankAgreement {
-    /// Relative difference of measured times above which a pair counts.
+    /// Relative difference of two measured times above which a pair counts.
     pub margin: f64,
     /// Number of pairs that differ by more than the margin.
     #[serde(rename = "pairs")]
@@ -149,7 +149,7 @@ pub struct Scores {
     pub tpot: Errors,
     pub ttft: Errors,
     pub bytes_read: Errors,
-    /// Names and mean absolute errors of the terms, as shares of the time per token.
+    /// Names of the terms of the time per token, and their mean absolute errors as shares of that time.
     pub terms: Vec<(&'static str, f64)>,
     /// The order of pairs that differ by more than [`RANK_MARGIN`], and by more than [`LARGE_RANK_MARGIN`].
     #[serde(rename = "order")]
@@ -285,8 +285,8 @@ fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
     found
 }
 
-/// Returns the criterion that every scenario has all its metrics. A scenario that fails, or is predicted to fail, has
-/// no times.
+/// Returns the acceptance criterion that all metrics of every scenario are known. A scenario that fails, or
+/// is predicted to fail, has no times.
 pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();

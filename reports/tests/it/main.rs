@@ -10,8 +10,8 @@ mod sample;
 mod structure;
 mod trace_events;
 
-/// Checks that the terms in the first `columns` columns of values sum exactly to the time per token. Returns the number
-/// of columns that have values.
+/// Checks that the terms in the first `columns` value columns sum exactly to the time per token. Returns the
+/// number of columns that have values.
 fn columns_that_add_up(csv: &str, columns: usize) -> usize {
     let rows: Vec<Vec<&str>> = csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
     let has_sum = |column: &usize| {

@@ -39,7 +39,7 @@ fn kind() -> impl Strategy<Value = Kind> {
     ])
 }
 
-/// A time in nanoseconds, of very different magnitudes.
+/// Generates a time in nanoseconds, of any order of magnitude.
 fn moment() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_u64, 0..100_000_000_u64, (1_u64 << 52)..(1_u64 << 53)]
 }

@@ -17,7 +17,7 @@ const ROUNDS: u32 = 2;
 
 /// Names of the devices; the arrays below have a value for each device in this order.
 const NAMES: [&str; 3] = ["laptop", "desktop", "phone"];
-/// Layers per window.
+/// Layers per window of each device.
 const LAYERS: [u32; 3] = [6, 8, 2];
 // Times per window in microseconds.
 const CPU_TIMES: [u64; 3] = [5_200, 1_500, 6_300];
@@ -40,7 +40,7 @@ struct Run {
     disk_free: [u64; 3],
     /// Bytes that each device has read.
     read: [u64; 3],
-    /// Number of deviations that were applied.
+    /// Number of [`DEVIATIONS`] that were applied so far.
     time_count: usize,
 }
 
@@ -177,7 +177,7 @@ impl Run {
         end
     }
 
-    /// Records reading ahead of the next window as soon as the disk is free.
+    /// Records the read-ahead of the next window, which begins as soon as the disk is free.
     fn read_ahead(&mut self, device: u16, at: (u32, u32), from: u64) {
         let (index, micros) = (usize::from(device), READ_AHEAD_TIMES[usize::from(device)]);
         if micros == 0 {

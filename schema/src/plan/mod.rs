@@ -240,7 +240,7 @@ impl PlannedDevice {
 }
 
 impl PlannedModel {
-    /// Creates the entry of a model in a plan. A model without a file has only a shape digest.
+    /// Creates the description of a model for a plan. A model without a file has only a shape digest.
     pub fn from_profile(model: &ModelProfile) -> Self {
         let shape_digest = model.shape_digest();
         Self {
@@ -253,7 +253,7 @@ impl PlannedModel {
 }
 
 impl Plan {
-    /// Creates a plan of a ring with one round, one sequence, no context and no devices, to be filled in.
+    /// Creates a ring plan with one round, one sequence, context 0 and no devices, which the caller then fills in.
     pub fn empty(scenario: ScenarioRecord, model: PlannedModel, planner: PlannerRecord) -> Self {
         Self {
             schema: Self::SCHEMA.into(),
@@ -275,7 +275,7 @@ impl Plan {
         }
     }
 
-    /// Returns the number of layers in one full round, W.
+    /// Returns the number of layers in one full round around the ring: W of the prima.cpp paper.
     pub fn ring_layers(&self) -> u32 {
         if !self.kind.is_ring() {
             return self.model.layers;
@@ -283,7 +283,7 @@ impl Plan {
         self.devices.iter().map(|device| device.window).sum()
     }
 
-    /// Returns the layers of a device in a round (both indices from 0); empty if no layers remain.
+    /// Returns the layers of a device in a round (indices from 0), maybe none; in a `tensor` plan the device has all.
     pub fn window(&self, device: usize, round: u32) -> Range<u32> {
         if !self.kind.is_ring() {
             return 0..if round == 0 { self.model.layers } else { 0 };
@@ -304,7 +304,7 @@ impl Plan {
         (0..self.rounds).map(|round| self.window(device, round)).filter(|window| !window.is_empty()).collect()
     }
 
-    /// Returns the digest of the plan's text.
+    /// Returns the digest of the plan's YAML text.
     pub fn digest(&self) -> String {
         crate::digest::of_text(&self.to_yaml())
     }

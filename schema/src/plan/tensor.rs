@@ -92,7 +92,7 @@ impl TensorPlan {
         Bytes(blocks * self.partial_format.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits every pass that has more tokens than [`TensorPlan::max_batch`], and numbers the passes anew.
+    /// Splits every pass that has more tokens than [`TensorPlan::max_batch`], and renumbers the passes.
     pub fn split_passes(&self, passes: Vec<Pass>) -> Vec<Pass> {
         let Some(batch) = self.max_batch else { return passes };
         let mut split: Vec<Pass> = Vec::new();

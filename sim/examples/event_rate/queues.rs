@@ -1,15 +1,15 @@
 //! Two small models that any discrete-event simulator can run, event for event.
 //!
-//! [`hold`] measures the engine alone: with a fixed number of pending events, each event schedules a new one after a
-//! random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs move from one server to the
-//! next; every service takes a random time. Delays are integers from a generator of a few lines, so a simulator in
-//! another language, such as that of `studies/simpy_twin.py`, has the same events at the same times.
+//! [`hold`] measures the engine alone: with a fixed number of pending events, each event schedules a new one after
+//! a random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs move from one server
+//! to the next; every service takes a random time. Delays are integers from a generator of a few lines, so a
+//! simulator in another language, such as SimPy in `studies/simpy_twin.py`, has the same events at the same times.
 
 use std::collections::VecDeque;
 
 use hearth_sim::engine::{Engine, Nanos};
 
-/// The result of a run; two runs with the same events have the same result.
+/// The result of a run of a queueing model; two runs with the same events have the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunResult {
     /// Number of completed delays or services.
@@ -42,7 +42,7 @@ enum Event {
     Step { device: u32, step: u32 },
 }
 
-/// Runs the hold model until `events` events have occurred; at any time `pending` events are pending.
+/// Runs the hold model until `events` events have occurred; the number of pending events is always `pending`.
 pub fn hold(pending: u64, events: u64) -> RunResult {
     let mut engine = Engine::new();
     let mut delays = Delays(GOLDEN);

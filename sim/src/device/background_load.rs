@@ -18,7 +18,7 @@ use hearth_schema::events::Change;
 pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
-    /// Clock rate as a fraction of the full clock rate.
+    /// Clock rate of CPU and GPU as a fraction of the full clock rate.
     pub clock_fraction: f64,
     /// Fraction of the GPU that other programs leave available, not counting a slower clock.
     pub gpu_available: f64,
@@ -26,14 +26,14 @@ pub struct BackgroundLoad {
     pub disk_available: f64,
     /// Bytes that other programs have allocated since the run began.
     pub allocated_bytes: f64,
-    /// Bytes of other programs that the run can use only after the system has swapped them out.
+    /// Bytes occupied by other programs that the run can use only once they have been swapped out.
     withheld_bytes: f64,
-    /// Bytes that swapping has freed.
+    /// Bytes of other programs' memory that compressed swap has freed since the run began.
     freed_bytes: f64,
 }
 
 impl BackgroundLoad {
-    /// Creates the load before any event; the run can use `withheld` bytes only after they are swapped out.
+    /// Creates the load before any event; other programs hold `withheld` bytes until they are swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,

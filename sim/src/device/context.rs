@@ -1,4 +1,4 @@
-//! The interface between a device and the simulation around it: events, messages, records.
+//! The interface between a simulated device and the simulated ring: events, messages, records.
 
 use hearth_profiles::Bytes;
 use hearth_schema::pass::Pass;
@@ -6,7 +6,7 @@ use hearth_schema::trace::Record;
 
 use crate::engine::Engine;
 
-/// An event of a simulated ring; a `usize` is the device's slot.
+/// An event of a simulated ring; a `usize` is the device's slot, its index among all devices of the run.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// A step of known duration has ended, a woken thread runs, or an access that found no free memory is repeated.
@@ -31,12 +31,12 @@ pub struct Message {
     pub round: u32,
     /// The round around the ring in which the sender computed; one less than `round` if the head receives.
     pub sent_round: u32,
-    /// The slot of the sender.
+    /// The slot of the sender: its index among all devices of the run.
     pub from: usize,
     pub bytes: Bytes,
 }
 
-/// An output of a device, which the simulation processes.
+/// What a simulated device sends: activations to another device, or the tokens of a pass.
 #[derive(Debug, Clone, Copy)]
 pub enum Outgoing {
     /// Activations for the device with this index in the ring.

@@ -1,9 +1,9 @@
 //! File layout: the position of each part of a device's share in the model file.
 //!
-//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it also touches
-//! the windows of its GPU, and the head also touches the embedding and the output matrix. The order is that of model
-//! converters: embedding, layers, output. Positions matter because the kernel reads around what a device touches, into
-//! layers of other devices: some MiB before and after each window are read too.
+//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it
+//! also touches its GPU's windows, and the head also touches the embedding and the output matrix. The order
+//! is that of model converters: embedding, layers, output. Positions matter because the kernel reads around
+//! what a device touches, into layers of other devices: some MiB before and after each window are read too.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
 //!
@@ -25,7 +25,7 @@ pub struct Layout {
     embedding: Range<Chunk>,
     /// The chunks of the output matrix; empty except on the head.
     pub output: Range<Chunk>,
-    /// Number of chunks of the file.
+    /// Number of chunks of the model file.
     pub chunk_count: Chunk,
 }
 

@@ -1,9 +1,9 @@
 //! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
-//! A message is handled when the steps of the previous one are complete. A computation on the CPU is a walk through
-//! the mapped weights (`crate::device::walk`). A computation on the GPU does not use the disk, except that with Metal
-//! a walk first reads the mapped weights. Links send and the helper thread reads ahead without taking time of this
-//! thread.
+//! A message is handled when the steps of the previous one are complete. A computation on the CPU is a walk
+//! through the mapped weights (`crate::device::walk`). A computation on the GPU does not use the disk, except
+//! that with Metal a walk first reads the mapped weights. Links send and the helper thread reads ahead
+//! without taking time of this thread.
 //!
 //! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
 
@@ -62,7 +62,7 @@ pub struct DeviceSim<'a> {
     slot: usize,
     device: &'a Device,
     model: &'a ModelProfile,
-    /// Bytes of an element of the key-value cache.
+    /// Size of an element of the key-value cache, in bytes.
     kv_element: Bytes,
     /// Bytes uploaded to the GPU for every token, by layer; layers beyond the end of the list upload nothing.
     uploads: Vec<Bytes>,
@@ -88,7 +88,7 @@ pub struct DeviceSim<'a> {
     residency: Box<dyn WeightResidency>,
     /// Whether an embedding row is read without the pages around it.
     reads_single_rows: bool,
-    /// Pieces of the embedding that have been read, by index; a piece has the size of the read of one row.
+    /// Parts of the embedding that have been read, by index; reading one row reads one such part.
     rows: BTreeSet<u64>,
     /// Bytes read from disk that `storage` does not count: into GPU memory, or by a storage that it has replaced.
     earlier_bytes_read: Bytes,
@@ -278,7 +278,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Runs the draft model, whose weights are in memory; on the CPU it shares the cores as any computation does.
+    /// Runs the draft model, whose weights are in memory; on the CPU it competes for the cores like any computation.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.time(pass), drafter.processor);

@@ -54,7 +54,7 @@ impl<'a> DeviceSim<'a> {
         self.update_disk_timer(ctx);
     }
 
-    /// Ends the work on the current plan and records unfinished work up to now. The page cache and the disk continue.
+    /// Ends the work on the current plan and records unfinished steps up to now. Page cache and disk continue.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);

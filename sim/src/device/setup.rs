@@ -28,11 +28,11 @@ use crate::random::{self, Purpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
 
-/// The default read-ahead window of Linux, for profiles that do not state it.
+/// The default read-ahead window of Linux, for device profiles that do not state one.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// Returns the memory of the device at index `index` of the plan, less its draft model; `None` if the draft
-/// model does not fit.
+/// Returns the memory that the run can use on device `index` of the plan, less its draft model; `None` if the
+/// draft model does not fit.
 pub fn device_memory(input: &Input, index: usize, device: &Device) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_without_draft(plan, index, cluster.draft.as_ref(), device)?;
@@ -139,7 +139,7 @@ fn drafter<'a>(input: &Input<'a>, plan: &Plan, index: usize, device: &'a Device)
     (index == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
-/// Returns the device with the page-cache policy for anonymous pages: two lists, or the prima.cpp paper's formula.
+/// Returns the device with a policy for anonymous pages: LRU lists, or the formula of the prima.cpp paper.
 fn anonymous(device: &Device) -> Device {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {

@@ -15,8 +15,8 @@ use crate::engine::Nanos;
 use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
-/// Pause in nanoseconds before a touch that found no free memory is tried again. A read must arrive first, which
-/// takes about this long.
+/// Pause in nanoseconds before a touch that found no free memory is repeated. It takes about as long as a
+/// read, which must complete first.
 pub const NO_MEMORY_PAUSE: Nanos = 100_000;
 
 /// Nanoseconds from the arrival of a page until the waiting thread maps it. Until then the page is neither young nor
@@ -27,7 +27,7 @@ pub const WAKE_LATENCY: Nanos = 23_500;
 /// The tag of a read that bypasses the page cache.
 pub const UNCACHED: Chunk = Chunk::MAX;
 
-/// Times that the kernel's memory management costs the thread that causes it.
+/// CPU times of the kernel's memory management, which delay the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
     /// Time to allocate, charge and queue one chunk that is read ahead.
@@ -36,8 +36,8 @@ pub struct KernelCosts {
     scan: Seconds,
     /// Time to unmap and free one chunk by `MADV_PAGEOUT`: 120 ms were measured for 400 MiB.
     release: Seconds,
-    /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used chunk: 0.09 to
-    /// 0.10 ms per MiB more than for an unused chunk were measured.
+    /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used
+    /// chunk: measured as 0.09 to 0.10 ms per MiB more than for an unused chunk.
     discard: Seconds,
 }
 
@@ -75,13 +75,13 @@ pub struct Storage {
     disk: Disk<Chunk>,
     pub chunk_size: Bytes,
     pub(super) costs: KernelCosts,
-    /// Buffer for the chunks to read after one touch.
+    /// Buffer for the chunks to read after one touch, kept to reuse its allocation.
     reads: Vec<Chunk>,
     /// The page cache's counters when the kernel's time was last charged.
     charged: Counters,
-    /// Kernel time that is charged but not yet spent by a thread.
+    /// Kernel time that the thread which caused it has not spent yet.
     unspent: Seconds,
-    /// Idle time after which the system unwires memory.
+    /// Idle time after which the system unwires the weights that Metal has wired; `None` if it never does.
     pub(super) unwire_after: Option<Nanos>,
     last_touch: Nanos,
 }

@@ -23,11 +23,11 @@ use crate::resource::Flow;
 /// of 16: of nine possible boundaries four lie inside a load. Other formats are assumed to be similar.
 const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 
-/// Chunks of weights, and the time to compute with all of them.
+/// A range of consecutive chunks of weights, and the time to compute with all of them.
 #[derive(Debug)]
 pub struct Segment {
     pub chunks: Range<Chunk>,
-    /// The duration if all chunks are in memory and no other program runs.
+    /// Compute time of the segment if all its chunks are in memory and no other program runs.
     pub time: Seconds,
     /// Bytes of each chunk that the computation needs.
     pub bytes_per_chunk: Bytes,
@@ -36,7 +36,7 @@ pub struct Segment {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum WalkAction {
     Compute(Seconds),
-    /// Wait until the chunk has arrived, or the helper has made it available.
+    /// Wait until the next chunk has arrived, or the helper thread has made it available.
     Wait,
     Retry(Nanos),
     Done,
@@ -45,9 +45,9 @@ pub enum WalkAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     No,
-    /// Free memory for this chunk.
+    /// The walk waits for free memory for this chunk.
     Memory(Chunk),
-    /// The arrival of this chunk, or of pages read without the page cache.
+    /// The walk waits for the arrival of this chunk, or of pages read without the page cache.
     Chunk(Chunk),
     /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
@@ -56,7 +56,7 @@ enum Waiting {
 
 #[derive(Debug)]
 pub struct Walk {
-    /// The step's record, completed at the end.
+    /// The trace record of the computation, to which the walk adds bytes and costs.
     pub record: Record,
     segments: VecDeque<Segment>,
     /// Number of threads that fault and compute together; the kernel's work is divided among them as well.
@@ -70,7 +70,7 @@ pub struct Walk {
     waiting: Waiting,
     /// Whether the first chunk of the first segment is already counted in the record.
     counted: bool,
-    /// Whether the chunk before the awaited one was in memory when the wait began.
+    /// Whether the chunk before the awaited chunk was in memory when the wait began.
     previous_was_cached: bool,
     batch: Range<Chunk>,
     since: Nanos,
@@ -78,7 +78,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Creates the computation of `threads` threads with the weights of `segments`, in order.
+    /// Creates a walk in which `threads` threads compute with the weights of `segments`, in order.
     pub fn new(record: Record, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
         let mut walk = Self {
@@ -161,7 +161,7 @@ impl Walk {
         }
     }
 
-    /// Continues after a wait, or tries the failed touch again.
+    /// Continues after a wait. If the walk waited for free memory, tries again to read the chunk.
     pub fn retry(
         &mut self,
         now: Nanos,
@@ -197,13 +197,13 @@ impl Walk {
         self.compute(now, first..first + 1, self.chunk_time + kernel_time)
     }
 
-    /// Returns the chunk before the walk's position, if it belongs to the last batch.
+    /// Returns the chunk before `first` if it belongs to the last batch.
     fn previous(&self, first: Chunk) -> Option<Chunk> {
         (!self.batch.is_empty() && self.batch.end == first).then(|| first - 1)
     }
 
-    /// Returns the chunk before the walk's position, if it was evicted while the thread waited and the repeated load
-    /// needs it.
+    /// Returns the chunk before `first` if it was evicted while the thread waited for `first` and the
+    /// repeated load needs it.
     fn lost_previous(
         &self,
         first: Chunk,

@@ -91,7 +91,7 @@ impl CacheConfig<'_> {
         self.device.memory.obtainable_bytes().saturating_sub(self.device.memory.available.value)
     }
 
-    /// Returns the memory that Metal may wire for this share: the recommended working set less unreclaimable memory.
+    /// Returns how much memory Metal may wire: the recommended working set less unreclaimable memory.
     fn wired(&self) -> Bytes {
         let unreclaimable = self.device.memory.obtainable_bytes().saturating_sub(self.memory_budget);
         let limit = self.device.gpu.as_ref().map_or(self.memory_budget, |gpu| gpu.memory_available.value);
@@ -102,8 +102,8 @@ impl CacheConfig<'_> {
         (bytes.0 / self.chunk.0.max(1)).min(u64::from(u32::MAX)) as u32
     }
 
-    /// Returns a capacity in chunks. It is at least 2, for a page and what is read around it, or else no computation
-    /// could continue.
+    /// Converts memory to a capacity in chunks, at least 2: with less than a page and what is read around it,
+    /// no computation could continue.
     fn capacity(&self, memory: Bytes) -> u32 {
         self.chunks(memory).max(2)
     }

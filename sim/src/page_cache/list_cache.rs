@@ -11,7 +11,7 @@ use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules by which a policy orders and evicts chunks.
 pub trait EvictionRules: std::fmt::Debug {
-    /// Returns the list of a new chunk; `awaited` is true if a reader waits for the chunk.
+    /// Returns the index of the list for a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, which is already marked as young.
     fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
@@ -65,7 +65,7 @@ impl Pages {
         self.lists[list].len()
     }
 
-    /// Returns the list of a chunk that is resident or in flight.
+    /// Returns the index of a chunk's list; `None` if the chunk is neither resident nor in flight.
     pub fn list_of(&self, chunk: Chunk) -> Option<usize> {
         self.chunks[chunk as usize].list.map(usize::from)
     }
@@ -75,7 +75,7 @@ impl Pages {
         self.chunks[chunk as usize].locked
     }
 
-    /// Whether every chunk is in flight.
+    /// Whether all allocated chunks are in flight.
     pub fn all_locked(&self) -> bool {
         self.in_flight == self.resident
     }

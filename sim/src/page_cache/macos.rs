@@ -30,7 +30,7 @@ pub struct MacosQueues {
 pub type Macos = ListCache<MacosQueues>;
 
 impl Macos {
-    /// Creates an empty cache for a share of `share` chunks, whose capacity is at least `floor`.
+    /// Creates an empty cache for `share` chunks, whose capacity never falls below `floor`.
     pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
         Self::with_rules(MacosQueues { floor }, 3, share, capacity)
     }
@@ -86,7 +86,7 @@ pub struct WiredEvictionRules {
     ordinary: u32,
 }
 
-/// The memory of macOS for weights that Metal wires.
+/// The page cache of macOS for weights that the GPU uses, which Metal wires.
 pub type MacosMetal = ListCache<WiredEvictionRules>;
 
 impl MacosMetal {

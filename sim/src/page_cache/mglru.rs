@@ -23,7 +23,7 @@ const MAX_GENERATIONS: u64 = 4;
 /// `MIN_NR_GENS` of include/linux/mmzone.h.
 const MIN_GENERATIONS: u64 = 2;
 
-/// The numbers of the oldest and the youngest generation, counted from the start of the run.
+/// The state of the multi-generational LRU: the numbers of the oldest and the youngest generation.
 #[derive(Debug)]
 pub struct Generations {
     oldest: u64,

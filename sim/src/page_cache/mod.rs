@@ -45,7 +45,7 @@ pub use zram::ZramConfig;
 /// Default size of a chunk in bytes.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
-/// The index of a chunk in a device's share.
+/// The index of a chunk in a device's share of the weights.
 pub type Chunk = u32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub enum Fetch {
     Again,
 }
 
-/// Totals in chunks since the start.
+/// What a page cache has done since the start of the run, in chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Chunks whose read was started.
@@ -90,7 +90,7 @@ pub struct Counters {
     pub scanned: u64,
 }
 
-/// A policy that decides what stays in memory.
+/// A page-cache policy, which decides which chunks of the weights stay in memory.
 pub trait PageCache: std::fmt::Debug {
     /// Touches a chunk for a reader. If the chunk is not in memory, the reader waits, and the touch takes effect when
     /// it [resumes](PageCache::resume).
@@ -143,7 +143,7 @@ pub trait PageCache: std::fmt::Debug {
     fn share_chunks(&self) -> u32;
     /// Whether a chunk is in memory, and not in flight.
     fn contains(&self, chunk: Chunk) -> bool;
-    /// Returns the totals since the start.
+    /// Returns what the page cache has done since the start of the run.
     fn counters(&self) -> Counters;
 }
 

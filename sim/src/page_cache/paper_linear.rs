@@ -8,7 +8,7 @@
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// A page cache that reads only the excess of its share over its capacity again in each cycle.
+/// A page cache that reloads per token only the part of its share that exceeds its capacity.
 #[derive(Debug)]
 pub struct PaperLinear {
     capacity: u32,

@@ -27,8 +27,8 @@ pub struct RandomVictims {
 pub type Random = ListCache<RandomVictims>;
 
 impl Random {
-    /// Creates an empty cache for a share of `share` chunks. `slot` selects the random stream, so devices evict
-    /// different chunks.
+    /// Creates an empty cache for a share of `share` chunks. `slot`, the index of the device, selects the
+    /// random stream, so devices evict different chunks.
     pub fn new(share: u32, capacity: u32, seed: u64, slot: u64) -> Self {
         let stream = random::stream(seed, Purpose::Eviction, 0, slot);
         let rules = RandomVictims { stream, held: Vec::new(), at: vec![0; share as usize] };

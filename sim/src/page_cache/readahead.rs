@@ -13,7 +13,7 @@ use super::{Chunk, Fetch, PageCache};
 /// The read-ahead state of one open file (`struct file_ra_state`), in chunks.
 #[derive(Debug)]
 pub struct Readahead {
-    /// Length of a window in chunks, to which one `WILLNEED` call is limited.
+    /// Length of a read-ahead window in chunks, the most that one `MADV_WILLNEED` call reads.
     pub window: u32,
     start: u32,
     size: u32,

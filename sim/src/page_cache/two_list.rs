@@ -52,12 +52,12 @@ pub struct TwoList {
     links: Links,
     inactive: List,
     active: List,
-    /// `nonresident_age`: grows with every eviction and activation.
+    /// Linux's `nonresident_age`: the number of evictions and activations so far.
     age: u64,
     /// Maximum ratio of the active list to the inactive one.
     inactive_ratio: u32,
     refault_activations: u64,
-    /// `refault_activations` at the last reclaim.
+    /// Value of `refault_activations` at the last reclaim.
     seen_activations: u64,
     scan: Option<Scan>,
     counters: Counters,
@@ -125,7 +125,7 @@ impl Scan {
         scan
     }
 
-    /// Enters the next priority; returns false after the last one.
+    /// Begins the scan at the next priority of reclaim. Returns false after the last one.
     fn enter_next_priority(&mut self, cache: &TwoList) -> bool {
         if self.priority > 0 {
             self.priority -= 1;
@@ -169,8 +169,8 @@ impl TwoList {
         }
     }
 
-    /// Sets the size of the page cache, rounded down to GiB. From 1 GiB on the active list may be longer than the
-    /// inactive one.
+    /// Sets the maximum ratio of the active list to the inactive one as Linux does for a page cache of this
+    /// size, rounded down to GiB; it exceeds 1 from 1 GiB on.
     #[must_use]
     pub fn with_size(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };

@@ -17,7 +17,7 @@ const PER_MILLE: u64 = 1000;
 pub struct ZramConfig {
     /// Chunks of compressible anonymous memory.
     pub swappable_chunks: u32,
-    /// Thousandths of a chunk compressed for each evicted chunk.
+    /// Anonymous memory compressed for each evicted chunk of file pages, in thousandths of a chunk.
     pub swapped_per_eviction: u32,
     /// Compressed size in thousandths of the original size.
     pub compressed_size: u32,

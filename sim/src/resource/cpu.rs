@@ -16,11 +16,11 @@ use crate::engine::Nanos;
 #[derive(Debug, Clone)]
 pub struct Cpu {
     cores: f64,
-    /// Threads of other programs that are runnable all the time.
+    /// Number of threads of other programs, which are always runnable.
     co_runners: f64,
     /// Clock rate as a fraction of the full clock rate.
     clock: f64,
-    /// The running computations, sorted by key. A list seldom allocates, although its few jobs change often.
+    /// The running computations, sorted by key. There are few, which change often; a vector seldom allocates.
     jobs: Vec<Job>,
     settled: Nanos,
     quota: Option<CpuQuota>,
@@ -94,7 +94,7 @@ impl Cpu {
         Some(self.jobs.remove(at).key)
     }
 
-    /// Returns the fraction of the time for which every thread runs.
+    /// Returns the fraction of the time during which each runnable thread runs.
     fn share(&self) -> f64 {
         let runnable = self.runnable();
         if runnable > self.cores { self.cores / runnable } else { 1.0 }

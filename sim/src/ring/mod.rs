@@ -195,7 +195,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Applies a change after which the device has nothing to send and no tokens to return.
+    /// Applies a change to a device that makes it neither send messages nor return tokens.
     pub(crate) fn change_device(
         &mut self,
         slot: usize,

@@ -58,8 +58,8 @@ impl Reachability {
         (self.disconnections[member] > 0).then(|| self.since[member])
     }
 
-    /// Removes and returns the messages that can continue, in the order in which they were held. `members` has the
-    /// member at each slot.
+    /// Removes and returns the messages that can continue, in the order in which they were held. `members`
+    /// has the cluster's member of each slot.
     pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
         let is_free = |held: &mut HeldMessage| is_reachable(held.message.from) && is_reachable(held.to);

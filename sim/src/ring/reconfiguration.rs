@@ -36,7 +36,7 @@ use super::reachability::HeldMessage;
 use super::timeline::Action;
 
 impl<'a> Simulation<'a> {
-    /// Applies the initial load: memory that an event will swap out cannot be used yet.
+    /// Applies the load at the start of the run. Memory that an event will swap out cannot be used yet.
     pub fn apply_initial_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.swaps(self.name(slot)) {
@@ -205,7 +205,7 @@ impl<'a> Simulation<'a> {
         ![from, to].iter().all(|&slot| self.reachability.is_reachable(self.ring.members[slot]))
     }
 
-    /// Delivers activations, or holds them if one of the devices is unreachable.
+    /// Delivers activations, or holds them if their sender or receiver is unreachable.
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         if self.is_disconnected(message.from, slot) {
             self.reachability.held.push(HeldMessage { to: slot, message, unsent_since: None });

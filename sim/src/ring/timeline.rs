@@ -148,7 +148,7 @@ impl EventTimeline {
         }
     }
 
-    /// Records that a new ring has generated its first token.
+    /// Ends the logged replanning: the ring has generated its first token with the new plan.
     pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {

@@ -74,7 +74,7 @@ impl<'a> Rank<'a> {
         self.cpu_cost().embed_time(pass.tokens)
     }
 
-    /// Simulates a block that starts at `now` and returns its end time.
+    /// Simulates the rank's slice of a block from `now` on, and returns its end time; `out` gets the records.
     pub fn block(&mut self, now: Nanos, block: usize, pass: Pass, out: &mut Vec<Record>) -> Nanos {
         let layer = (block / 2) as u32;
         let start = self.record(Kind::Compute, pass, block as u32, now);

@@ -24,7 +24,7 @@ use crate::trace::memory_readings;
 
 use super::rank::Rank;
 
-/// A step of the run: the index of the pass, and 0 for the embedding or 1 + the block.
+/// A step of the run: the index of the pass, and 0 for the embedding or 1 + the index of the block.
 type BlockStep = (usize, u32);
 
 #[derive(Debug, Clone, Copy)]
@@ -166,7 +166,7 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    /// Sends the messages that are due, and continues if the sum is complete.
+    /// Sends the messages of a rank that are due, and begins the next block if the all-reduce is complete.
     fn advance(&mut self, rank: usize) {
         let step = self.progress[rank].step;
         let received = self.progress[rank].received.get(&step).copied().unwrap_or(0);

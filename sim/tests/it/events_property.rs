@@ -1,7 +1,8 @@
 //! Random rings under random events keep the invariants of a run.
 //!
-//! Every run ends with all its tokens or with a reason; records and events do not end before they start; the counted
-//! bytes are those that were read; the terms of a token sum to its time; and the same seed gives the same bytes.
+//! Every run ends with all its tokens or with a reason; records and events do not end before they start; the
+//! counted bytes are those that were read; the terms of a token sum to its time; and equal seeds give
+//! identical traces.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;

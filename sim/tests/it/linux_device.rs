@@ -22,7 +22,7 @@ pub const LIMIT_MARGIN: u64 = 64 << 20;
 /// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim
 /// spares (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
 pub const EXECUTOR_MEMORY: u64 = 22_300_000 + (4 << 20) + (512 << 10);
-/// [`EXECUTOR_MEMORY`] for a process of llama.cpp. Only the first term, 49.6 MB, was measured.
+/// As [`EXECUTOR_MEMORY`], but for a process of llama.cpp. Only the first term, 49.6 MB, was measured.
 pub const LLAMA_CPP_MEMORY: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 
 /// Tokens until the page cache is in a steady state, which are not counted.

@@ -21,18 +21,18 @@ pub const PROCESS_MIB: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Prefetch {
     None,
-    /// With one `WILLNEED` call for each chunk.
+    /// Prefetch with one `MADV_WILLNEED` call for each chunk.
     Chunks,
-    /// With one `WILLNEED` call for the whole window.
+    /// Prefetch with one `MADV_WILLNEED` call for the whole window.
     One,
-    /// With `MADV_POPULATE_READ`.
+    /// Prefetch with `MADV_POPULATE_READ`.
     Populate,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub share_mib: u32,
-    /// The limit of the cgroup; 0 is no limit.
+    /// Memory limit of the cgroup in MiB; 0 for no limit.
     pub memory_mib: u32,
     pub process_mib: u32,
     pub disk_mbps: u32,
@@ -152,7 +152,7 @@ impl ReaderSim {
         (round * chunks, (round + 1) * chunks)
     }
 
-    /// Returns the kernel time of the calling thread, at least a microsecond for the call.
+    /// Returns the time that the last call spent in the kernel, at least a microsecond.
     fn kernel_time(&mut self) -> Nanos {
         self.storage.take_kernel_time().to_nanos().max(1000)
     }

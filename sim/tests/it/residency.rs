@@ -193,7 +193,7 @@ fn small_buffers_stream_too() {
     assert_near(read, ring.streamed, 0.01, "bytes read per token");
 }
 
-/// Several batches of a prompt are in the ring at once, so the requested part is not always the next one.
+/// If several batches of a prompt are in the ring at once, the stream does not follow the window order.
 #[test]
 fn long_prompt_keeps_streaming() {
     for windows in [&[16, 16][..], &[4, 4], &[3, 2, 2]] {

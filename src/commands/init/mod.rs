@@ -27,7 +27,7 @@ use crate::progress;
 const DEFAULT_MODEL: &str = "llama-8b";
 /// Default context in tokens. source: assumed, enough for a conversation
 const DEFAULT_CONTEXT: u32 = 1024;
-/// Name of this machine, which is the head of discovered workers unless a device is given.
+/// Device name of this machine in the scenario; it is the head of discovered workers if no device is given.
 const HEAD: &str = "this";
 
 /// The written scenario as `--json` prints it.
@@ -139,7 +139,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     Ok(())
 }
 
-/// Checks that the document, its devices and its model can be read.
+/// Checks that the new scenario, its device profiles and its model can be read.
 fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
     let loaded = LoadedScenario::parse(text, path, &ThisMachine)?;
     for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {

@@ -28,7 +28,7 @@ pub enum HeadReport {
 
 pub struct DeviceProcesses<'a> {
     pub placement: Placement<'a>,
-    /// Stops the worker process; `None` for the head.
+    /// Stops the worker process when the device leaves; `None` for the head.
     pub worker: Option<FreezeHandle>,
 }
 

@@ -31,7 +31,7 @@ use crate::output::run::{RunOutput, table};
 use crate::output::{counters, plan, say};
 use crate::progress::{self, TerminalProgress};
 
-/// The results as `--json` prints them.
+/// The results of `hearth lab` for one scenario, as `--json` prints them.
 #[derive(Serialize)]
 struct Output {
     predicted: RunOutput,
@@ -42,7 +42,7 @@ struct Output {
     /// The measured runs after the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     repeats: Vec<RunOutput>,
-    /// The digest of the prediction, which was written before the run.
+    /// The hash of the predicted trace, which was written before the run.
     prediction: String,
     /// The steadiness of the machine during each measured run.
     steadiness: Vec<Steadiness>,

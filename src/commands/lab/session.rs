@@ -41,7 +41,7 @@ const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
 /// Time limit for the start of a worker, which maps its model.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum age of a cached profile.
-/// source: measured; the speed of a shared virtual machine drifts by a tenth in some minutes
+/// source: measured; the speed of a shared virtual machine drifts by a tenth within a few minutes
 const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
 /// Time limit between two lines of the head's output.
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
@@ -120,7 +120,7 @@ impl<'l> Lab<'l> {
             .ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))
     }
 
-    /// Starts this program on a device, within its limits.
+    /// Starts this program with `arguments` as a device of the lab, within the limits of the device.
     fn start(&self, entry: &DeviceEntry, mut arguments: Vec<String>) -> Result<DeviceProcess, LabError> {
         if let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads) {
             arguments.extend(strings(["--threads", &threads.to_string()]));
@@ -310,7 +310,7 @@ impl<'l> Lab<'l> {
         Ok((trace, usage))
     }
 
-    /// Reads the head's output, calls `token` per token, and applies events. Returns the indices of missed events.
+    /// Reads the head's output, calls `token` at each token, applies events. Returns the indices of missed events.
     fn follow(&self, head: DeviceProcess, mut token: impl FnMut()) -> Result<Vec<usize>, Failure> {
         let scenario = &self.loaded.scenario;
         let processes = |entry: &'l DeviceEntry| DeviceProcesses {
@@ -374,13 +374,13 @@ impl<'l> Lab<'l> {
         arguments
     }
 
-    /// Ends the workers and removes limits and copies. Returns the folder of the results.
+    /// Ends the workers and removes the control groups and model copies. Returns the folder of the results.
     pub fn finish(self) -> PathBuf {
         self.folder
     }
 }
 
-/// Returns the path of the file with the speed of the machine when a cached profile was measured.
+/// Returns the path of the file that states the speed of the machine at which a cached profile was measured.
 fn speed_file(profile: &Path) -> PathBuf {
     profile.with_extension("pace")
 }
@@ -417,7 +417,7 @@ pub fn limits_of(entry: &DeviceEntry) -> Limits {
     entry.limits.clone().unwrap_or_default()
 }
 
-/// Removes groups and copies after a signal, because destructors do not run then.
+/// Removes control groups and model copies after a signal, because destructors do not run then.
 fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
     interruption::on_signal(move || {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);

@@ -31,7 +31,7 @@ use hearth_studies::cgroups::{
 };
 use hearth_studies::{Failure, processor_seconds, run_study};
 
-/// The CPU limit of `--cpu`, in processors.
+/// The CPU limit of the bursts of `--cpu`, in processors.
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
@@ -58,12 +58,12 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// Runs this program again under limits and returns the numbers that it prints, in milliseconds.
+/// Runs this program as a child under limits. Returns the numbers that the child prints, in milliseconds.
 fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, Failure> {
     Cgroups::run(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
 }
 
-/// Runs bursts in a child with a CPU quota. Returns the wall time and the processor time of each, in milliseconds.
+/// Runs bursts in a child with a CPU quota. Returns the wall time and the processor time of each burst, in ms.
 fn bursts_in_child(
     cores: f64,
     period_ms: u64,
@@ -215,9 +215,9 @@ fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, burst
     total as f64 * 1e-6 / bursts as f64
 }
 
-/// Returns the mean time of a burst in milliseconds under the bandwidth control of kernel/sched/fair.c, but with an
-/// exact stop: each period starts with a full quota, a thread that has used it up waits for the next period, and
-/// unused quota is lost.
+/// Returns the mean time of a burst in milliseconds under an exact form of the bandwidth control in
+/// kernel/sched/fair.c: each period starts with a full quota, a thread stops as soon as the quota is used up
+/// and waits for the next period, and unused quota is lost.
 fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     let quota = period * SHARE;
     let (mut now, mut left, mut ends) = (0.0, quota, period);

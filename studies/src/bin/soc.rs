@@ -123,7 +123,7 @@ fn partition() -> Result<LineChart, Failure> {
     })
 }
 
-/// Prints the gains of fast synchronisation, and the times of other strategies relative to hetero-tensor.
+/// Prints the gains of fast synchronisation, and other strategies' times relative to HeteroLLM's hetero-tensor.
 fn averages() -> Result<(), Failure> {
     let read = |name: &str| -> Result<ModelProfile, Failure> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;

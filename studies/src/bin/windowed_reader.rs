@@ -29,14 +29,14 @@ use hearth_studies::cgroups::{
 use hearth_studies::{Failure, run_study};
 use serde::{Deserialize, Serialize};
 
-/// The maximum read-ahead of the default kernel settings. `WILLNEED` for such a chunk is always executed completely.
+/// The maximum read-ahead with default kernel settings, in bytes. `WILLNEED` always reads such a chunk completely.
 const CHUNK: usize = 128 << 10;
 const RESULT: &str = "result ";
 
 /// How the helper thread prefetches the next window.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum, Serialize, Deserialize)]
 enum Prefetch {
-    /// No prefetch: only page faults read.
+    /// No prefetch: only page faults read the file.
     None,
     /// One `MADV_WILLNEED` for each 128 KiB.
     Chunks,
@@ -230,7 +230,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts the thread that prefetches. It receives the indices of windows.
+/// Starts the helper thread, which prefetches the windows whose indices it receives.
 fn spawn_helper(
     map: &'static [u8],
     kind: Prefetch,
@@ -279,7 +279,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
     parts
 }
 
-/// Draws the page cache: for each 8 MiB the resident tenths (`.` for 0, `#` for 10), with `|` between windows.
+/// Draws the resident pages: for each 8 MiB the resident tenths (`.` for 0, `#` for 10), with `|` between windows.
 fn residency_map(map: &[u8], window: usize) -> String {
     let pages = resident_pages(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {

@@ -23,7 +23,7 @@ use super::{DEFAULT_STRATEGY, no_plan};
 use crate::score::score;
 use crate::{Error, LoadedScenario, NoProgress, Progress};
 
-/// The limits of a plan search, and the receiver of its progress.
+/// The limits of a plan search that uses the simulator, and the receiver of its progress.
 #[derive(Clone, Copy)]
 pub struct Budget<'p> {
     /// Maximum duration in seconds.

@@ -14,13 +14,13 @@ use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
 use super::values::{QuantityKind, parse_quantity};
 use crate::Error;
 
-/// Draws a table with one or two fields as an SVG image.
+/// Draws the table of a sweep over one or two fields as an SVG image.
 pub fn draw(table: &str) -> Result<String, Error> {
     let hint = "see the column `outcome` of the table";
     line_chart(table)?.standalone_svg().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
 }
 
-/// Returns the line chart of a table with one or two fields.
+/// Returns the line chart of the table of a sweep over one or two fields.
 pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     let mut lines = table.lines().skip(1);
     let columns = lines.next().map(cells).unwrap_or_default();
@@ -67,7 +67,7 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Returns the positions of shipped models on the axis, by the size of their weights; `None` for other fields.
+/// Returns the positions of shipped models on the axis by weight size; `None` for other fields and other models.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     let size = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =

@@ -17,7 +17,7 @@ use crate::Error;
 /// Keys that only describe a document and have no effect on a plan or a run.
 const DESCRIPTIVE_KEYS: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
 
-/// A part of the error message about a value without a source.
+/// The part of an error message by which an error about a value without a `source` is recognised.
 const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
 /// The document that contains a field.
@@ -193,7 +193,7 @@ impl Field {
         self.target == other.target && (one.starts_with(two) || two.starts_with(one))
     }
 
-    /// Returns the device index and the profiles, if the field is the `profile` of a device in the scenario.
+    /// Returns the index of the device and the values, if the field is the `profile` of a device in the scenario.
     pub fn profiles(&self) -> Option<(usize, Vec<&str>)> {
         let [devices, index, key] = self.keys.as_slice() else { return None };
         let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";

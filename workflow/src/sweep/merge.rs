@@ -18,7 +18,7 @@ pub struct ShardTable {
     pub text: String,
 }
 
-/// The line of a row, and its location as `PATH:LINE`.
+/// The CSV line of a row, and its location as `PATH:LINE`.
 struct FoundRow<'p> {
     line: &'p str,
     location: String,
@@ -69,7 +69,7 @@ fn parse_header(part: &ShardTable) -> Result<(TableHeader, &str), Error> {
     })
 }
 
-/// Puts the rows of a shard at their indices. `width` is the number of columns.
+/// Stores each row of a shard in `rows` at its index. `width` is the number of columns.
 fn place_rows<'p>(
     part: &'p ShardTable,
     width: usize,

@@ -40,7 +40,7 @@ pub struct SweepOptions {
     /// The fields and their values, each as `PATH=VALUES`.
     pub varied_fields: Vec<String>,
     pub overrides: Overrides,
-    /// A plan file for all points; without one, each point is planned.
+    /// A plan file for all points; `None` to plan each point.
     pub plan: Option<PathBuf>,
     /// A model file that replaces the scenario's model.
     pub model: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub struct SweepOptions {
 /// One row of a sweep: one point with one seed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Index in the whole sweep, from 0.
+    /// Index of the row in the whole sweep, from 0.
     pub index: usize,
     /// The values of the fields, written as in a document.
     pub values: Vec<String>,
@@ -75,7 +75,7 @@ pub struct Sweep {
     models: BTreeMap<ModelRef, ModelProfile>,
     plan: Option<Plan>,
     pub seeds_per_point: usize,
-    /// Digest of all inputs. Only rows with equal digests can be merged.
+    /// Digest of all inputs of the sweep. Only tables with equal digests can be merged.
     pub digest: String,
 }
 
@@ -151,8 +151,8 @@ impl Sweep {
         Row { index, values, seed, evaluation }
     }
 
-    /// Computes the rows with these indices; fewer after a cancellation. `save` is called with the rows so far at
-    /// regular intervals.
+    /// Computes the rows with these indices; after a cancellation only some of them. `save` is called with
+    /// the rows so far at regular intervals.
     pub fn run(
         &self,
         indices: &[usize],
@@ -314,7 +314,7 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
     Ok(())
 }
 
-/// Returns the path of the limit that replaces a field of a device, if the scenario has one.
+/// Returns the path of the scenario's limit that replaces this field of a device, if there is one.
 fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     scenario.devices.iter().find_map(|entry| {
         let (name, limits) = (&entry.name, entry.limits.as_ref()?);
@@ -330,7 +330,7 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     })
 }
 
-/// Returns the flag that sets the same value as a field, if it is given.
+/// Returns the given flag that sets the same value as a field, if there is one.
 fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<String> {
     let (overrides, path) = (&options.overrides, field.path.as_str());
     // Options that are not given are absent in the document.

@@ -14,16 +14,16 @@ pub use hearth_reports::exports::csv::fields as cells;
 
 use super::{Row, Sweep};
 
-/// Beginning of the first line of a table.
+/// Beginning of the first line of the table of a sweep.
 const MARK: &str = "# hearth sweep/1, ";
 
-/// A name of a column, and the function that returns its cell in a row.
+/// The name of a column, and the function that returns the cell of a row in that column.
 pub type Column = (&'static str, fn(&Row) -> String);
 
 /// Names of the columns before the fields.
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
-/// The columns after the fields: their names and their cells. Times have six digits, down to nanoseconds; unknown
-/// values are empty.
+/// The columns after the fields. Times in milliseconds have six decimals (nanoseconds); unknown values are
+/// empty.
 pub const RESULT_COLUMNS: [Column; 10] = [
     ("seed", |row| row.seed.to_string()),
     ("strategy", |row| row.evaluation.strategy.as_deref().map_or_else(String::new, csv_field)),
@@ -37,7 +37,7 @@ pub const RESULT_COLUMNS: [Column; 10] = [
     ("outcome", |row| csv_field(&row.evaluation.outcome)),
 ];
 
-/// The first line of a table.
+/// The content of the first line of the table of a sweep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableHeader {
     pub digest: String,

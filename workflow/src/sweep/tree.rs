@@ -1,7 +1,7 @@
 //! Finds and changes values of a document by their paths.
 //!
-//! A document is a tree of JSON values here, which is converted from and to the types of the document. So every field
-//! can be changed, and the types refuse invalid values.
+//! A document is a tree of JSON values here, to and from which the types of the document are converted. So
+//! every field can be changed, and the types refuse invalid values.
 
 use serde_json::{Map, Value};
 

@@ -17,7 +17,7 @@ use serde_json::{Value, to_value};
 
 use crate::Error;
 
-/// Maximum number of rows of a sweep, and so of values of a field.
+/// Maximum number of rows of a sweep, and therefore of the values of a field.
 /// source: assumed; a row takes at least a hundredth of a second
 pub const MAX_ROWS: usize = 100_000;
 
@@ -49,11 +49,11 @@ pub fn parse(field: &str, text: &str) -> Result<Vec<Setting>, Error> {
         .hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
 }
 
-/// The kind of a quantity, by its unit: an index of `KINDS`.
+/// The kind of a quantity, such as a time or a size: an index of `KINDS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantityKind(usize);
 
-/// Two functions: one parses a quantity into its number in the base unit, the other writes it as in a document.
+/// The functions that parse a quantity into a number of base units, and that write such a number as in a document.
 type Conversions = (fn(&str) -> Option<f64>, fn(f64) -> serde_json::Result<Value>);
 
 const KINDS: [Conversions; 10] = [
@@ -69,7 +69,7 @@ const KINDS: [Conversions; 10] = [
     (|text| in_base(text, |Watts(power)| power), |number| to_value(Watts(number))),
 ];
 
-/// A number without a unit, the first of `KINDS`.
+/// The kind of numbers without a unit, the first of `KINDS`.
 const COUNT: QuantityKind = QuantityKind(0);
 
 fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64> {
@@ -77,7 +77,7 @@ fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64>
 }
 
 impl QuantityKind {
-    /// Returns the setting of a number in the base unit.
+    /// Returns the setting for a number of base units.
     fn setting(self, number: f64) -> Result<Setting, String> {
         let json = KINDS[self.0].1(number).map_err(|error| error.to_string())?;
         let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
@@ -170,7 +170,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
 }
 
 impl Setting {
-    /// Converts the value to another unit if that is exact; otherwise returns it unchanged.
+    /// Writes the value in another unit if that is exact; otherwise returns it unchanged.
     fn in_unit(self, kind: QuantityKind, unit: &str) -> Setting {
         let base = parse_quantity(&self.text).map(|(_, base)| base);
         let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);

@@ -16,7 +16,7 @@ use crate::{Error, LoadedScenario, Progress, workers};
 /// The results of the unchanged scenario and of its variants.
 #[derive(Debug)]
 pub struct Ranking {
-    /// Result of the unchanged scenario; `None` after an early cancellation.
+    /// Evaluation of the unchanged scenario; `None` if the command was cancelled before.
     pub base: Option<Evaluation>,
     /// Results of the variants, sorted by saved time; those without a time are last.
     pub variants: Vec<RankedVariant>,
@@ -24,7 +24,7 @@ pub struct Ranking {
     pub variant_count: usize,
 }
 
-/// The result of a variant.
+/// The evaluation of a variant, and the time per token that it saves.
 #[derive(Debug, Serialize)]
 pub struct RankedVariant {
     pub what: String,

@@ -23,7 +23,7 @@ const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
 /// Minimum speed-up of a disk that is worth a variant. source: assumed, two drives of one kind differ by less
 const MIN_SPEEDUP: f64 = 1.2;
 
-/// Bandwidth of a cable. source: IEEE 802.3ab
+/// Bandwidth of a Gigabit Ethernet cable. source: IEEE 802.3ab
 const CABLE: BytesPerSecond = BytesPerSecond(125e6);
 /// Latency between two programs over a cable. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
@@ -37,7 +37,7 @@ pub enum VariantKind {
     RemovedDevice,
     /// A device has twice its memory; the added memory is free. Memory limits and a GPU's share are doubled, too.
     Memory,
-    /// A device has a faster disk without a throttle. The rate of the kernel (`turnover`) does not change.
+    /// A device has a faster disk without a throttle. The rate at which the kernel replaces pages (`turnover`) stays.
     Disk,
     /// Cables replace Wi-Fi or slower links.
     #[serde(rename = "wired")]
@@ -213,7 +213,7 @@ impl Base<'_> {
     }
 }
 
-/// Replaces a value, and sets its source to `set: what if`.
+/// Changes a value, and sets its source to `set: what if`.
 fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
     *sourced = Sourced::new(change(sourced.value), "set: what if");
 }

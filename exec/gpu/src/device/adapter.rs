@@ -1,4 +1,4 @@
-//! The adapters of this machine and the capabilities that kernels use.
+//! The GPU adapters of this machine, and the capabilities of theirs that kernels use.
 //!
 //! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries
 //! them. A [`CapabilityMask`] disables some of them, so that every variant can be tested on one machine.
@@ -19,7 +19,7 @@ pub struct Capabilities {
     pub timestamps: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
-    /// Maximum size of the memory that the threads of a workgroup share.
+    /// Maximum size in bytes of the memory that the threads of a workgroup share.
     pub workgroup_memory_bytes: u32,
     pub max_workgroup_threads: u32,
 }
@@ -30,7 +30,7 @@ pub struct CapabilityMask {
     pub no_packed_dot: bool,
     pub no_subgroups: bool,
     pub no_shader_f16: bool,
-    /// Maximum size of a buffer in bytes; larger matrices are split.
+    /// Maximum size in bytes of a buffer binding; larger matrices are split.
     pub max_binding_bytes: Option<u64>,
     /// Maximum GPU memory in bytes that may be allocated.
     pub max_memory_bytes: Option<u64>,
@@ -73,7 +73,7 @@ impl Capabilities {
 }
 
 impl AdapterInfo {
-    /// Returns the key of this adapter and its driver in the file of tuned tilings.
+    /// Returns the key of this adapter and its driver in the file that stores the tuned tilings.
     pub fn key(&self) -> String {
         format!("{} | {} | {}", self.name, self.api, self.driver)
     }

@@ -98,7 +98,7 @@ impl Gpu {
         Ok(Tensor { buffer, bytes: size, _reservation: reservation })
     }
 
-    /// Allocates a tensor and uploads these values.
+    /// Allocates a tensor and uploads these values to it.
     pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<Tensor, GpuError> {
         let tensor = self.zeros(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use crate::memory::{assign_offsets, naive_bytes};
 
-    /// Returns the MiB of all tensors, without and with planning.
+    /// Returns the memory of all tensors in MiB, without and with memory planning.
     fn mib(graph: &Graph) -> [f64; 2] {
         let (_, records) = graph.usage_records();
         [naive_bytes(&records), assign_offsets(&records).total_size]

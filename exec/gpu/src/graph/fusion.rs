@@ -6,13 +6,13 @@
 //!   input: biases, the activation of the gate and the product with it, soft caps, residual additions. Alternatively,
 //!   a residual addition becomes one kernel with the norm that follows it, and with the norm before it if there is
 //!   one.
-//! - The norms of heads, the rotary embedding and the new layout of queries, keys and values become one kernel, which
-//!   writes keys and values to the cache, so that they need no tensor.
+//! - The norms of heads, the rotary embedding and the layout change of queries, keys and values become one
+//!   kernel, which writes keys and values to the cache, so that they need no tensor.
 //! - Attention becomes one kernel that never writes its scores.
 
 use super::{Graph, Node, Norm, Operation};
 
-/// The node into which residual additions are fused.
+/// Whether residual additions are fused into the preceding matmul, into the next norm, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResidualFusion {
     Alone,
@@ -26,7 +26,7 @@ pub struct Fusion {
     /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
     pub residual: ResidualFusion,
-    /// Whether norms of heads, rotary embedding and the new layout of queries, keys and values are fused.
+    /// Whether norms of heads, rotary embedding and the layout change of queries, keys and values are fused.
     pub rotary_layout: bool,
     /// Whether scores, soft cap, softmax and weighted values are fused.
     pub attention: bool,
@@ -133,8 +133,8 @@ fn merge(graph: &mut Graph, early: usize, late: usize) {
     node.inputs = inputs;
 }
 
-/// Whether `one` is fused into `next`: a residual addition into the norm that reads it, or the norm of the output of a
-/// block into the residual addition that reads it.
+/// Whether `one` is fused into `next`: a residual addition into the norm that reads it, or the norm of the
+/// output of a block into the residual addition that reads it.
 fn is_residual_before_norm(one: &Node, next: &Node) -> bool {
     let fits = match (one.operations.last(), next.operations.first()) {
         (Some(Operation::Norm(norm)), Some(Operation::Add)) => {

@@ -101,7 +101,7 @@ pub struct GraphTensor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub operations: Vec<Operation>,
-    /// Indices of tensors. The first input of an element-wise operation is the tensor that it transforms.
+    /// Indices of the tensors that the node reads; the first is what an element-wise operation transforms.
     pub inputs: Vec<usize>,
     pub outputs: Vec<usize>,
 }
@@ -126,7 +126,7 @@ impl Graph {
         self.nodes.len()
     }
 
-    /// Returns the index of each tensor that a node writes, and its size and lifetime.
+    /// Returns the index of each tensor that a node writes, and the size and lifetime of these tensors.
     pub fn usage_records(&self) -> (Vec<usize>, Vec<TensorUsageRecord>) {
         let (mut tensors, mut records) = (Vec::new(), Vec::new());
         for (first, node) in self.nodes.iter().enumerate() {

@@ -50,7 +50,7 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// The tiling of a device that is not tuned. source: assumed, 128 threads per workgroup
+    /// The tiling on a device for which no tiling has been tuned. source: assumed, 128 threads per workgroup
     pub const DEFAULT: Tiling = Tiling {
         order: WeightOrder::Interleaved,
         slices: 16,

@@ -18,7 +18,7 @@ use std::fmt::Write;
 use crate::device::{Capabilities, Params};
 use crate::virtual_tensor::Accessor;
 
-/// The declarations at the start of a kernel. Bindings have the order of their declarations, after the parameters at 0.
+/// The declarations at the start of a kernel. Bindings are numbered in declaration order, after the parameters at 0.
 pub(crate) struct Declarations {
     pub(crate) text: String,
     bindings: u32,
@@ -39,7 +39,7 @@ impl Declarations {
         let _ = writeln!(self.text, "@group(0) @binding({at}) var<storage, {access}> {name}: array<{kind}>;");
     }
 
-    /// Declares a tensor and its functions.
+    /// Declares the buffer or texture of a tensor, and the functions that access its elements.
     pub(crate) fn tensor(&mut self, accessor: &Accessor) {
         self.bindings += 1;
         self.text += &accessor.declaration(self.bindings);

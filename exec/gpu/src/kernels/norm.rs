@@ -21,7 +21,7 @@ pub struct NormKernel {
     pub width: u32,
     /// Constant that is added to the mean square.
     pub epsilon: f32,
-    /// Whether a change is first added to the hidden rows (residual addition).
+    /// Whether the change (the output of a block) is first added to the hidden rows: the residual addition.
     pub adds_change: bool,
     /// Whether the change is normalised before it is added.
     pub normalises_change: bool,

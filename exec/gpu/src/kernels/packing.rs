@@ -39,7 +39,7 @@ const MAX_INPUT_QUANT: usize = 127;
 pub enum PackedFormat {
     F32,
     F16,
-    /// The upper half of single precision.
+    /// bfloat16: the upper 16 bits of an f32.
     Bf16,
     Q8_0,
     Q4_0,
@@ -52,7 +52,7 @@ pub enum PackedFormat {
 }
 
 impl PackedFormat {
-    /// The formats of weights that are not converted, and the formats of a file to which they correspond.
+    /// The GPU formats of unconverted weights, each with the corresponding format of a model file.
     pub const OF_FILE: [(PackedFormat, Format); 7] = [
         (PackedFormat::F32, Format::F32),
         (PackedFormat::F16, Format::F16),
@@ -216,8 +216,8 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 }
 ";
 
-/// Returns the WGSL index of the texel with word `word` of the scales of each of the four outputs of `slice`.
-/// `slices` is the number of output slices in a group.
+/// Returns the WGSL index of the texel that has word `word` of the scales of all four outputs of the output
+/// slice `slice`. `slices` is the number of slices in a group of the layout.
 pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),

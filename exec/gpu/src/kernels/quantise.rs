@@ -1,9 +1,9 @@
 //! The kernel that quantises the inputs of a matmul to eight bits.
 //!
-//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `quant = nearest even(x * (127 / max |x|))`. The
-//! sum of every 16 quants is stored too, because weights with a minimum or an offset subtract a multiple of it. For
-//! weights with one scale per row, the whole row of x has one scale. ML Drift paper, section 3.7: in prefill this is
-//! a kernel of its own, in decode the same functions are part of the matmul kernel.
+//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `quant = round_ties_even(x * (127 / max |x|))`.
+//! The sum of every 16 quants is stored too, because weights with a minimum or an offset subtract a
+//! multiple of it. For weights with one scale per row, the whole row of x has one scale. ML Drift paper, section
+//! 3.7: in prefill this is a kernel of its own, in decode the same functions are part of the matmul kernel.
 //!
 //! Each thread quantises a unit of 32 values; units with a common scale compare their maxima through workgroup
 //! memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.

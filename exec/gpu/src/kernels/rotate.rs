@@ -82,8 +82,8 @@ impl AttentionShape {
         Accessor { name: "q", storage: Storage::Linear, extents, slices, direction }
     }
 
-    /// Declares a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. They access the texel of an
-    /// output and a slice of inputs.
+    /// Declares a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. These access the
+    /// texel of one output and one slice of inputs.
     pub(crate) fn declare_cache(
         &self,
         kernel: &mut Declarations,

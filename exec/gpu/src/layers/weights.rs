@@ -124,9 +124,9 @@ impl GpuLayer {
 pub(super) struct OutputMatrix {
     matrix: GpuMatrix,
     params: Tensor,
-    /// [embedding]
+    /// The hidden row of one position, [embedding].
     hidden: Tensor,
-    /// [vocabulary]
+    /// The logits of one position, [vocabulary].
     logits: Tensor,
     launches: Vec<Launch>,
     width: usize,

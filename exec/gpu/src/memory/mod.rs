@@ -41,7 +41,7 @@ impl TensorUsageRecord {
     }
 }
 
-/// Returns the bytes of all tensors if each has its own memory.
+/// Returns the total bytes of all tensors if none of them share memory.
 pub fn naive_bytes(records: &[TensorUsageRecord]) -> u64 {
     records.iter().map(|record| record.size).sum()
 }
@@ -98,7 +98,7 @@ pub(crate) mod tests {
         assert_eq!((naive_bytes(&[]), max_live_bytes(&[])), (0, 0));
     }
 
-    /// Returns usage records of several graphs, with the totals that a reference planner computed.
+    /// Returns, as JSON, usage records of several graphs and the memory totals that a reference planner computed.
     pub(crate) fn reference_plans() -> Value {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/memory_records.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()

@@ -14,10 +14,10 @@
 
 use super::{TensorUsageRecord, by_descending_size};
 
-/// An assignment of tensors to shared objects.
+/// An assignment of tensors to GPU objects that tensors with disjoint lifetimes share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectsAssignment {
-    /// Index of the object of each tensor.
+    /// For each tensor, the index of its object in [`Self::object_sizes`].
     pub object_ids: Vec<usize>,
     /// Bytes of each object.
     pub object_sizes: Vec<u64>,
@@ -110,7 +110,7 @@ pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignme
     assignment.plan
 }
 
-/// Returns the positional maxima, in descending order.
+/// Returns the positional maxima (see the module documentation), in descending order.
 fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
     // The live tensors only grow at an operation that writes a tensor.

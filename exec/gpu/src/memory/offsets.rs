@@ -14,7 +14,7 @@ pub struct OffsetsAssignment {
     pub total_size: u64,
 }
 
-/// Assigns an offset to each tensor.
+/// Assigns each tensor an offset in one arena: greedy by size, see the module documentation.
 pub fn assign_offsets(records: &[TensorUsageRecord]) -> OffsetsAssignment {
     let mut offsets = vec![0; records.len()];
     let mut placed: Vec<usize> = Vec::new();

@@ -20,7 +20,7 @@ pub enum AxisExtent {
     Expression(&'static str),
 }
 
-/// The kind of access of a kernel to a tensor.
+/// Whether a kernel reads a tensor, writes it, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Read,
@@ -29,10 +29,10 @@ pub enum Direction {
     ReadWrite,
 }
 
-/// A tensor argument of a kernel.
+/// A tensor argument of a kernel, for which WGSL functions are generated.
 #[derive(Debug, Clone, Copy)]
 pub struct Accessor {
-    /// The prefix of the generated names.
+    /// The prefix of the generated WGSL names.
     pub name: &'static str,
     pub storage: Storage,
     /// The extents of batch, height and width.
@@ -65,7 +65,7 @@ impl Accessor {
         Accessor { name, storage, extents, slices, direction }
     }
 
-    /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the object.
+    /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the GPU object.
     fn position(&self) -> String {
         let [batch, height, width] = self.extents;
         // The index along an axis with one element is zero.
@@ -81,7 +81,7 @@ impl Accessor {
         }
     }
 
-    /// Returns the declaration of the tensor at a binding of group 0.
+    /// Returns the WGSL declaration of the tensor at a binding of group 0.
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.direction) {
@@ -95,7 +95,7 @@ impl Accessor {
         format!("@group(0) @binding({binding}) var{variable} {name}_object: {kind};\n")
     }
 
-    /// Returns the functions that read and write the tensor.
+    /// Returns the WGSL functions that read and write the tensor.
     pub fn functions(&self) -> String {
         let (name, position) = (self.name, self.position());
         let (texel, store) = match self.storage {

@@ -36,13 +36,13 @@ pub struct Texel {
 /// A kind of GPU object and the order of the texels in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Storage {
-    /// 1-D buffer, DSHWBC4.
+    /// 1-D buffer; the axes have the order DSHWBC4 of the ML Drift paper, section 3.1.
     Buffer,
-    /// 1-D buffer, BHWDSC4: the naive layout.
+    /// 1-D buffer with the naive layout: the channels of a position are contiguous (BHWDSC4).
     Linear,
-    /// 2-D texture, HSWBDC4.
+    /// 2-D texture; the axes have the order HSWBDC4 of the ML Drift paper, section 3.1.
     Texture2d,
-    /// 3-D texture, DSHWBC4.
+    /// 3-D texture; the axes have the order DSHWBC4 of the ML Drift paper, section 3.1.
     Texture3d,
 }
 
@@ -82,7 +82,7 @@ impl Shape {
 impl Storage {
     pub const ALL: [Storage; 4] = [Storage::Buffer, Storage::Linear, Storage::Texture2d, Storage::Texture3d];
 
-    /// Returns the width, height and depth, in texels, of the object that stores a tensor.
+    /// Returns the width, height and depth, in texels, of the GPU object that stores a tensor of this shape.
     pub fn object_extent(self, shape: &Shape) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slices());
         match self {
@@ -92,7 +92,7 @@ impl Storage {
         }
     }
 
-    /// Returns the position of a texel in the object: the index in a buffer, or the coordinates in a texture.
+    /// Returns the position of a texel in the GPU object: the index in a buffer, or the coordinates in a texture.
     pub fn position(self, shape: &Shape, at: Texel) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slices());
         let Texel { b, y, x, s } = at;

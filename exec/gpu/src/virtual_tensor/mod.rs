@@ -15,7 +15,7 @@ pub use access::{Accessor, AxisExtent, Direction};
 pub use layout::{Shape, Storage, Texel};
 pub use weights::{WeightOrder, WeightShape};
 
-/// Number of channels in a texel, and of rows or inputs in a slice of weights.
+/// Number of channels in a texel, and of outputs or inputs in a slice of weights.
 pub const SLICE: u32 = 4;
 
 /// An error of a tensor shape that kernels cannot index.

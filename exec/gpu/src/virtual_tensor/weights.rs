@@ -15,7 +15,7 @@
 
 use super::{SLICE, ShapeError, checked_product};
 
-/// The extents of the weights, and the number of output slices in a group.
+/// The extents of a weight matrix, and the number of output slices (of four outputs) in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightShape {
     outputs: u32,

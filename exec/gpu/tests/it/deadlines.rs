@@ -1,4 +1,4 @@
-//! A GPU that does not finish before its deadline is lost.
+//! A GPU that does not finish its work before the deadline is treated as lost.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use hearth_runtime::clock::wall_nanos;
 
 use crate::gpu::open_alone;
 
-/// Number of dependent steps that keep one GPU thread busy for some seconds.
+/// Number of dependent steps that keep one GPU thread busy for several seconds.
 const STEPS: u32 = 300_000_000;
 
 /// Maximum duration of a wait that ends at its deadline: far less than [`STEPS`] take.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
-/// Returns a kernel that is busy for some seconds.
+/// Returns a kernel that is busy for several seconds.
 fn busy_kernel() -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n\

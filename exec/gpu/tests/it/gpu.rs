@@ -26,7 +26,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the GPU for a test that runs alone.
+/// Opens the GPU for a test, which runs alone while it holds the returned guard.
 pub fn open_alone(mask: CapabilityMask) -> Option<(MutexGuard<'static, ()>, Arc<Gpu>)> {
     let guard = alone();
     Some((guard, open(mask)?))

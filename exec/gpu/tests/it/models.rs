@@ -30,7 +30,7 @@ use serde_json::Value;
 use crate::gpu::{alone, open, open_alone};
 use crate::matmuls::plain_mask;
 
-/// The caches of one short sequence.
+/// The options of the key and value caches for one short sequence.
 pub const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
 
 /// Returns `count` arbitrary tokens, different for each seed.
@@ -57,7 +57,7 @@ pub fn gpu_backend(gpu: &Arc<Gpu>, options: BackendOptions, upload: UploadOption
     (GpuBackend::new(gpu.clone(), upload, options, sink).unwrap(), warnings)
 }
 
-/// Returns the options of a device with these windows, and with the layers `on_gpu` on its GPU.
+/// Returns the options of a device with these layer windows, and with the layers `on_gpu` on its GPU.
 pub fn backend_options(
     weights: &Arc<Weights>,
     windows: &[Range<u32>],

@@ -22,7 +22,7 @@ const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16
 const BOUND: f64 = 1e-4;
 const ROUNDED_BOUND: f64 = 2e-3;
 
-/// Returns the windows of the model. All of its four layers are on the GPU.
+/// Returns the layer windows of the model. All of its four layers are on the GPU.
 fn windows() -> [Range<u32>; 2] {
     [0..1, 1..4]
 }

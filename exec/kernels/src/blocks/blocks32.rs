@@ -1,7 +1,7 @@
 //! Blocks of 32 weights: layouts and integers.
 //!
 //! A block has an f16 scale, in some formats an f16 minimum, and 32 integers. Four-bit integers are stored in 16
-//! bytes: the low halves are the first 16 weights, the high halves the others.
+//! bytes: the low nibbles are the first 16 weights, the high nibbles the last 16.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -84,7 +84,7 @@ impl BlockIq1S {
         if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
     }
 
-    /// Returns the `GRID` entry of a group of eight weights, `row` 0 to 31.
+    /// Returns the `GRID` entry of the group of eight weights with the index `row`, 0 to 31.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> u64 {
         let high = self.head(row / 4) >> (3 * (row % 4)) & 7;

@@ -93,7 +93,7 @@ pub(crate) trait IntegerBlock256: ScaledBlock {
     }
 }
 
-/// Casts a row to its blocks. The length of the row was checked when the tensor table was read.
+/// Casts a row to its blocks. The length of the row was checked when the GGUF file was opened.
 #[inline(always)]
 pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)

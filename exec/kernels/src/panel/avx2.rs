@@ -58,7 +58,7 @@ impl PanelKernel for Avx2 {
     }
 }
 
-/// The value of `FOURS`, the number of lines summed in 16 bits, for eight-bit weights, which are made signed.
+/// The value of `FOURS`, the number of lines summed in 16 bits, for eight-bit weights, which have an offset.
 const SIGNED: usize = 1;
 
 /// Returns the number of lines, at most `max_lines`, whose products can be added in 16 bits without overflow.

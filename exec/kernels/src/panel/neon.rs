@@ -73,7 +73,7 @@ pub(crate) trait ByteMatmul {
     }
 }
 
-/// NEON with `sdot` and with `smmla`, the matmul of bytes.
+/// NEON with the byte instructions `sdot` (dot product) and `smmla` (matrix multiplication).
 pub(crate) struct I8mm;
 
 impl ByteMatmul for BaseNeon {
@@ -198,7 +198,7 @@ fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
     [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
 }
 
-/// Reverts [`rows_of_eight`].
+/// Reverses [`rows_of_eight`].
 #[inline]
 #[target_feature(enable = "neon")]
 fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {

@@ -59,7 +59,7 @@ fn or_bytes(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
     }
 }
 
-/// Unpacks four-bit integers in groups of 32: first the low halves of 32 bytes, then their high halves, and so on.
+/// Unpacks four-bit integers in groups of 32: first the low nibbles of 32 bytes, then their high nibbles, and so on.
 #[inline(always)]
 fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
     for (out, bytes) in out.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
@@ -178,7 +178,7 @@ impl Block256 for BlockIq4Xs {
     }
 }
 
-/// Unpacks 32 four-bit integers: the first 16 from the low halves of bytes, the others from the high halves.
+/// Unpacks 32 four-bit integers: the first 16 from the low nibbles of the bytes, the others from the high nibbles.
 #[inline(always)]
 fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
     let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 are twice 16") };

@@ -10,7 +10,7 @@ use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::Result;
 use crate::wire::{DataSink, Message, Transport, WorkerFacts};
 
-/// The head's side of a session: the workers' connections and facts.
+/// The head's connections to the workers of a session, and the facts that each worker sent about itself.
 pub(super) struct WorkerConnections<T: Transport> {
     pub(super) transport: T,
     pub(super) session: u64,

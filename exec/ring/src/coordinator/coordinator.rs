@@ -37,7 +37,7 @@ const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOU
 /// The time that a request waits for a lost device to return. source: assumed, acceptable in the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// The head's side of a session.
+/// Runs a session on the head: connects to the devices, reconfigures the ring and passes events to the reducer.
 pub(super) struct Coordinator<T: Transport> {
     model: Arc<LocalModel>,
     pub(super) options: RingOptions,
@@ -45,7 +45,7 @@ pub(super) struct Coordinator<T: Transport> {
     listener: HeadListener,
     pub(super) reconfiguration: Reconfiguration,
     runner: Option<StageRunner>,
-    /// The samplers of the next request, until the runner receives them.
+    /// The samplers of the next request, until the [`StageRunner`] receives them.
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
@@ -334,7 +334,7 @@ impl<T: Transport> Coordinator<T> {
         }
     }
 
-    /// Handles the loss of a worker. Closes its connection, so that the worker can serve a head when it is back.
+    /// Handles the loss of a worker. Closes its connection, so that the worker, once back, can serve a head.
     pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
         self.connections.workers.remove(name);
         if !self.reconfiguration.recovery.has_begun() {

@@ -109,7 +109,7 @@ fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option
     SocketAddr::new(host, 0).to_string()
 }
 
-/// Returns the address for a worker; `local_ip` is the head's own address on the connection to it.
+/// Returns the address that a worker connects to; `local_ip` is the head's own address on the connection to it.
 pub(super) fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
     match (listening_at.parse::<SocketAddr>(), local_ip) {
         (Ok(all), Some(host)) if all.ip().is_unspecified() => SocketAddr::new(host, all.port()).to_string(),

@@ -57,6 +57,6 @@ pub enum RecoveryPolicy {
     /// The remaining devices take over the layers of the lost device, in proportion to their own layers.
     #[default]
     Spread,
-    /// A planner makes another plan for the available devices of `cluster`.
+    /// `replanner` makes another plan for the available devices of `cluster`.
     Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync> },
 }

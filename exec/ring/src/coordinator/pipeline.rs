@@ -22,7 +22,7 @@ use crate::error::{Result, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
 use crate::wire::{DataEvent, Message, Transport};
 
-/// The wait in place of a time limit that would overflow the clock. source: assumed, longer than any pass
+/// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
 /// Maximum number of passes in flight per device of the ring. Two keep a device busy while the next pass is being

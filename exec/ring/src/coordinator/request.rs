@@ -36,7 +36,7 @@ pub struct GenerationRequest {
 }
 
 impl GenerationRequest {
-    /// Creates a request for one sequence, with the largest batches and without drafts.
+    /// Creates a request for one sequence, with the largest prompt batches and without speculative decoding.
     pub fn single(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
             sequences: vec![SequenceRequest { prompt, sampler }],

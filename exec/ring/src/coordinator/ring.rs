@@ -25,7 +25,7 @@ impl CancelHandle {
     }
 }
 
-/// A ring whose workers are all ready.
+/// The head's handle of a ring whose workers were all ready; runs or serves requests on them.
 pub struct Ring<T: Transport> {
     /// `None` while a request runs.
     coordinator: Option<Box<Coordinator<T>>>,
@@ -105,7 +105,7 @@ impl<T: Transport> Ring<T> {
         self.cancel_handle.clone()
     }
 
-    /// Says goodbye to the workers, which then wait for the next head.
+    /// Ends the session with a goodbye message to the workers, which then wait for the next head.
     pub async fn close(mut self) {
         if let Some(coordinator) = &mut self.coordinator {
             for worker in coordinator.connections.workers.values_mut() {

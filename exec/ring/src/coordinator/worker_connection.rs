@@ -152,8 +152,8 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 impl WorkerClock {
-    /// Updates the offset from a pong that has just arrived. Its ping was sent at `nonce` on the head's clock, and
-    /// answered at `theirs` on the worker's clock.
+    /// Updates the clock offset from a pong that has just arrived. Its ping was sent at `nonce` on the head's clock,
+    /// and answered at `theirs` on the worker's clock.
     fn on_pong(&mut self, nonce: u64, theirs: u64) {
         let round_trip = self.last_frame_at.saturating_sub(nonce).max(1);
         if self.round_trip == 0 || round_trip < self.round_trip {
@@ -166,7 +166,7 @@ impl WorkerClock {
 }
 
 impl WorkerConnection {
-    /// Opens the control connection to a worker, and checks its model. Returns the worker's facts too.
+    /// Opens the control connection to a worker, and checks its model. Also returns the worker's own facts.
     pub(super) async fn open<T: Transport>(
         transport: &T,
         plan: &Plan,

@@ -22,7 +22,7 @@ pub(super) const VERSION_KEY: &str = "protocol";
 pub const MAX_NAME_LEN: usize = 63;
 /// The interval at which the record cache of the mDNS daemon is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum number of cached records of peers before the mDNS daemon is restarted. source: assumed, some megabytes
+/// Maximum number of cached records of peers before the mDNS daemon is restarted. source: assumed, a few megabytes
 const MAX_RECORDS: i64 = 20_000;
 const GOODBYE_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -105,7 +105,7 @@ impl Drop for Announcement {
     }
 }
 
-/// An mDNS daemon, whose thread ends when this is dropped.
+/// An mDNS daemon, whose thread ends when this value is dropped.
 pub(super) struct Daemon(pub(super) ServiceDaemon);
 
 impl Daemon {

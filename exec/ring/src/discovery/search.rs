@@ -26,7 +26,7 @@ const MAX_ADDRESSES: usize = 32;
 /// Maximum number of names that were not requested, and of rejection reasons, that are stored for error messages.
 const MAX_OTHERS: usize = 16;
 const QUEUE_LEN: usize = 64;
-/// The time limit for the handshake with one address. source: assumed, some round trips of a bad Wi-Fi
+/// The time limit for the handshake with one address. source: assumed, several round trips over poor Wi-Fi
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
 /// The extra time after all workers are found, in which another device with the same name or a better address may
 /// appear. source: assumed, several round trips of a home network
@@ -252,7 +252,7 @@ fn list(before: &str, items: &[String]) -> String {
     if items.is_empty() { String::new() } else { format!("{before}{}", items.join(", ")) }
 }
 
-/// Starts to receive announcements. The search ends when the returned receiver is dropped.
+/// Starts receiving announcements. The search ends when the returned receiver is dropped.
 fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
     let daemon = Daemon::start(scope)?;
     let events = daemon.0.browse(SERVICE_TYPE).map_err(AnnouncementError::from)?;
@@ -306,7 +306,7 @@ fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredSer
     }
 }
 
-/// Finds the addresses of the workers with these names. Each has completed the handshake.
+/// Finds the addresses of the workers with these names; a handshake with each worker has succeeded.
 pub async fn find_workers<T: Transport>(
     transport: &T,
     names: &BTreeSet<String>,

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
 use crate::wire::ByteStream;
 
-/// 64 MiB in flight, more than the largest pass. source: assumed; a chunk is about the buffer of a socket
+/// Limits of 64 MiB in flight, more than the largest pass. source: assumed; a chunk is about the buffer of a socket
 const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 64 << 10, chunks: 1024 };
 
 /// A transport that delays everything it sends by a fixed time.

@@ -1,4 +1,4 @@
-//! Emulation: transports that delay messages as the links of other devices would.
+//! Emulation: transports that delay messages as the network links of real devices would.
 
 mod delayed;
 mod paths;

@@ -26,7 +26,7 @@ use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
 use crate::wire::ByteStream;
 use hearth_runtime::clock::machine_nanos;
 
-/// Limits: each message is a chunk. source: assumed; a message may be larger than the activations of a common batch
+/// Limits of the messages (chunks) in flight. source: assumed; larger than the activations of a common batch
 const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 1 << 20, chunks: 256 };
 
 /// Maximum time for which waiting messages can occupy a medium, in nanoseconds: an hour. source: assumed
@@ -84,7 +84,7 @@ pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
 #[derive(Clone)]
 pub struct PathShaper {
     paths: EmulatedPaths,
-    /// The number of connections so far. Each connection has its own random delays.
+    /// The number of connections so far, which selects the random delays of the next connection.
     connection_count: Arc<AtomicU64>,
 }
 

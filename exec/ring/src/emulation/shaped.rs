@@ -76,7 +76,7 @@ impl<L: Listener, D: Shaper> Listener for ShapedListener<L, D> {
     }
 }
 
-/// Maximum sizes of what is in flight in one direction before the writer blocks.
+/// Maximum chunk size, and number of chunks in flight in one direction before the writer blocks.
 #[derive(Clone, Copy)]
 pub(super) struct InFlightLimits {
     pub(super) chunk_bytes: usize,

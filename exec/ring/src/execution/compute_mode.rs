@@ -8,18 +8,18 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Result, protocol_error};
 
-/// Where a stage computes.
+/// The thread on which the layers of a stage are computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// On a separate thread.
+    /// A separate thread.
     #[default]
     OwnThread,
-    /// In the task itself, which blocks its thread of the runtime meanwhile.
+    /// The thread of the async runtime that polls the task, which is blocked meanwhile.
     Inline,
 }
 
 impl ComputeMode {
-    /// Starts a computing task.
+    /// Spawns `task`, which computes layers, on a separate thread or on the runtime's, as the mode requires.
     pub fn spawn<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         match self {
             ComputeMode::OwnThread => {
@@ -30,7 +30,7 @@ impl ComputeMode {
         }
     }
 
-    /// Runs a computing task and waits for its result.
+    /// Spawns `task` like [`Self::spawn`] and waits for its result.
     pub async fn run<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> Result<T> {
         self.spawn(task).await.map_err(|error| protocol_error("this device's stage", error.to_string()))
     }

@@ -28,16 +28,16 @@ pub struct Drafter {
     stage: Stage,
     input_output: InputOutputLayers,
     layers: Range<u32>,
-    /// Bytes of weights that one pass uses.
+    /// Bytes of the weights that a pass of the draft model reads: all layers and the output layer.
     pub weight_bytes: u64,
     cached: Vec<Vec<u32>>,
-    /// The cost and the number of passes since the last [`Drafter::take_cost`].
+    /// The compute cost and the number of passes since the last [`Drafter::take_cost`].
     cost: ComputeCost,
     passes: u32,
 }
 
 impl Drafter {
-    /// Creates the drafter for the head of a plan, computed by `pool`.
+    /// Creates the drafter for a plan, which computes all layers of `draft` on the threads of `pool`.
     pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
         let model = PlannedModel { layers, ..plan.model.clone() };
@@ -63,7 +63,7 @@ impl Drafter {
         self.cached.iter_mut().for_each(Vec::clear);
     }
 
-    /// Computes those tokens of a sequence that are not in the cache yet; `tokens` begins at position 0.
+    /// Runs the draft model over all `tokens` of a sequence that are not in its KV cache yet.
     pub fn prefill(&mut self, sequence: u32, tokens: &[u32]) -> Result<()> {
         self.extend_cache(sequence, tokens, tokens.len()).map(drop)
     }
@@ -83,7 +83,7 @@ impl Drafter {
         }
     }
 
-    /// Returns the cost and the number of passes since the last call.
+    /// Returns the compute cost and the number of the draft model's passes since the last call.
     pub fn take_cost(&mut self) -> (ComputeCost, u32) {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }

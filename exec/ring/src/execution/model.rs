@@ -67,7 +67,7 @@ impl LocalModel {
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
-    /// Checks that the KV cache of a device fits into its available memory, because the system cannot reclaim it.
+    /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory.
     pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<()> {
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
@@ -147,7 +147,7 @@ impl LocalModel {
 /// Options for loading layers onto a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a running session continues.
+    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a session continues.
     pub(super) fallback_to_cpu: bool,
     pub(super) progress: &'a UploadProgress,
 }
@@ -192,8 +192,8 @@ pub fn check_executable(plan: &Plan) -> Result<()> {
     plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
 }
 
-/// Checks that a model is that of the plan, by the digest of its file, or by its shape if the plan was made without a
-/// file. `name` is the device in the error.
+/// Checks that a device has the model of the plan: the digest of the file must match, or of the shape if the
+/// plan was made without a file. `name` is the device in the error.
 pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<()> {
     let (expected, found) = match &plan.model.digest {
         Some(expected) => (expected, digest),

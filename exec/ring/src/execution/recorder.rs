@@ -11,7 +11,7 @@ pub use hearth_runtime::residency::StepId;
 /// The lines of one device's trace.
 #[derive(Debug, Clone, Default)]
 pub struct TraceLines {
-    /// Executed steps.
+    /// Executed steps, with their times and costs.
     pub records: Vec<Record>,
     /// Sampled values of counters.
     pub readings: Vec<Reading>,

@@ -30,7 +30,7 @@ use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
 use hearth_runtime::{ComputeCost, InputOutputLayers, Pool, Stage, UploadProgress, Weights};
 
-/// A completed pass.
+/// The output of a completed pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOutput {
     pub pass: Pass,
@@ -38,7 +38,7 @@ pub struct PassOutput {
     pub tokens: Vec<u32>,
 }
 
-/// Senders of frames to the devices that a device sends to, by their index in the ring.
+/// Channels for the frames to each device that receives activations from this one, by its index in the ring.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 
 /// Executes the schedule of one device. Only the head has an input and output layer, samplers, a drafter and drafts.
@@ -59,7 +59,7 @@ pub struct StageRunner {
     drafts: BTreeMap<u32, Vec<u32>>,
     /// Activations of the current pass, `[tokens, embedding]`.
     hidden: Vec<f32>,
-    /// The time at which the device became idle, in nanoseconds.
+    /// The time at which the device became idle, in nanoseconds of this process's clock.
     idle_since: u64,
     last_pass: u32,
     next_memory_sample: u64,
@@ -173,7 +173,7 @@ impl StageRunner {
         Ok(Self { schedule, past, recorder, samplers, drafter, refaults_before, ..new })
     }
 
-    /// Sets the first pass. Earlier passes belong to an earlier plan and are refused.
+    /// Sets the index of the first pass of the plan. Earlier passes belong to an earlier plan and are refused.
     pub fn set_first_pass(&mut self, first_pass: u32) -> Result<()> {
         let plan = self.schedule.plan().clone();
         self.schedule.react(&Event::Replanned { plan, first_pass })?;
@@ -232,14 +232,14 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
-    /// Starts a pass, on the head. `so_far` has all tokens of its sequence. Returns the pass if it is complete.
+    /// Starts a pass on the head. `so_far`: all tokens of the sequence. Returns the output if the pass is complete.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);
         self.perform(pass, steps, so_far)
     }
 
-    /// Processes received activations. Returns the pass if it is complete. Ignores activations of an earlier epoch.
+    /// Processes activations; ignores those of an earlier epoch. Returns the output if the pass is complete.
     pub fn receive(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
         let ReceivedActivations { sender_index, header, activations: ref bytes, received_ns } = *received;
         let ActivationsHeader { epoch, pass, round, is_f16 } = header;
@@ -270,7 +270,7 @@ impl StageRunner {
         self.perform(pass, steps, &[])
     }
 
-    /// Reserves memory for the buffers of a pass that is larger than all earlier ones, before weights fill it.
+    /// Reserves memory for the buffers of a pass larger than all earlier ones, before weights occupy it.
     fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
@@ -497,7 +497,7 @@ fn refaulted_bytes() -> u64 {
     MemoryWatch::shared().refaulted_bytes().unwrap_or(0)
 }
 
-/// Sets the resource of a step on a GPU, and removes its cost, because only its total time is known.
+/// Marks a step as executed by the GPU, and removes its CPU cost, because only its total time is known.
 fn set_processor(record: &mut Record, processor: Processor) {
     if processor == Processor::Gpu {
         record.resource = Resource::Gpu;

@@ -52,7 +52,7 @@ impl KeyError {
         }
     }
 
-    /// Returns a hint for a fix.
+    /// Returns a hint on how to fix the error.
     pub fn hint(&self) -> String {
         match self {
             KeyError::Unreadable { .. } => "check the path and its permissions".into(),

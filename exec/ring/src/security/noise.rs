@@ -22,7 +22,7 @@ const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_MESSAGE_LEN: usize = 32 + 16;
 /// Length of a handshake message, in bytes: the prefix and a Noise message.
 pub const HANDSHAKE_MESSAGE_LEN: usize = ENCRYPTED_PREFIX.len() + NOISE_MESSAGE_LEN;
-/// The time limit of the handshake: shorter than that of the hello, so that a failed handshake is reported as such.
+/// The time limit of the handshake, below that of the hello, so that a failed handshake is reported as such.
 const DEADLINE: Duration = Duration::from_secs(4);
 /// The time to wait for the first frame of an unencrypted peer, because closing the connection earlier could discard
 /// the refusal that was sent to it.
@@ -66,7 +66,7 @@ async fn exchange(
     Ok(state.into_transport_mode()?)
 }
 
-/// Creates the error for a closed connection: most likely, the peer could not authenticate the last message.
+/// Creates the error of a closed connection: most likely, the peer has another key and rejected the last message.
 fn closed(_: std::io::Error) -> EncryptionError {
     EncryptionError::Key { seen: "it closed the connection" }
 }

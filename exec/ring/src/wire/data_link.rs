@@ -110,7 +110,7 @@ pub struct DataConnector<'a, T> {
     pub epoch: u32,
     /// This device's index in the ring.
     pub device_index: u16,
-    /// Receives broken links.
+    /// Receives an event for each connection that breaks.
     pub sink: &'a DataSink,
 }
 

@@ -25,18 +25,18 @@ pub enum Purpose {
     Fetch,
 }
 
-/// The lengths of a model file and of its header, in bytes.
+/// The lengths in bytes of a model file and of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub struct FileLengths {
     pub file: u64,
-    /// Bytes before the first tensor.
+    /// Length of the part before the first tensor, in bytes.
     pub header: u64,
 }
 
 /// The facts that a worker sends about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Encode, Decode)]
 pub struct WorkerFacts {
-    /// Version of the program.
+    /// Version of the hearth program on the worker.
     pub version: String,
     /// Digest of the model file; empty without one.
     pub model_digest: String,
@@ -44,7 +44,7 @@ pub struct WorkerFacts {
     pub shape_digest: String,
     /// Total memory of the device, in bytes.
     pub memory_total: u64,
-    /// Operating system and release of its kernel.
+    /// Operating system and kernel release, for example `linux 6.8.0`.
     pub kernel: String,
 }
 
@@ -70,12 +70,12 @@ pub struct EpochConfig {
     pub receivers: Vec<PeerAddress>,
 }
 
-/// A broken connection to another device.
+/// A connection to another device that broke.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct BrokenLink {
     /// The epoch for which the connection was opened.
     pub epoch: u32,
-    /// The other device's index in the ring.
+    /// The ring index of the device at the other end.
     pub peer: u16,
     pub reason: String,
 }
@@ -148,11 +148,11 @@ pub enum Message {
     Ping { nonce: u64 },
     /// The reply to a ping. `clock` is the time of the replying device, in nanoseconds.
     Pong { nonce: u64, clock: u64 },
-    /// Requests the lengths of the model files.
+    /// Requests the lengths of the head's model files.
     ListFiles,
-    /// The lengths of the model files, in the order of the parts.
+    /// The lengths of the model files, in the order of the parts of a split GGUF model.
     Files { files: Vec<FileLengths> },
-    /// Requests a chunk of a model file, by the indices of both.
+    /// Requests a chunk of a model file, by the index of the file and the index of the chunk in it.
     GetChunk { file: u16, chunk: u64 },
     /// A chunk of a model file, as payload, and its SHA-256.
     Chunk { file: u16, chunk: u64, hash: [u8; 32] },

@@ -44,7 +44,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
 pub trait Listener: Send + 'static {
     type Stream: ByteStream;
     fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-    /// Returns the address at which others can connect.
+    /// Returns the address at which other devices can connect.
     fn address(&self) -> String;
 }
 

@@ -5,8 +5,8 @@
 //! prepared, and computes ([`epoch`]) when it has received the plan. The session ends when the head says goodbye, does
 //! not respond or disconnects; the worker then waits for the next head.
 //!
-//! A worker has one session at a time, because two heads would both use its memory without knowing it. Every wait has
-//! a deadline.
+//! A worker has one session at a time, because two heads would both plan with all of its memory. Every wait
+//! has a deadline.
 
 mod epoch;
 mod head_connection;

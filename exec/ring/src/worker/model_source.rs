@@ -177,8 +177,8 @@ async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     Ok(files)
 }
 
-/// Returns the byte ranges, in each file, of the tensors in a worker's layers and of those outside the layers except
-/// the embedding and the output matrix.
+/// Returns, for each file, the byte ranges of the tensors in the layers `own`, and of those outside all
+/// layers except the embedding and the output matrix.
 fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Vec<Vec<Range<u64>>> {
     let is_needed = |name: &str| {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));

@@ -50,9 +50,9 @@ pub fn address(device_index: usize) -> String {
     format!("localhost:{}", 9000 + device_index)
 }
 
-/// Residency that reads the weights of the next window ahead.
+/// Residency options: the weights of the next window are read ahead.
 pub const AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
-/// Residency that reads weights by page faults only.
+/// Residency options: weights are read by page faults only.
 pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 
 /// Creates a plan with these windows, whose workers have the addresses of [`address`].

@@ -36,13 +36,13 @@ fn prompt() -> Vec<u32> {
     prompts().swap_remove(0)
 }
 
-/// Returns managed residency that keeps `kept` bytes in memory and streams the rest through the smallest buffer.
+/// Returns the options of managed residency with `kept` bytes of kept weights and the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
     ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
 }
 
-/// Returns the residency that reads the next window ahead and evicts weights after their use.
+/// Returns the options of residency that reads the next window ahead and evicts weights after their use.
 fn released() -> ResidencyOptions {
     ResidencyOptions { release: true, ..AHEAD }
 }

@@ -1,4 +1,4 @@
-//! The runtime's kernels behind the interface of the measurements in `hearth_profiles`.
+//! Connects the runtime's kernels to the device measurements of `hearth_profiles`.
 //!
 //! [`CpuKernels`] runs the matmuls, attention and cache writes of [`crate::cpu`] on given weights, with the same
 //! threads, chunks and instructions as in a run.
@@ -16,10 +16,10 @@ use hearth_kernels::matmul::Matrix;
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const LENGTH: usize = 128;
-/// Number of cached positions, as in the middle of a conversation.
+/// Number of cached positions when attention is measured, as in the middle of a conversation.
 const POSITIONS: usize = 512;
 
-/// Maximum number of KV caches. They are used in rotation, so that none is in the processor's cache when it is used.
+/// Maximum number of KV caches, used in rotation, so that none stays in the processor's cache.
 const MAX_CACHES: u64 = 16;
 
 /// Runs the runtime's CPU kernels for the measurement of a device, on weights that the measurement provides.
@@ -50,7 +50,7 @@ impl CpuKernels {
         }
     }
 
-    /// Returns the index of the next cache. The first call creates and fills the caches, fewer if memory is short.
+    /// Returns the index of the next KV cache. The first call creates and fills all caches, fewer if memory is short.
     fn next_cache(&mut self) -> usize {
         if self.caches.is_empty() {
             let bytes = (2 * 2 * KV_HEADS * POSITIONS * LENGTH) as u64;

@@ -12,11 +12,11 @@ use hearth_profiles::{Bytes, FlopsPerSecond, Format, Seconds};
 use super::{CpuKernels, ProfileError};
 use crate::{Cpu, ExecError, Pool, PoolOptions};
 
-/// The weight format of the measurement: the one that most home users run.
+/// The weight format whose matrix-vector products are measured: the one that most home users run.
 const FORMAT: Format = Format::Q4K;
 
-/// Half a second of measurement: a shorter one could fall into a single time slice of another virtual machine, and a
-/// longer one would take a relevant part of the run.
+/// Half a second of measurement: a shorter one could fall into a single time slice of another virtual
+/// machine, and a longer one would take a noticeable part of the run.
 const EFFORT: Effort = Effort {
     samples: 15,
     rounds: 1,

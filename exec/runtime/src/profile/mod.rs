@@ -83,7 +83,7 @@ pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 /// The measured links of a machine, the loopback link first.
 #[derive(Debug)]
 pub struct MeasuredLinks {
-    /// Time from one compute thread to another over the loopback link, in seconds.
+    /// Time of one token's activations from one compute thread to another over the loopback link, in seconds.
     pub hop_times: Samples,
     pub peers: Vec<PeerLink>,
 }
@@ -168,7 +168,7 @@ pub fn profile_with_effort(
 }
 
 impl MeasuredLinks {
-    /// Returns the overhead of a hop beyond the latency of the link: waking a compute thread, and framing.
+    /// Returns the time of a hop in addition to the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;
         self.hop_times.sourced(
@@ -187,15 +187,15 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     formats
 }
 
-/// Default for the maximum number of tokens in a pass, which determines the size of buffers.
+/// Default of [`ProfileOptions::pass_tokens`].
 const PASS_TOKENS: u32 = 64;
 
-/// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache, buffers
-/// and page tables.
-/// source: measured in the lab, 0.0 to 0.6 MB over 17 workers of nine scenarios of one round
+/// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache,
+/// buffers and page tables.
+/// source: measured in the lab, 0.0 to 0.6 MB over 17 workers in nine scenarios
 const PROCESS: Bytes = Bytes(300 << 10);
 
-/// Returns the memory of a run other than weights and KV cache.
+/// Returns the memory of a run except weights and KV cache, in bytes.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
     let tokens = if tokens == 0 { PASS_TOKENS } else { tokens.min(MAX_PASS_TOKENS) };
     let (name, shape) = model.map_or_else(

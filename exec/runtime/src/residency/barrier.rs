@@ -1,8 +1,8 @@
 //! Residency barrier: blocks a computation until the weights that it is about to use are in memory.
 //!
-//! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page faults,
-//! and reports when it has used them. With all other policies the barrier is open. The state behind the barrier
-//! ([`Shared`]) is that of a managed share, which the helper thread updates.
+//! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page
+//! faults, and reports when it has used them. With all other policies the barrier is open. The state behind
+//! the barrier ([`Shared`]) says which weights are in memory; the helper thread updates it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl ResidencyBarrier {
         Self::default()
     }
 
-    /// Whether the barrier is open.
+    /// Whether computations pass without waiting.
     pub fn is_open(&self) -> bool {
         self.shared.is_none()
     }
@@ -38,7 +38,7 @@ impl ResidencyBarrier {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_in(&shared.lock(), bytes).0)
     }
 
-    /// Waits until at least `min` of these mapped bytes, from the front, are in memory. Returns how many are.
+    /// Waits, up to a limit, until the first `min` of these mapped bytes are in memory. Returns how many are usable.
     pub fn wait(&self, bytes: &[u8], min: usize) -> usize {
         let Some(shared) = &self.shared else { return bytes.len() };
         let mut state = shared.lock();
@@ -61,8 +61,8 @@ impl ResidencyBarrier {
         }
     }
 
-    /// Reports that these mapped bytes, and all weights before them in their part, have been used. Pieces that end in
-    /// them are not used again before the next computation of the part.
+    /// Reports that these mapped bytes, and all weights before them in the same part of the model, have been
+    /// used. Pieces that end in them are not used again before the next computation of the part.
     pub fn mark_used(&self, bytes: &[u8]) {
         let Some(shared) = &self.shared else { return };
         let begin = bytes.as_ptr() as usize;
@@ -88,7 +88,7 @@ pub struct Shared {
     pub(super) pieces: Pieces,
     pub(super) max_wait: Duration,
     state: Mutex<State>,
-    /// Notified when the helper may have something to do.
+    /// Notified when there may be work for the helper thread.
     pub(super) work: Condvar,
     /// Notified when a piece has arrived.
     pub(super) arrival: Condvar,
@@ -100,11 +100,11 @@ pub(super) struct State {
     pub(super) residency: ManagedResidency,
     /// Bytes for which the computation has waited.
     pub(super) awaited: u64,
-    /// Bytes that the helper has read.
+    /// Total bytes that the helper thread has read from disk.
     pub(super) read: u64,
-    /// The completed spans of reading.
+    /// The completed spans of reading, not yet taken for the trace.
     pub(super) spans: Vec<ReadSpan>,
-    /// The current span of reading.
+    /// The span of reading in progress.
     pub(super) span: Option<ReadSpan>,
     /// Bytes of memory that the run is about to use.
     pub(super) reserved: u64,

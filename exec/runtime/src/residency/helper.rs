@@ -23,7 +23,7 @@ use crate::read_counter::ReadCounter;
 pub(super) struct Helper<'a, Memory> {
     shared: &'a Shared,
     memory: Memory,
-    /// The total of refaulted bytes at the last measurement of memory.
+    /// The total of refaulted bytes when memory was last measured; `None` if unknown.
     refaulted_bytes: Option<u64>,
     counter: ReadCounter,
     /// Whether the system reports which pages are in memory. Otherwise every piece is read.

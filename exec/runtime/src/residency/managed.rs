@@ -57,7 +57,7 @@ impl ResidencyPolicy for ManagedStream {
         }
     }
 
-    /// Shrinks the kept set before the run uses the memory.
+    /// Shrinks the set of kept pieces, so that `bytes` of memory are free when the run uses them.
     fn reserve(&self, bytes: u64) {
         self.shared.lock().reserved = bytes;
         self.shared.react(Event::MemoryChanged);
@@ -78,7 +78,7 @@ impl ResidencyPolicy for ManagedStream {
         }
     }
 
-    /// Evicts whole pages, because embedding rows do not belong to a piece.
+    /// Evicts the pages of these embedding rows, which do not belong to a piece.
     fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
         let page = page_bytes() as u64;
         for Extent { part, offset, length } in weights.embedding_rows(tokens) {
@@ -87,7 +87,7 @@ impl ResidencyPolicy for ManagedStream {
         }
     }
 
-    /// Kept pieces stay in memory.
+    /// Cancels requested reads and deletes recorded spans; kept pieces stay in memory.
     fn reset(&self) {
         self.shared.react(Event::Reset);
         let mut state = self.shared.lock();
@@ -123,7 +123,7 @@ impl Drop for ManagedStream {
     }
 }
 
-/// Opens the barrier when the helper ends, also by a panic.
+/// Opens the barrier when the helper thread ends, even by a panic.
 struct EndGuard(Arc<Shared>);
 
 impl Drop for EndGuard {

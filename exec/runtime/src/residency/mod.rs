@@ -59,7 +59,7 @@ pub trait ResidencyPolicy: Send + Sync {
     /// Begins the computation of a part.
     fn begin(&self, _part: &ModelPart, _at: StepId) {}
 
-    /// Releases a part after its use.
+    /// Releases a part after its use, so that it may be evicted.
     fn release(&self, _part: ModelPart) {}
 
     /// Evicts the pages of the embedding rows of `tokens` after the lookup, under managed residency.
@@ -73,18 +73,18 @@ pub trait ResidencyPolicy: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the total bytes that have been read ahead.
+    /// Returns the total bytes of weights that have been read ahead.
     fn bytes_read(&self) -> u64 {
         0
     }
 
-    /// Returns the bytes that were missing when the computation needed them, since the last call.
+    /// Returns the bytes of weights that were missing when the computation needed them, since the last call.
     fn take_awaited(&self) -> u64 {
         0
     }
 }
 
-/// The policy without reading ahead.
+/// The policy that reads nothing ahead: weights are read by page faults.
 struct OnDemand;
 
 impl ResidencyPolicy for OnDemand {}
@@ -115,7 +115,7 @@ impl ReadSpan {
     }
 }
 
-/// Returns the origin of the reads of a part for a trace; its layers are `None` for the output layer.
+/// Returns the origin, for a trace, of the reads of a part; the layers are `None` for the output layer.
 fn origin_of(part: &ModelPart, at: StepId) -> ReadOrigin {
     let layers = match part {
         ModelPart::Layers(layers) => Some([layers.start, layers.end]),

@@ -1,9 +1,9 @@
-//! Pieces of a managed share: divides the matrices of a device into units that are read, awaited and evicted.
+//! Pieces of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
 //!
 //! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the
-//! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the first
-//! of them, and not evicted with either. Norms and biases, some KiB a layer, do not belong to pieces: they are always
-//! kept in memory.
+//! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the
+//! first of them, and not evicted with either. Norms and biases, a few KiB a layer, do not belong to pieces:
+//! they are always kept in memory.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use hearth_schema::Plan;
 use crate::pages::page_bytes;
 use crate::weights::{Extent, Weights};
 
-/// A contiguous part of one matrix.
+/// A contiguous part of one matrix, which is read and evicted as a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub extent: Extent,
-    /// The addresses in this process.
+    /// The addresses of the mapped bytes in this process.
     pub addresses: Range<usize>,
     /// Total bytes of the pages that the piece touches.
     pub page_bytes: u64,
@@ -29,11 +29,11 @@ pub struct Piece {
 pub struct Pieces {
     /// The pieces in the order of use.
     pub list: Vec<Piece>,
-    /// The parts of the share, with the range of their pieces.
+    /// The device's parts of the model, each with the range of its pieces.
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
     /// The norms and biases, which are always kept in memory.
     pub fixed_extents: Vec<Extent>,
-    /// The pieces of each visit: of the consecutive parts that the device computes without waiting for other devices.
+    /// The pieces of each visit: consecutive parts that the device computes without waiting for other devices.
     pub visits: Vec<Vec<PieceId>>,
     /// Indices of `list`, sorted by address.
     by_address: Vec<PieceId>,

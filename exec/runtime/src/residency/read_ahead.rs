@@ -55,9 +55,9 @@ struct Shared {
     /// The generation of valid requests. Requests of earlier generations are cancelled, at the latest after one
     /// piece.
     generation: AtomicU64,
-    /// Number of requests in the queue.
+    /// Number of requests that the thread has not started.
     waiting: AtomicU64,
-    /// Total bytes read.
+    /// Total bytes that the thread has read from disk.
     read: AtomicU64,
 }
 
@@ -210,7 +210,7 @@ impl Helper {
         }
     }
 
-    /// Waits until the last advised piece has arrived, unless another request is waiting.
+    /// Waits until the last advised piece has arrived, or another request is queued.
     fn wait_for_arrival(&self, request: &Request, piece: &[u8]) {
         for _ in 0..MAX_POLLS {
             let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;

@@ -40,7 +40,7 @@ pub use writer::partial_path;
 /// The options of a synthetic model file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
-    /// `general.name` of the file.
+    /// The name of the model, `general.name` in the file.
     pub name: String,
     pub shape: ModelShape,
     pub quant: Quant,
@@ -50,7 +50,7 @@ pub struct SynthOptions {
     pub tokenizer: TokenizerKind,
     /// The base of the rotary frequencies.
     pub rope_base: f32,
-    /// Whether to add the tensor `rope_freqs.weight`, as in Llama 3.1, with factors of about two. Only for llama.
+    /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with factors of about two. Llama only.
     pub rope_frequencies: bool,
     /// Number of threads that write the file.
     pub threads: usize,
@@ -129,8 +129,8 @@ impl SynthOptions {
     }
 }
 
-/// Writes a model to `path`. `progress` receives the written bytes of tensors and their total. The file has a
-/// temporary name until it is complete. The memory use does not depend on the size of the model.
+/// Writes a model to `path`. `progress` receives the bytes of tensor data written so far and in total. The
+/// file has a temporary name until it is complete. The memory use does not depend on the size of the model.
 pub fn synthesise(
     options: &SynthOptions,
     path: &Path,
@@ -147,11 +147,11 @@ pub fn synthesise(
     })
 }
 
-/// Free space that is left for other programs.
+/// Free disk space that is left for other programs.
 const FREE_MARGIN: Bytes = Bytes::mib(64);
 
-/// Fails if the disk of `path` has less free space than `need` and [`FREE_MARGIN`], so that a model of 40 GB does not
-/// fail after minutes, when the disk is full.
+/// Fails if the disk of `path` has less free space than `need` and [`FREE_MARGIN`], so that writing a large
+/// model does not fail after minutes.
 fn check_free_space(path: &Path, need: Bytes) -> Result<(), SynthError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let path = path.to_owned();

@@ -32,7 +32,7 @@ const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
 const SPACE: char = '\u{2581}';
 
 impl TokenizerKind {
-    /// Returns the kind of published models of this architecture; for llama, that of Llama 1 and 2.
+    /// Returns the kind of tokenizer of published models of this architecture; for llama, that of Llama 1 and 2.
     pub fn of(architecture: Architecture) -> TokenizerKind {
         match architecture {
             Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
@@ -40,7 +40,7 @@ impl TokenizerKind {
         }
     }
 
-    /// Returns the metadata of a tokenizer with `vocabulary` tokens.
+    /// Returns the GGUF metadata of a tokenizer with `vocabulary` tokens.
     pub(super) fn keys(
         self,
         vocabulary: u32,

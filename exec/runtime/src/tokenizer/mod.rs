@@ -163,12 +163,12 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the token that begins a text.
+    /// Returns the id of the BOS token, which begins a text, if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// Returns the token that ends a text.
+    /// Returns the id of the EOS token, which ends a text, if the model has one.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
@@ -317,7 +317,7 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Adds a token and returns the text that is complete.
+    /// Adds a token and returns the characters that are now complete.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
         self.pending.extend_from_slice(tokenizer.bytes_of(token));
         let mut text = String::new();

@@ -6,9 +6,9 @@
 //! family publishes with its tokenizer (`tokenizer.json`), in the form in which llama.cpp applies them;
 //! `scripts/peers/llama_cpp_tokens.py` compares the results.
 //!
-//! Deviation: with the pre-tokenizers of DeepSeek LLM and Coder, a text with U+2003 (em space) is split differently
-//! than by llama.cpp, which searches for Chinese characters in a text whose spaces it has replaced. Here it is split
-//! like by the published tokenizers.
+//! Deviation: with the pre-tokenizers of DeepSeek LLM and Coder, a text with U+2003 (em space) is not split
+//! as by llama.cpp, which searches for Chinese characters in a text whose spaces it has replaced. Here it is
+//! split as by the published tokenizers.
 //!
 //! Not here: merging. That is [`super::byte_level_bpe`].
 
@@ -30,11 +30,11 @@ pub(super) struct PreTokenizer {
     pub(super) patterns: &'static [&'static str],
     /// Whether a word that is a token is encoded as this token, without merges.
     pub(super) ignore_merges: bool,
-    /// Whether texts begin with BOS if the file does not define it.
+    /// Whether BOS is added before a text if the model file does not say.
     pub(super) adds_bos: bool,
 }
 
-/// The supported pre-tokenizers with their names in files.
+/// The supported pre-tokenizers with their names in model files.
 const FAMILIES: &[(&[&str], PreTokenizer)] = &[
     (&["gpt-2"], plain(&[GPT_2])),
     (

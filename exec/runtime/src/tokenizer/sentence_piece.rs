@@ -29,15 +29,15 @@ pub(super) struct SentencePiece {
     pub(super) add_space: bool,
 }
 
-/// A candidate for a merge: two adjacent symbols whose concatenation is a piece. The greatest candidate is merged first.
+/// A candidate merge: two adjacent symbols whose concatenation is a piece. The greatest candidate is merged first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Merge {
-    /// The bits of the score, as an integer of the same order.
+    /// The score of the concatenation, as an integer that sorts in the same order.
     score: i32,
-    /// The leftmost symbol is the greatest.
+    /// The index of the left symbol, reversed so that the leftmost of equal scores is merged first.
     left: Reverse<usize>,
     right: usize,
-    /// The length of both symbols in bytes; the candidate is outdated if it has changed.
+    /// The total length of both symbols in bytes; if a merge has changed it, the candidate is outdated.
     length: usize,
 }
 

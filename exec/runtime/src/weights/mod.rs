@@ -27,7 +27,7 @@ use hearth_kernels::matmul::Matrix;
 /// A contiguous range of bytes in a file of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// The index of the file, counted from 0.
+    /// The index of the file among the parts of a split model, from 0.
     pub part: usize,
     /// The offset in the file, in bytes.
     pub offset: u64,
@@ -50,8 +50,8 @@ pub struct Weights {
     fetched_layers: Option<BTreeSet<u32>>,
 }
 
-/// The matrices and vectors of a layer. The order of matrices and biases is query, key, value, attention output, gate,
-/// up and down.
+/// The matrices and vectors of a layer. Matrices and biases have the order query, key, value, attention
+/// output, gate, up, down.
 #[derive(Debug, Clone, Copy)]
 pub struct Layer<M, V> {
     /// The weight matrices.
@@ -98,7 +98,7 @@ impl Weights {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
 
-    /// Whether all of these layers are available.
+    /// Whether the weights of all of these layers are available.
     pub fn has_layers(&self, mut layers: Range<u32>) -> bool {
         let fetched = self.fetched_layers.as_ref();
         fetched.is_none_or(|fetched| layers.all(|layer| fetched.contains(&layer)))
@@ -130,7 +130,7 @@ impl Weights {
         Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, fetched_layers })
     }
 
-    /// Returns the header of the model.
+    /// Returns the GGUF header of the model.
     pub fn model(&self) -> &GgufModel {
         &self.model
     }
@@ -175,8 +175,8 @@ impl Weights {
         })
     }
 
-    /// Returns the matrices of a part, in the order of use, and its norms and biases. Layers that the model does not
-    /// have are left out.
+    /// Returns the matrices of a part of the model, in the order of use, and its norms and biases. Layers
+    /// that the model does not have are left out.
     fn part_tensors(&self, part: &ModelPart) -> [Vec<Tensor>; 2] {
         match part {
             ModelPart::Layers(layers) => {
@@ -191,30 +191,30 @@ impl Weights {
         }
     }
 
-    /// Returns the extents of a part of the model, with adjacent tensors merged. With tied embeddings those of the output
-    /// layer include the input embedding.
+    /// Returns the extents of a part of the model, with adjacent tensors merged. With tied embeddings, the
+    /// extents of the output layer include the input embedding.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         merged(self.part_tensors(part).concat())
     }
 
-    /// Returns the extents of the matrices of a part, in the order of use.
+    /// Returns the extents of the matrices of a part of the model, in the order of use.
     pub fn matrix_extents(&self, part: &ModelPart) -> Vec<Extent> {
         let [matrices, _] = self.part_tensors(part);
         matrices.iter().map(|tensor| tensor.extent).collect()
     }
 
-    /// Returns the extents of the norms and biases of a part.
+    /// Returns the extents of the norms and biases of a part of the model.
     pub fn vector_extents(&self, part: &ModelPart) -> Vec<Extent> {
         let [_, vectors] = self.part_tensors(part);
         vectors.iter().map(|tensor| tensor.extent).collect()
     }
 
-    /// Returns the number of bytes of a part.
+    /// Returns the number of bytes of the weights in a part of the model.
     pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
 
-    /// Returns the mapped bytes of an extent, for advice to the system and for checksums; `None` if the extent is not
+    /// Returns the mapped bytes of an extent, for `madvise` and for checksums; `None` if the extent is not
     /// inside its file.
     pub fn bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;

@@ -1,4 +1,4 @@
-//! Tests that hidden rows have the same bits for any number of threads, batches, windows and backend.
+//! Tests that hidden rows have the same bits for any number of threads, batch size, layer window and backend.
 //!
 //! The hidden rows after all layers must be equal to those of the oracle, bit for bit, for each trained model and for
 //! a model with random weights of each architecture.
@@ -67,7 +67,7 @@ fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: CacheOptions, cp
     Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
 }
 
-/// The layer range of the trained models.
+/// The range of all layers of the trained models.
 const WHOLE: &[Range<u32>] = std::slice::from_ref(&(0..8));
 
 proptest! {

@@ -118,7 +118,7 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     members.into_iter().enumerate().map(|(index, member)| (member, part(index))).collect()
 }
 
-/// Returns the maximum number of blocks that fit in the memory of a device, at least two, and the number of all blocks.
+/// Returns the maximum number of blocks that fit in a device's memory, at least two, and the number of all blocks.
 fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,

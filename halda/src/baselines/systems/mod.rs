@@ -24,18 +24,18 @@ use hearth_core::Cluster;
 use hearth_profiles::{Document, DocumentError, Format, Seconds};
 use hearth_schema::plan::{Plan, ScenarioRecord};
 
-/// The names of all systems.
+/// The names of the systems in the prima.cpp paper whose plans can be simulated.
 pub const SYSTEM_NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemOptions {
-    /// The weight format; `None` for the default of the system.
+    /// The format in which devices keep the weights; `None` for the default of the system.
     pub weights_as: Option<Format>,
     /// The time of one all-reduce over the air, for `airinfer`.
     pub air_time: Option<Seconds>,
 }
 
-/// Why a system has no plan.
+/// Why the planner of another system returns no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SystemError {
     #[error("no system is called `{name}`: use one of {}", SYSTEM_NAMES.join(", "))]

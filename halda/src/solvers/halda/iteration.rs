@@ -54,7 +54,7 @@ pub(crate) struct SearchRecord {
 
 pub(crate) struct Search<'a, 'i> {
     pub objective: &'a LinearCosts<'a, 'i>,
-    /// The values of k to try.
+    /// The numbers of rounds (k) to try.
     pub rounds: &'a [u32],
     pub halda: &'a Halda,
     /// The outcomes of the programs so far.
@@ -98,7 +98,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Improves the plan by flips of one memory case at a time, from those of `best`, or from `over` without `best`.
+    /// Improves a plan by flipping one memory case at a time, starting with those of `best`, or else with `over`.
     fn with_flips(&mut self, mut best: Option<CandidatePlan>, over: &[bool]) -> Option<CandidatePlan> {
         for _ in 0..2 * over.len() {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();

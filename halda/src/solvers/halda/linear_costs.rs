@@ -32,7 +32,7 @@ use super::integer_program::{DeviceColumns, IntegerProgram, SplitWindow};
 use crate::latency::coefficients::DeviceCosts;
 use crate::{Gpu, LatencyModel, MemoryCase};
 
-/// The terms of the objective of Algorithm 1.
+/// Which costs the objective of Algorithm 1 of the prima.cpp paper includes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostTerms {
     /// Whether xi counts, that is, hops and copies between memory and GPU. Without it more rounds take no more time.
@@ -46,12 +46,12 @@ pub struct CostTerms {
 impl CostTerms {
     pub const PAPER: CostTerms = CostTerms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
 
-    /// The terms of the public implementation of prima.cpp. source: its description
+    /// The terms of the public implementation of prima.cpp, as decision 14 gives them.
     pub const PRIMA_CPP: CostTerms =
         CostTerms { window_costs: false, memory_bandwidth: false, head_priority: 1.01 };
 }
 
-/// The linear objective for a subset of the devices. The methods take positions in `devices`.
+/// The linear objective for a subset of the devices. Positions in its methods are indices of `devices`.
 pub(crate) struct LinearCosts<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The indices of the participating devices, ascending.
@@ -145,7 +145,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns sum xi: the seconds that each additional round adds at least.
+    /// Returns sum xi: the minimum seconds that each additional round adds.
     pub(crate) fn round_cost(&self) -> f64 {
         self.coefficients.iter().map(|device| device.window).sum()
     }

@@ -5,8 +5,8 @@
 //! Then all devices with one layer except the head are removed, and the problem is solved again, until no such device
 //! remains. As in the paper, the smaller ring is used even if it is slower, unless it has no plan.
 //!
-//! `halda-shipped` uses the objective of the public implementation of prima.cpp as described
-//! ([`CostTerms::PRIMA_CPP`]). Its reported T is that of the latency model, as for every strategy.
+//! `halda-shipped` uses the objective of the public implementation of prima.cpp ([`CostTerms::PRIMA_CPP`]).
+//! Its reported T is that of the latency model, as for every strategy.
 //!
 //! The paper leaves some steps open; decision 14 lists how they are interpreted here.
 
@@ -26,10 +26,10 @@ use crate::{HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, Strategy, St
 /// Algorithm 1 of the prima.cpp paper with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Halda {
-    /// Whether devices with one layer are removed.
+    /// Whether devices with one layer per round are removed from the ring.
     pub may_drop: bool,
     pub head: usize,
-    /// The number of rounds to search; all if `None`.
+    /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
     pub terms: CostTerms,
     /// Whether to flip the memory cases of single devices at the end while that improves the plan. Not in the paper.
@@ -49,10 +49,10 @@ impl Halda {
         prune_by_bound: true,
     };
 
-    /// The public implementation of prima.cpp as described: other costs, and devices with one layer are removed.
+    /// The public implementation of prima.cpp (decision 14): other costs; devices with one layer are removed.
     pub const PRIMA_CPP: Halda = Halda { may_drop: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
 
-    /// Returns the devices without those that have one layer; `None` if no device can be removed.
+    /// Returns the devices without those that have one layer per round; `None` if no device can be removed.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| window.layers > 1 || **device == self.head);

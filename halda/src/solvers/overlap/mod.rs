@@ -26,7 +26,7 @@ pub(crate) use search::{ChoiceTables, best_choice, fastest_plan};
 pub struct Overlap {
     pub rules: Rules,
     pub head: HeadChoice,
-    /// The number of rounds to search; all if `None`.
+    /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }

@@ -5,19 +5,19 @@ use super::{
 };
 use crate::document::DocumentError;
 
-/// Maximum number of tokens in a graph or a chunk, and maximum side of a tile and a matmul. source: assumed, the
-/// longest context of a model
+/// Maximum number of tokens in a graph or a chunk, and maximum dimension of a tile or a matmul.
+/// source: assumed, the longest context of a model
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
-/// Maximum number of graph sizes. The search for a split of the prompt tries every set of four sizes.
+/// Maximum number of NPU graph sizes in tokens. Splitting a prompt tries every set of four sizes.
 const MAX_GRAPH_SIZES: usize = 16;
-/// Maximum number of measured matmuls, which are all searched for every partition. source: assumed, more than a day
-/// of measuring
+/// Maximum number of measured matmuls of a SoC; every partition search reads all of them.
+/// source: assumed, more than a day of measuring
 const MAX_SHAPES: usize = 20_000;
-/// Maximum number of bits per weight, above every weight format.
+/// Maximum number of bits per weight, more than any weight format needs.
 const MAX_BITS: f64 = 64.0;
 /// Maximum `order_penalty` of an NPU, to detect wrong values. source: assumed
 const MAX_PENALTY: f64 = 1e6;
-/// Maximum time in seconds; a longer one means that a processor hangs. source: assumed
+/// Maximum of every time in a SoC profile, in seconds; a longer time means that a processor hangs. source: assumed
 const MAX_SECONDS: f64 = 3600.0;
 
 /// The key of an invalid value and what is wrong with it.

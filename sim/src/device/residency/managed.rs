@@ -1,7 +1,7 @@
 //! Simulation of managed residency: executes the steps of [`ManagedResidency`] on a simulated storage.
 //!
-//! The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`. Kept chunks are ordinary page
-//! cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
+//! The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`. Kept chunks are in the
+//! page cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
 //!
 //! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first layer.
 
@@ -33,7 +33,7 @@ struct ReadBatch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Helper {
     Idle,
-    /// An event that continues the helper is pending.
+    /// An event is pending at which the helper thread continues.
     Awake,
     Awaits(Chunk),
 }
@@ -47,8 +47,8 @@ pub struct ManagedStream {
 }
 
 impl ManagedStream {
-    /// Creates the stream of a device. `visits` are the chunks of its share, one list for each uninterrupted use;
-    /// `memory` is the planned budget for these chunks; `chunks` is the number of chunks of the file.
+    /// Creates the weight stream of a device. `visits` are the chunks of its share, a list for each uninterrupted
+    /// use; `memory` is the planned budget for these chunks; `chunks` is the number of chunks of the file.
     pub fn new(
         device: usize,
         options: ResidencyOptions,

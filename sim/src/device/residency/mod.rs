@@ -38,14 +38,14 @@ pub enum Availability {
     Missing,
 }
 
-/// A policy that reads a device's weights before their use and evicts them after it. Methods that return a `bool`
-/// return whether the helper thread must be woken.
+/// A policy that reads a device's weights before their use and evicts them after it. Methods with `&mut self`
+/// that return a `bool` return whether to wake the helper thread.
 pub trait WeightResidency: std::fmt::Debug {
     /// Whether the system decides what stays in memory. Then embedding rows remain in memory after their use, because
     /// they are small and used often, and a chunk may be evicted right after its use. A managed device evicts a row
     /// at once, and a chunk only when the computation no longer needs it.
     fn is_left_to_system(&self) -> bool;
-    /// Returns the chunks to read, in order, so that the page cache is in the state in which earlier tokens leave it.
+    /// Returns the chunks whose reads, in order, bring the page cache into the state that earlier tokens leave.
     fn warm_chunks(&self, layout: &Layout) -> Vec<Chunk>;
     /// Requests the weights of a part of the model that will be computed.
     fn request(&mut self, request: PartRequest) -> bool;
@@ -54,11 +54,11 @@ pub trait WeightResidency: std::fmt::Debug {
         false
     }
     fn end_part(&mut self) {}
-    /// Evicts a part that has been computed, unless the policy evicts piece by piece.
+    /// Requests the eviction of a part that has been computed, unless the policy evicts piece by piece.
     fn release(&mut self, _request: PartRequest) -> bool {
         false
     }
-    /// Returns how many of `chunks`, from the first on, can be used now.
+    /// Returns how many of `chunks`, from the first on, can be used now; if none, whether to wait or to fault.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability;
     /// Handles a page fault at a missing chunk, of which the computation needs `unit` bytes.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch;
@@ -69,9 +69,9 @@ pub trait WeightResidency: std::fmt::Debug {
     /// an event.
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos>;
     fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool;
-    /// Moves the records of finished reads to the trace.
+    /// Moves the trace records of finished reads to `records`.
     fn report(&mut self, records: &mut Vec<Record>);
-    /// Moves the records of all reads to the trace; an unfinished read ends at `now`.
+    /// Moves the trace records of all reads to `records`; an unfinished read ends at `now`.
     fn flush(&mut self, now: Nanos, records: &mut Vec<Record>);
 }
 

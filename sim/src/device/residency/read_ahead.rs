@@ -37,7 +37,7 @@ struct PartRead {
     record: Record,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Whether every chunk has been requested.
+    /// Whether a read of every chunk of the part has been requested from the disk.
     requested: bool,
 }
 
@@ -49,13 +49,13 @@ pub struct ReadAhead {
     budget: u32,
     jobs: VecDeque<(Task, PartRequest)>,
     awaited: Option<Chunk>,
-    /// Whether an event that continues the jobs is pending.
+    /// Whether an event is pending at which the helper thread continues its jobs.
     awake: bool,
     reads: Vec<PartRead>,
 }
 
 impl ReadAhead {
-    /// Creates a helper without jobs, on a disk with a read-ahead window of `read_ahead` chunks.
+    /// Creates a helper thread without jobs, for a kernel whose read-ahead window has `read_ahead` chunks.
     pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);

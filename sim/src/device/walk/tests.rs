@@ -45,7 +45,7 @@ impl WalkFixture {
         fixture
     }
 
-    /// Continues after the arrival of this chunk, which must be the next to arrive.
+    /// Lets this chunk arrive, which must be the next to arrive, and continues the walk.
     fn arrive(&mut self, chunk: Chunk) -> WalkAction {
         self.now = self.storage.next_end().expect("a read in flight");
         assert_eq!(self.storage.pop_completed(self.now), Some(chunk));

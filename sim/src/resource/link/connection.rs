@@ -6,8 +6,8 @@
 //! message follow it, otherwise after the timeout. The formulas are in [`hearth_profiles::link::path`]; this module
 //! draws the random values.
 //!
-//! Acknowledgements and retransmissions take no airtime here: an acknowledgement has some tens of bytes, and one
-//! message in fifty needs a retransmission.
+//! Acknowledgements and retransmissions take no airtime here: an acknowledgement has a few dozen bytes, and
+//! one message in fifty needs a retransmission.
 
 use std::collections::VecDeque;
 

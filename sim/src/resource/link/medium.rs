@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::stalls::Stalls;
 use crate::engine::Nanos;
 
-/// One transmission of a message on one hop.
+/// A part of a message, or all of it, that is sent in one transmission on one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
     pub message: u64,
@@ -35,7 +35,7 @@ pub struct Medium {
     queue: VecDeque<Burst>,
     current: Option<Grant>,
     stalls: Stalls,
-    /// Total transmission time of all transmissions that have ended, without stalls.
+    /// Total time of all transmissions that have ended, without stalls.
     pub busy_time: Nanos,
 }
 

@@ -29,7 +29,7 @@ pub struct Delivery {
 pub enum SendOutcome {
     /// The delivery of the message, which later messages do not change.
     Known(Delivery),
-    /// The message waits for the medium; [`WifiLink::next_delivery`] returns its delivery with this number.
+    /// The number of the message, whose delivery [`WifiLink::next_delivery`] returns later.
     Pending(u64),
 }
 

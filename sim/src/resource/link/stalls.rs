@@ -16,8 +16,8 @@ use crate::random::uniform;
 
 /// Length of a window in nanoseconds. No stall is longer, so it ends in the next window at the latest.
 const WINDOW: Nanos = (MAX_STALL.0 * 1e9) as Nanos;
-/// Random words reserved for a window. A stall takes two numbers of two words, so 16 kinds of a hundred stalls per
-/// second take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
+/// Random words reserved for a window. A stall takes four words, so 16 kinds of a hundred stalls per second
+/// take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
 const WORDS: u128 = 1 << 20;
 
 /// Maximum duration of an added stall in nanoseconds: one day.
@@ -42,7 +42,7 @@ impl Stalls {
         Self { kinds, stream, added: Vec::new(), window: None, spans: Vec::new() }
     }
 
-    /// Adds a stall from `from` until `until`, but of one day at most.
+    /// Adds a stall from `from` until `until`, limited to one day.
     pub fn add(&mut self, from: Nanos, until: Nanos) {
         self.added.push((from, until.min(from.saturating_add(MAX_ADDED_STALL))));
         self.window = None;

@@ -55,7 +55,7 @@ struct Route {
     /// The rate of a long message on both hops together.
     rate: BytesPerSecond,
     wire_latency: Nanos,
-    /// The index of the channel whose delay applies.
+    /// The index of the channel whose delay the messages of this route have.
     delay_channel: usize,
 }
 

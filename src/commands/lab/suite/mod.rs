@@ -1,8 +1,8 @@
 //! `hearth lab --suite` and `--random`: measures the accuracy of predictions over many scenarios.
 //!
-//! Every scenario runs as a lab in its own process, so that a failure does not affect the others. Each result is
-//! written immediately, so that an interrupted suite can continue. Profiles are reused for some minutes. `--repeats`
-//! repeats the whole suite, so that the spread includes drift of the machine.
+//! Every scenario runs as a lab in its own process, so that a failure does not affect the others. Each result
+//! is written immediately, so that an interrupted suite can continue. Profiles are reused for a few minutes.
+//! `--repeats` repeats the whole suite, so that the spread includes drift of the machine.
 
 mod draw;
 mod machine;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// Maximum size of the file in bytes.
+/// Maximum size of the results file, in bytes.
 /// source: assumed
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -32,7 +32,7 @@ pub enum LabResult {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LabId {
     pub name: String,
-    /// The digest of everything that the result depends on.
+    /// The digest of everything on which the result of the lab depends.
     #[serde(rename = "key")]
     pub input_digest: String,
     /// Index of the repetition of the suite, from 0.
@@ -55,7 +55,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Reads the results in a file; without the file there are no results.
+    /// Reads the results in a file; there are none if the file does not exist.
     pub fn open(path: &Path) -> Result<Results, Failure> {
         let mut results = BTreeMap::new();
         if path.exists() {
@@ -88,7 +88,7 @@ impl Results {
         Ok(())
     }
 
-    /// Returns the runs of the labs that succeeded, and the reason why the last of the failed ones failed.
+    /// Returns the runs of those given labs that succeeded, and the reason for the last failure, if any.
     pub fn runs_of(&self, ids: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
         let (mut runs, mut why) = (Vec::new(), None);
         for result in ids.filter_map(|id| self.results.get(&id)) {

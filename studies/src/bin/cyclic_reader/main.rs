@@ -96,7 +96,7 @@ fn in_child(limits: Limits, file: &WeightFile, mut arguments: Vec<String>) -> Re
     Cgroups::run(limits, &file.path, &arguments)
 }
 
-/// Returns experiments with memory limits of 90 to 35 % of the file, and kept sets that use the whole limit.
+/// Returns experiments with memory limits of 90 to 35 % of the file size, and kept sets that use the whole limit.
 fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {

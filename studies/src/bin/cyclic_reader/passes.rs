@@ -18,14 +18,14 @@ use hearth_studies::cgroups::{
     Cgroups, Counters, MIB, advise, checksum, drop_from_cache, is_kept, map_cold, missing_pages,
 };
 
-/// How the file is read.
+/// How a pass reads the file.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub enum ReadMode {
-    /// Only page faults read.
+    /// Only page faults read the file.
     Plain,
-    /// A helper reads up to a buffer ahead.
+    /// A helper thread reads ahead, at most the size of the buffer.
     Ahead,
-    /// A helper reads streamed pieces ahead, and they are dropped after use.
+    /// A helper thread reads the pieces ahead that are not kept; after use they are dropped.
     Managed,
 }
 

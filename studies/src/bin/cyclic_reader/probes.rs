@@ -1,8 +1,8 @@
-//! Probes of the advice calls on a mapping.
+//! Probes of `madvise` on the mapping of a file.
 //!
-//! They measure the behaviour on which managed residency relies: how a piece can be dropped from memory, and the cost
-//! of it; whether `MADV_RANDOM` restricts reads to the requested range; and how many bytes must be in flight to keep
-//! the disk busy if the helper waits for one piece after another.
+//! They measure the behaviour on which managed residency relies: how a piece of the file can be dropped from
+//! memory, and at what cost; whether `MADV_RANDOM` restricts reads to the requested range; and how many bytes
+//! must be in flight to keep the disk busy if the helper waits for one piece after another.
 
 use std::fs::File;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures the time of dropping pieces, and the pages that remain, for each drop method.
+/// Measures the time of dropping pieces, and the number of pages left in memory, for each drop method.
 fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), Failure> {
     for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
@@ -113,7 +113,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure>
     Ok(())
 }
 
-/// Measures the read speed of a helper by the number of pieces that it requests ahead.
+/// Measures the read speed for several piece sizes and numbers of bytes that are requested ahead.
 fn probe_depths(file: &File, map: &[u8]) {
     for random in [false, true] {
         advise_order(map, random);

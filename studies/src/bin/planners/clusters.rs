@@ -25,11 +25,11 @@ const SMALL_DEVICES: [u32; 2] = [2, 3];
 /// The models of the prima.cpp paper's Table 4, small ones first.
 pub const MODELS: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
-/// The numbers of layers of small instances; each has several valid numbers of rounds.
+/// The numbers of layers of small instances. Each allows several numbers of rounds.
 const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
-/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; around that
-/// of the prima.cpp paper's testbed, 37 GiB to 40 GiB
+/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; the
+/// prima.cpp paper's testbed has 37 GiB of memory for models of up to 40 GiB
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
 /// Minimum available memory of a device. source: assumed
 const MIN_MEMORY: Bytes = Bytes::mib(1024);
@@ -56,7 +56,7 @@ pub fn small_cluster(seed: u64, number: u64) -> Result<Cluster, Failure> {
     shrunk(large, layers)
 }
 
-/// The properties of a cluster in reports.
+/// The properties of a cluster that the reports show.
 pub struct ClusterFacts {
     number: usize,
     model: String,
@@ -131,8 +131,8 @@ fn random_member(index: usize, random: &mut Random) -> Member {
     Member { name, address: None, device, residency: None }
 }
 
-/// Picks a random model that is so large that the minimum memory of the devices is within the maximum memory ratio;
-/// if there is none, the largest model.
+/// Picks a random model that is large enough for the devices: their minimum memory does not exceed the
+/// maximum memory ratio. If there is none, returns the largest model.
 fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, Failure> {
     let models = models.iter().map(|name| shipped(name)).collect::<Result<Vec<ModelProfile>, _>>()?;
     let min_memory = discrete_gpu_memory(members) + MIN_MEMORY.as_f64() * members.len() as f64;

@@ -9,7 +9,7 @@ use crate::gaps::Gaps;
 
 pub struct Panel {
     pub title: String,
-    /// Strategy, its gaps, and the number of instances.
+    /// For each curve, the strategy, its gaps, and the number of instances.
     pub curves: Vec<(&'static str, Gaps, usize)>,
 }
 
@@ -20,7 +20,7 @@ const TOP: f64 = 40.0;
 const PANEL: f64 = 500.0;
 const LEGEND_ROW: f64 = 18.0;
 const MAX_RATIO: f64 = 100.0;
-/// Colours that are distinguishable with colour blindness. source: Okabe and Ito, "Color Universal Design"
+/// Colours that colour-blind readers can distinguish. source: Okabe and Ito, "Color Universal Design"
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
 /// Line styles: strategies that reuse a colour are dashed.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
@@ -87,7 +87,7 @@ fn axes(text: &mut String, title: &str) {
     );
 }
 
-/// Returns the horizontal position, in pixels, of a time relative to the best one.
+/// Returns the x position, in pixels, of the ratio of a time to the best time.
 fn across(factor: f64) -> f64 {
     WIDTH * factor.clamp(1.0, MAX_RATIO).ln() / MAX_RATIO.ln()
 }

@@ -65,15 +65,15 @@ const APPLE_SHARE: f64 = 0.69;
 const METAL_SHARE: f64 = 2.0 / 3.0;
 
 struct Ranges {
-    /// Memory sizes in GiB. source: sold devices
+    /// Memory sizes in GiB. source: devices on the market
     memory: &'static [f64],
     /// Range of the share of the memory that is available to a run. source: prima.cpp paper, Table 3: 0.24 to 0.85
     available: [f64; 2],
-    /// Range of the memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their peak to two
-    /// of DDR5-5600 at 0.8; phones from d4 and d5 to three times that
+    /// Range of the memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their
+    /// peak to two of DDR5-5600 at 0.8; phones from that of d4 and d5 to three times that
     read: [f64; 2],
-    /// Range of the CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new ones;
-    /// phones an eighth
+    /// Range of the CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new
+    /// ones; phones have an eighth
     speed: [f64; 2],
     /// Range of the sequential read rate of the disk in GB/s. source: assumed; SATA to NVMe on PCI
     /// Express 3; eMMC to UFS 4

@@ -19,7 +19,7 @@ use hearth_studies::Failure;
 pub const WORKLOAD: Workload = Workload::new(1, 16);
 /// The simulated workload of small instances, for which many plans are simulated.
 pub const SMALL_WORKLOAD: Workload = Workload::new(1, 8);
-/// The size of the chunks of the simulated page cache.
+/// The size of the chunks in which the page cache is simulated.
 pub const CHUNK_SIZE: Bytes = Bytes::mib(4);
 /// The strategy with which all other strategies are compared by the prima.cpp paper's objective.
 pub const REFERENCE_STRATEGY: &str = "exact";

@@ -5,7 +5,7 @@
 
 /// Maximum relative difference of times that count as equal.
 pub const EQUALITY_TOLERANCE: f64 = 1e-9;
-/// Maximum gap of a plan that counts as optimal in the simulator, whose chunks are coarse.
+/// Maximum gap at which a simulated plan counts as near-optimal; the simulated chunks are coarse.
 const NEAR_OPTIMAL_GAP: f64 = 0.01;
 
 /// The gaps of one strategy in ascending order.
@@ -26,7 +26,7 @@ impl Gaps {
         &self.0
     }
 
-    /// Returns the nearest-rank quantile; NaN without gaps.
+    /// Returns the nearest-rank quantile for a share from 0 to 1; NaN if there are no gaps.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil().max(1.0) as usize;
         self.0.get(rank - 1).copied().unwrap_or(f64::NAN)
@@ -54,7 +54,7 @@ impl Gaps {
     }
 }
 
-/// Returns the gap of a time to the best one; infinite without a time.
+/// Returns the ratio of a time to the best time, minus one; infinite if there is no time.
 pub fn gap(seconds: Option<f64>, best: f64) -> f64 {
     seconds.map_or(f64::INFINITY, |seconds| seconds / best - 1.0)
 }

@@ -148,7 +148,7 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     text + &table.finish()
 }
 
-/// Creates a table with a column for each of [`SCORES`] between `first` and `last`. Its first two columns are texts.
+/// Creates a table with the columns `first`, [`SCORES`] and `last`. The first two columns are texts.
 fn score_table(first: &[&str], last: &[&str]) -> Table {
     Table::with_text_columns(2, &[first, &SCORES, last].concat())
 }
@@ -193,7 +193,7 @@ fn score(result: &StrategyResult, residency: usize) -> Option<&Score> {
     result.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
 
-/// Returns the times of a result in seconds, in the order of [`SCORES`].
+/// Returns the times per token of a result in seconds, in the order of [`SCORES`].
 fn times(result: &StrategyResult) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
         0 => score(result, 0).map(|score| score.objective),

@@ -25,9 +25,9 @@ use crate::gaps::{EQUALITY_TOLERANCE, gap};
 pub const SELECTION_RULES: Rules = Rules { may_drop: true, may_leave_remainder: false };
 /// The compared residency policies, each for all devices; with `None` the planner chooses one for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
-/// Number of tokens of the longer simulation.
+/// Number of tokens of a long simulation, which checks that few tokens are representative.
 pub const LONG_RUN_TOKENS: u32 = 64;
-/// Number of clusters for which the longer simulation is also run.
+/// Number of clusters for which [`LONG_RUN_TOKENS`] are simulated, too.
 pub const CHECKED_CLUSTERS: usize = 40;
 
 pub struct InstanceResult {

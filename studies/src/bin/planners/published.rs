@@ -6,7 +6,7 @@
 //!
 //! Not here: our results ([`crate::paper`]).
 
-/// A row of Table 4: milliseconds per output token on D1 to D4.
+/// A row of Table 4 of the prima.cpp paper: milliseconds per output token on D1 to D4.
 pub struct Row {
     pub size: &'static str,
     /// llama.cpp on D3.
@@ -45,8 +45,8 @@ impl Row {
     }
 }
 
-/// Returns the range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda: that of 8B to
-/// 45B, that of 60B to 70B, or the value at 70B. source: prima.cpp paper, appendix A.10, Fig. 10
+/// Returns the published range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda,
+/// for 8B to 45B or for 60B and 65B; both ends are equal for 70B. source: prima.cpp paper, appendix A.10, Fig. 10
 pub fn fig_10(heuristic: &str, size: &str) -> [f64; 2] {
     let (mem, perf) = match size {
         "70b" => ([3.3, 3.3], [1.6, 1.6]),

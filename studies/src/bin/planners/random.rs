@@ -27,8 +27,8 @@ impl Random {
         from + (to - from) * self.unit()
     }
 
-    /// Returns a number between two numbers, with a preference for small ones: half of them are in the lowest
-    /// quarter.
+    /// Returns a random number in a range, more often a small one: half of them are in the lowest quarter of
+    /// the range.
     pub fn skewed(&mut self, [from, to]: [f64; 2]) -> f64 {
         let unit = self.unit();
         from + (to - from) * unit * unit

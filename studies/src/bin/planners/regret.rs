@@ -24,13 +24,13 @@ pub struct ExhaustiveResult {
     /// The residency policy of all devices; `None` if the planner chooses.
     pub residency: Option<Residency>,
     pub plan_count: usize,
-    /// The best simulated time in seconds, and the rounds of its plan.
+    /// The shortest simulated time per token in seconds, and the number of rounds of its plan.
     pub fastest_plan: Option<(f64, u32)>,
     /// The score of each strategy, in the order of [`crate::evaluation::strategies`].
     pub scores: Vec<Result<Score, String>>,
 }
 
-/// Returns the results of the small instance with this number, for each residency policy.
+/// Returns the results of small instance `number`, for each residency policy.
 pub fn search_all(seed: u64, number: usize) -> Result<Vec<ExhaustiveResult>, Failure> {
     let instance = small_cluster(seed, number as u64)?;
     let mut all: Vec<ExhaustiveResult> = Vec::new();

@@ -208,7 +208,7 @@ pub fn curves(instances: &[InstanceResult]) -> String {
     drawing(&panels)
 }
 
-/// Returns all values as CSV, with a row for each plan.
+/// Returns the scores of all plans as CSV, with a row for each plan.
 pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
@@ -249,7 +249,7 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.6}"))
 }
 
-/// Formats a gap in percent, or as a factor from 11x on.
+/// Formats a gap (a fraction) in percent, or as a ratio of the times from 11x on.
 pub fn percent(value: f64) -> String {
     match value {
         _ if value.is_nan() => "-".into(),

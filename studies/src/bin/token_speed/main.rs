@@ -20,7 +20,7 @@ struct Measurement {
     /// Simulated time per token.
     tpot_ms: f64,
     records: usize,
-    /// Processor time of simulation and metrics.
+    /// Processor time of the simulation and its metrics, in seconds.
     seconds: f64,
 }
 

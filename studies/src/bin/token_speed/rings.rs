@@ -23,7 +23,7 @@ pub struct Ring {
 
 #[derive(Debug, Clone, Copy)]
 pub struct RingOptions<'w> {
-    /// Layers in the window of each device, in ring order.
+    /// Number of layers in the window of each device, in ring order.
     pub windows: &'w [u32],
     pub layers: u32,
     pub tokens: u32,

@@ -31,7 +31,7 @@ fn sent_len() -> usize {
     HANDSHAKE_MESSAGE_LEN + LENGTH_BYTES + TAG_BYTES + frame().encode().unwrap().len()
 }
 
-/// Returns the error of an end's first frame, which a connecting end writes and an accepting end reads.
+/// Returns the error of the first frame, which this end writes if it is the connecting one, and reads otherwise.
 async fn first_error(link: DuplexStream, key: Key, role: HandshakeRole) -> WireError {
     let mut stream = EncryptedStream::new(link, key, role);
     match role {
@@ -48,7 +48,7 @@ fn run<T>(wait: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(soon(wait))
 }
 
-/// The changes that the third party makes to the bytes of the connecting end.
+/// The changes that the third party makes to the bytes sent by the connecting end.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tampering {
     flip: Option<(usize, u8)>,

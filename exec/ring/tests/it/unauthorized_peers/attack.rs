@@ -1,4 +1,4 @@
-//! An attacker without the key, which sends pseudorandom malformed connections.
+//! An attacker without the key, which opens connections and sends pseudorandom malformed bytes.
 //!
 //! It sends random bytes, the prefix of an encrypted connection with random bytes, the recorded first handshake
 //! message of an honest connection (whole, damaged, truncated, followed by random bytes), lengths beyond all limits,
@@ -36,7 +36,7 @@ impl Attacker {
         Attacker { random: ChaCha8Rng::seed_from_u64(seed), recorded }
     }
 
-    /// Returns the bytes of the next malformed connection.
+    /// Returns the bytes to send on the next malformed connection.
     pub fn bytes(&mut self) -> Vec<u8> {
         let count = self.random.random_range(0..200);
         let mut noise = vec![0; count];
@@ -66,7 +66,7 @@ impl Attacker {
         }
     }
 
-    /// Sends the next malformed connection. Returns the number of bytes read until the other end closes it.
+    /// Opens a connection and sends malformed bytes. Returns the number of bytes read until the other end closes it.
     pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
         let bytes = self.bytes();
         let mut stream = transport.connect(address).await.expect("the worker listens");

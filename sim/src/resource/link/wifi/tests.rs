@@ -79,8 +79,7 @@ fn duration_ms(delivered: &Delivered) -> f64 {
     (delivered.delivery.arrival - delivered.sent) as f64 * 1e-6
 }
 
-/// Returns the mean milliseconds of a message that is sent `count` times, each time after the previous one has
-/// arrived.
+/// Returns the mean time in ms until a message arrives that is sent `count` times, one after another.
 fn mean(wifi: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<TestMessage> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
     let delivered = send_all(&mut link(wifi, 1), &sent);
