@@ -24,7 +24,7 @@ pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateA
 pub use self::report::{ReportArgs, ReproduceArgs};
 pub use self::ring::{Announce, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
-pub use self::sweep::{MergeArgs, SweepArgs, SweepVerb};
+pub use self::sweep::{MergeArgs, SweepArgs, SweepCommand};
 pub use self::synth::SynthArgs;
 use crate::logging::LogFormat;
 

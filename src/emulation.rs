@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_ring::{EmulatedPath, EmulatedPaths};
+use hearth_ring::{EmulatedPath, PathLookup};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of a file of emulated links, in bytes.
@@ -44,7 +44,7 @@ impl EmulatedLinks {
 }
 
 /// Returns a function that looks up the path to an address; it reads the file at each call.
-pub fn paths(path: &Path) -> EmulatedPaths {
+pub fn paths(path: &Path) -> PathLookup {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
         let EmulatedLinks { default_path, paths_by_address } = EmulatedLinks::read(&path)?;

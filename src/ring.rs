@@ -14,7 +14,7 @@ use hearth_ring::{
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
-use hearth_workflow::{LoadedScenario, MidRunPlanner};
+use hearth_workflow::{LoadedScenario, ScenarioReplanner};
 
 use crate::cli::{GpuWeights, RingArgs};
 use crate::diagnostics::Failure;
@@ -62,7 +62,7 @@ impl RingBuilder {
         let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
             threads: args.threads.unwrap_or(0),
-            pass_deadline: Duration::from_secs(args.deadline),
+            pass_timeout: Duration::from_secs(args.deadline),
             draft,
             recovery: recovery_policy(args, scenario, path)?,
             on_fetch: Some(report_fetching()),
@@ -166,7 +166,7 @@ fn recovery_policy(
         return Ok(if args.give_up { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
-    Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
+    Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)) })
 }
 
 /// Exits when standard input ends, which happens when the parent process ends.

@@ -143,7 +143,7 @@ impl PlanToExplain<'_, '_> {
                     let all = self.breakdown.seconds;
                     let others = all - wait - own;
                     let floor = if wait > 0.0 { all } else { 0.0 };
-                    (others + wider.terms.seconds()).max(wider.busy_seconds).max(floor) - all
+                    (others + wider.terms.seconds()).max(wider.disk_busy_seconds).max(floor) - all
                 }
             }),
             drop_reason: (window == 0).then(|| self.drop_reason(device, tables)),
@@ -158,7 +158,7 @@ impl PlanToExplain<'_, '_> {
         match self.objective {
             Objective::Paper => {
                 let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
-                Some(DeviceTiming { terms: model.terms(device, head, share), busy_seconds: 0.0 })
+                Some(DeviceTiming { terms: model.terms(device, head, share), disk_busy_seconds: 0.0 })
             }
             // A window cannot have more layers than the model.
             Objective::SteadyState if window.layers > model.model_layers() => None,
@@ -214,8 +214,8 @@ impl PlanToExplain<'_, '_> {
         let head = self.assignment.head;
         let mut windows = vec![0; model.device_count()];
         (windows[head], windows[device]) = (1, 1);
-        let (ring_layers, min_windows) = (self.assignment.ring_layers() as u32, windows.as_slice());
-        if ring_layers < 2 {
+        let (layers_per_round, min_windows) = (self.assignment.layers_per_round() as u32, windows.as_slice());
+        if layers_per_round < 2 {
             return DropReason::NoLayerLeft;
         }
         if self.is_optimal && model.device_count() > MAX_DEVICES_COMPARED {
@@ -225,11 +225,11 @@ impl PlanToExplain<'_, '_> {
             Some(order) => with_missing_devices(model, order.clone()),
             None => ring_order(head, model.device_count()).collect(),
         };
-        let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows };
+        let problem = RingSizeProblem { model, order: &order, layers_per_round, min_windows };
         let with_device = match self.objective {
             Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
             Objective::SteadyState => {
-                let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, ring_layers));
+                let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, layers_per_round));
                 // The optimal plan is a lower bound for plans that use this device.
                 let at_least = if self.is_optimal { self.breakdown.seconds } else { 0.0 };
                 fastest_plan(&problem, tables, at_least)

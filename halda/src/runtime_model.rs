@@ -22,7 +22,7 @@ pub struct RuntimeModel {
     pub read_rates: Option<ReadRates>,
     /// Compute times with all weights in memory; if `None`, they follow from the prima.cpp paper's model.
     #[serde(rename = "work")]
-    pub work_times: Option<WorkTimes>,
+    pub compute_times: Option<ComputeTimes>,
 }
 
 /// Disk read rates by access pattern, in bytes per second.
@@ -41,7 +41,7 @@ pub struct ReadRates {
 /// Compute times of one token in seconds, with all weights in memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct WorkTimes {
+pub struct ComputeTimes {
     /// The seconds of each layer of the model on the CPU.
     pub cpu_layers: Vec<f64>,
     /// The seconds of each layer of the model on the GPU; empty without a GPU.
@@ -79,7 +79,7 @@ impl Default for RuntimeModel {
             processors: 1,
             token_overhead: 0.0,
             read_rates: None,
-            work_times: None,
+            compute_times: None,
         }
     }
 }

@@ -58,7 +58,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         search_steps.push(SearchStep {
             head: assignment.head,
             rounds: assignment.rounds,
-            ring_layers: assignment.ring_layers() as u32,
+            layers_per_round: assignment.layers_per_round() as u32,
             outcome: Ok(breakdown.seconds),
         });
     }

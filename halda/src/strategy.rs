@@ -83,7 +83,7 @@ impl Proposal {
 pub struct SearchStep {
     pub head: usize,
     pub rounds: u32,
-    pub ring_layers: u32,
+    pub layers_per_round: u32,
     /// The minimum time per token in seconds, or why there is no plan.
     pub outcome: Result<f64, InfeasibleReason>,
 }
@@ -91,32 +91,32 @@ pub struct SearchStep {
 /// Why a ring size (layers per round) has no plan, or was not searched.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InfeasibleReason {
-    #[error("a round of {ring_layers} layers cannot give each of {devices} devices a layer")]
-    MoreDevicesThanLayers { ring_layers: u32, devices: usize },
+    #[error("a round of {layers_per_round} layers cannot give each of {devices} devices a layer")]
+    MoreDevicesThanLayers { layers_per_round: u32, devices: usize },
     #[error(
         "`{device}` has too little memory for one layer of a round, and its disk is too slow to read weights for \
          every token"
     )]
     NoLayerFits { device: String },
     #[error(
-        "a round has {ring_layers} layers, only {held} fit in memory, and the disks are too slow to read weights for \
+        "a round has {layers_per_round} layers, only {held} fit in memory, and the disks are too slow to read weights for \
          every token"
     )]
-    TooLittleMemory { ring_layers: u32, held: u32 },
+    TooLittleMemory { layers_per_round: u32, held: u32 },
     #[error(
-        "links are missing: no ring in this order connects enough devices to hold a round of {ring_layers} layers"
+        "links are missing: no ring in this order connects enough devices to hold a round of {layers_per_round} layers"
     )]
-    NoRoute { ring_layers: u32 },
+    NoRoute { layers_per_round: u32 },
     #[error("`{device}` has no possible window in memory case M{}", case.number())]
     NoWindowInCase { device: String, case: MemoryCase },
     #[error(
-        "a round has {ring_layers} layers, but with the memory cases that the search assumes it has at most {held}"
+        "a round has {layers_per_round} layers, but with the memory cases that the search assumes it has at most {held}"
     )]
-    CasesAllowTooFewLayers { ring_layers: u32, held: i64 },
+    CasesAllowTooFewLayers { layers_per_round: u32, held: i64 },
     #[error(
-        "a round has {ring_layers} layers, but with the memory cases that the search assumes it has at least {least}"
+        "a round has {layers_per_round} layers, but with the memory cases that the search assumes it has at least {least}"
     )]
-    CasesRequireMoreLayers { ring_layers: u32, least: i64 },
+    CasesRequireMoreLayers { layers_per_round: u32, least: i64 },
     #[error(
         "not searched: by the strategy's objective a token takes at least {bound} s, and a faster plan is known"
     )]
@@ -125,8 +125,8 @@ pub enum InfeasibleReason {
     LimitReached { limit: usize },
     #[error("HiGHS found no optimum: {reason}")]
     Solver { reason: String },
-    #[error("every plan with rounds of {ring_layers} layers violates a constraint")]
-    NothingAllowed { ring_layers: u32 },
+    #[error("every plan with rounds of {layers_per_round} layers violates a constraint")]
+    NothingAllowed { layers_per_round: u32 },
 }
 
 impl InfeasibleReason {
@@ -193,8 +193,8 @@ pub enum StrategyError {
 
 impl StrategyError {
     /// Returns the error for the only ring size that was tried, with device 0 as the head.
-    pub(crate) fn no_plan(rounds: u32, ring_layers: u32, reason: InfeasibleReason) -> Self {
-        Self::Infeasible(vec![SearchStep { head: 0, rounds, ring_layers, outcome: Err(reason) }])
+    pub(crate) fn no_plan(rounds: u32, layers_per_round: u32, reason: InfeasibleReason) -> Self {
+        Self::Infeasible(vec![SearchStep { head: 0, rounds, layers_per_round, outcome: Err(reason) }])
     }
 
     /// Returns what to change in the scenario or on the command line.

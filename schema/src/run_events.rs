@@ -37,7 +37,7 @@ pub enum RunEventKind {
 
 impl RunEventKind {
     /// Returns the kind as a phrase for users, such as `links stall`.
-    pub fn phrase(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             RunEventKind::Load => "other programs compute",
             RunEventKind::Memory => "other programs take memory",

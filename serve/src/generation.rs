@@ -104,7 +104,7 @@ impl Generation {
 
     fn decode(&mut self, token: u32) -> String {
         self.usage.generated_tokens += 1;
-        if self.tokenizer.is_end(token) {
+        if self.tokenizer.is_eog(token) {
             self.reason = Some(FinishReason::Stop);
             return self.flush();
         }

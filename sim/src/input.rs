@@ -58,7 +58,7 @@ impl Default for Options {
 
 /// The events of a scenario, and the planner that reacts to the loss of a device.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Disturbances<'a> {
+pub struct ScenarioEvents<'a> {
     pub events: &'a [hearth_schema::events::Event],
     /// Makes a new plan when a device is lost. Without a replanner the run ends.
     pub replanner: Option<&'a dyn Replanner>,
@@ -122,11 +122,11 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
 }
 
 /// Checks that the events can be simulated with this plan and these devices.
-pub fn check_events(input: &Input, disturbances: &Disturbances) -> Result<(), SimError> {
-    if let Some(why) = input.plan.simulation_only_reason().filter(|_| !disturbances.events.is_empty()) {
+pub fn check_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<(), SimError> {
+    if let Some(why) = input.plan.simulation_only_reason().filter(|_| !scenario_events.events.is_empty()) {
         return Err(SimError::EventsWithoutRing { why });
     }
-    for event in disturbances.events {
+    for event in scenario_events.events {
         let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
         let memory = input.cluster.member(name).map(|member| &member.device.memory);
         if memory.is_none_or(|memory| memory.obtainable_bytes() == memory.available.value) {

@@ -34,5 +34,5 @@ mod tensor;
 mod trace;
 
 pub use error::SimError;
-pub use input::{Disturbances, Input, Options, Run};
-pub use run::{simulate, simulate_with_disturbances};
+pub use input::{Input, Options, Run, ScenarioEvents};
+pub use run::{simulate, simulate_with_events};

@@ -8,18 +8,18 @@ use hearth_schema::trace::Trace;
 
 use crate::device::setup;
 use crate::error::SimError;
-use crate::input::{self, Disturbances, Input, Run};
+use crate::input::{self, Input, Run, ScenarioEvents};
 use crate::{ring, soc, tensor, trace};
 
 /// Simulates a plan without events.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
-    simulate_with_disturbances(input, &Disturbances::default()).map(|run| run.trace)
+    simulate_with_events(input, &ScenarioEvents::default()).map(|run| run.trace)
 }
 
 /// Simulates a plan under the events of a scenario.
-pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) -> Result<Run, SimError> {
+pub fn simulate_with_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<Run, SimError> {
     let devices = input::check(input)?;
-    input::check_events(input, disturbances)?;
+    input::check_events(input, scenario_events)?;
     let header = trace::header(input, &devices);
     if let Some(tensor) = input.plan.kind.tensor() {
         return Ok(Run::undisturbed(tensor::simulate(input, tensor, &devices, header)?));
@@ -38,11 +38,11 @@ pub fn simulate_with_disturbances(input: &Input, disturbances: &Disturbances) ->
         return Ok(Run {
             trace: trace::out_of_memory_trace(header, passes, unreclaimable, shortages),
             plans: vec![],
-            unreached_events: (0..disturbances.events.len()).collect(),
+            unreached_events: (0..scenario_events.events.len()).collect(),
         });
     }
-    if let Some(soc) = soc::standalone_soc(input, disturbances, devices[0], &memories[0]) {
+    if let Some(soc) = soc::standalone_soc(input, scenario_events, devices[0], &memories[0]) {
         return Ok(Run::undisturbed(soc::simulate(input, soc, devices[0], &memories[0], header)?));
     }
-    ring::simulate(input, disturbances, &devices, memories, header)
+    ring::simulate(input, scenario_events, &devices, memories, header)
 }

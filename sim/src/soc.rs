@@ -22,7 +22,7 @@ use hearth_schema::trace::{Cost, Counter, Header, Kind, Outcome, Reading, Record
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
-use crate::input::{Disturbances, Input};
+use crate::input::{Input, ScenarioEvents};
 use crate::speculation::{Acceptance, Drafter};
 use crate::trace::{TraceCollector, memory_readings, start_record};
 
@@ -32,12 +32,12 @@ const MAX_DETAIL_RECORDS: usize = 400_000;
 /// Returns the SoC of a plan's only device, if no events occur and all weights are in memory from the start.
 pub fn standalone_soc<'a>(
     input: &Input,
-    disturbances: &Disturbances,
+    scenario_events: &ScenarioEvents,
     device: &'a Device,
     memory: &DeviceMemory,
 ) -> Option<&'a Soc> {
     let plan = input.plan;
-    let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
+    let is_alone = plan.devices.len() == 1 && scenario_events.events.is_empty();
     let is_in_memory =
         input.options.warm_start && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
     let is_plain = !plan.devices[0].residency.is_pinned() && plan.kind.is_ring();

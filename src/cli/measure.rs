@@ -70,9 +70,9 @@ pub struct BenchArgs {
     /// Run each engine this many times, alternately, and print medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
-    /// Run llama.cpp with this Python, which needs the package llama-cpp-python; `llama.cpp` means `python3`, `none`
-    /// skips llama.cpp.
-    #[arg(long = "peer", default_value = "llama.cpp", value_name = "PYTHON")]
+    /// Compare with llama.cpp. `llama.cpp` runs it with `python3`, `none` skips it; any other value is the Python to
+    /// use, which needs the package llama-cpp-python.
+    #[arg(long = "peer", default_value = "llama.cpp", value_name = "PEER")]
     pub llama_cpp_python: String,
     /// Stop a run after this many seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]

@@ -15,7 +15,7 @@ Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg";
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SweepArgs {
     #[command(subcommand)]
-    pub verb: Option<SweepVerb>,
+    pub verb: Option<SweepCommand>,
     /// The scenario file.
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct SweepArgs {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum SweepVerb {
+pub enum SweepCommand {
     /// Merge the tables of all shards.
     #[command(after_help = "Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg")]
     Merge(MergeArgs),

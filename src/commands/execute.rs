@@ -109,7 +109,7 @@ fn request(
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
         draft_tokens: builder.draft_tokens,
-        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
+        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_eog(token)).collect(),
         scenario: builder.plan.scenario.name.clone(),
         seed,
     })

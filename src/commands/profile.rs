@@ -62,7 +62,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
         crate::ring::exit_with_stdin();
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
-    let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
+    let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::new(args.quick))?);
     let spinner = progress::spinner();
     let mut device =
         profile(&options, links, |what| spinner.set_message(what.to_string())).map_err(Failure::failed)?;

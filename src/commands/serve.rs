@@ -232,7 +232,7 @@ impl RingSupervisor<'_> {
         ServeOptions {
             micro_batch: self.builder.micro_batch,
             draft_tokens: self.builder.draft_tokens,
-            stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_end(token)).collect(),
+            stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_eog(token)).collect(),
             on_report: Some(Arc::new(move |name, lines| {
                 metrics.record_device(name, &lines.records, &lines.readings);
             })),

@@ -6,10 +6,10 @@ use hearth_core::metrics::Metrics;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
-use hearth_sim::{Disturbances, Run};
+use hearth_sim::{Run, ScenarioEvents};
 use hearth_workflow::documents::{check_run_outputs, write_run};
-use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_disturbances, soc_metrics};
-use hearth_workflow::{MidRunPlanner, limits, planning, uncertainty};
+use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
+use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
 
 use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
@@ -48,11 +48,11 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         );
     }
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let replanner = MidRunPlanner::new(&loaded);
-    let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let replanner = ScenarioReplanner::new(&loaded);
+    let events = ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner) };
     let memory = MemoryOptions { warm: args.warm, ignore_size: args.ignore_memory };
     let Run { trace, plans, unreached_events } =
-        simulate_with_disturbances(&cluster, &plan, &loaded.scenario, memory, &disturbances)?;
+        simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)?;
     if let Some(path) = &args.trace {
         write_run(path, &trace, &plans)?;
     }
@@ -65,8 +65,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         let spinner = progress::spinner();
         spinner.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
-        output.spread =
-            Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &disturbances, draws)?);
+        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &events, draws)?);
         spinner.finish_and_clear();
     }
     if json {

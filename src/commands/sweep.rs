@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use hearth_workflow::documents::read_table;
 use hearth_workflow::files::{check_outputs, write};
-use hearth_workflow::sweep::{Row, Sweep, SweepOptions, chart, merge, table};
+use hearth_workflow::sweep::{Sweep, SweepOptions, SweepRow, chart, merge, table};
 use hearth_workflow::workers;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::{MergeArgs, PlanSource, SweepArgs, SweepVerb};
+use crate::cli::{MergeArgs, PlanSource, SweepArgs, SweepCommand};
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
@@ -23,7 +23,7 @@ struct Output<'s> {
     digest: &'s str,
     fields: Vec<&'s str>,
     all_rows: usize,
-    rows: &'s [Row],
+    rows: &'s [SweepRow],
 }
 
 /// The result of `hearth sweep merge` as `--json` prints it.
@@ -37,13 +37,13 @@ struct Merged<'t> {
 }
 
 pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
-    if let Some(SweepVerb::Merge(args)) = &args.verb {
+    if let Some(SweepCommand::Merge(args)) = &args.verb {
         return merge_tables(args, json);
     }
     let sweep = read(args)?;
     let (first, step) = args.shard.map_or((0, 1), |(number, count)| (number - 1, count));
     let indices: Vec<usize> = (first..sweep.row_count()).step_by(step).collect();
-    let save = |rows: &[Row]| match &args.output {
+    let save = |rows: &[SweepRow]| match &args.output {
         Some(path) => write(path, table::text(&sweep, args.shard, rows).as_bytes()),
         None => Ok(()),
     };
@@ -109,7 +109,7 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// Summarises the outcomes of the rows and names the fastest one.
-fn summary(sweep: &Sweep, rows: &[Row]) -> String {
+fn summary(sweep: &Sweep, rows: &[SweepRow]) -> String {
     let ran = rows.iter().filter(|row| row.evaluation.is_ok()).count();
     let mut text = format!("{} rows, {ran} of them ok", rows.len());
     let timed = rows.iter().filter_map(|row| Some((row.evaluation.tpot_ms?, row)));

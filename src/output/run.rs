@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
-use hearth_reports::published::results::Spread;
+use hearth_reports::published::results::PredictionInterval;
 use hearth_schema::Trace;
 use hearth_schema::trace::{MemoryKind, Outcome};
 use serde::Serialize;
@@ -27,7 +27,7 @@ pub struct RunOutput {
     pub run_events: Vec<EventSummary>,
     /// The uncertainty of the time per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spread: Option<Spread>,
+    pub spread: Option<PredictionInterval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocMetrics>,
 }

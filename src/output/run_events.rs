@@ -34,7 +34,7 @@ pub fn lines(trace: &Trace) -> String {
         let name = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
         let until = end.map_or("the end".into(), time);
-        let _ = writeln!(text, "  {} to {until}  {name}{}{what}", time(*start), kind.phrase());
+        let _ = writeln!(text, "  {} to {until}  {name}{}{what}", time(*start), kind.description());
         if matches!(kind, RunEventKind::Silent | RunEventKind::NotReplanned | RunEventKind::OutOfMemory) {
             continue;
         }

@@ -15,7 +15,7 @@ const LOCAL: [&str; 5] = ["worker", "--listen", "127.0.0.1:0", "--threads", "1"]
 /// Starts a worker that announces itself on the loopback interface.
 fn start_announced(name: &str, key: &str) -> Process {
     let flags = ["--model", &model("q4_k"), "--key", key, "--name", name, "--announce", "always"];
-    let (process, line) = Process::until_ready(hearth(&LOCAL).args(flags));
+    let (process, line) = Process::spawn_until_ready(hearth(&LOCAL).args(flags));
     assert!(line.trim_end().ends_with(&format!(", announced as {name}")), "{line}");
     process
 }
@@ -81,7 +81,8 @@ fn worker_beyond_loopback_announces_itself() {
 
 #[test]
 fn worker_prints_its_address_as_json() {
-    let (_worker, line) = Process::until_ready(hearth(&LOCAL).args(["--json", "--model", &model("q4_k")]));
+    let (_worker, line) =
+        Process::spawn_until_ready(hearth(&LOCAL).args(["--json", "--model", &model("q4_k")]));
     let ready = parse(&line);
     let address = ready["listening"].as_str().expect("an address");
     assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{line}");

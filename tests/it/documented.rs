@@ -192,7 +192,7 @@ fn every_code_name_of_the_glossary_is_an_identifier() {
     assert!(missing.is_empty(), "rename these in GLOSSARY.md, the code does not have them: {missing:?}");
 }
 
-/// Returns the names in backquotes in the second column of the glossary's tables, such as `Plan::ring_layers`.
+/// Returns the names in backquotes in the second column of the glossary's tables, such as `Plan::layers_per_round`.
 fn code_names(text: &str) -> Vec<String> {
     let rows = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
     let cells = rows.filter_map(|row| row.split('|').nth(2));

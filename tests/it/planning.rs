@@ -121,7 +121,7 @@ fn refine_keeps_given_rounds() {
     let plan = parse(&stdout);
     assert_eq!(plan["rounds"], 2);
     let sentence = plan["explanation"][0].as_str().expect("a sentence");
-    assert!(sentence.starts_with("The simulator: from "), "{sentence}");
+    assert!(sentence.starts_with("Refinement by simulation: the plan of `"), "{sentence}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub fn program() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
-/// Returns a command of the program under test, without the keys from the environment variables of the user.
+/// Returns a command that runs the program under test, without the user's `HEARTH_KEY` and `HEARTH_TOKEN`.
 pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
@@ -159,7 +159,7 @@ pub struct Process(pub Child);
 
 impl Process {
     /// Starts a process and waits for the first line of its standard output.
-    pub fn until_ready(command: &mut Command) -> (Process, String) {
+    pub fn spawn_until_ready(command: &mut Command) -> (Process, String) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
         let (mut line, out) = (String::new(), child.stdout.take().expect("piped"));
         BufReader::new(out).read_line(&mut line).expect("it prints that it is ready");
@@ -199,7 +199,7 @@ impl Worker {
     }
 
     fn spawn(command: &mut Command) -> Worker {
-        let (process, line) = Process::until_ready(command);
+        let (process, line) = Process::spawn_until_ready(command);
         let address = line.split_ascii_whitespace().nth(2).expect("listening on ADDRESS").to_string();
         Worker { process, address }
     }

@@ -35,7 +35,7 @@ impl Server {
         let windows = [&[8][..], &[4, 4], &[3, 3, 2]][workers.len()];
         let plan = folder.write("plan.yaml", plan_for(&chat_model, windows, &addresses, 512));
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
-        let (process, line) = Process::until_ready(hearth(&["serve", &plan]).args(flags).args(more));
+        let (process, line) = Process::spawn_until_ready(hearth(&["serve", &plan]).args(flags).args(more));
         let (_, rest) = line.split_once("http://").expect("an address");
         let address = rest.split_once(',').expect("more of it").0.to_owned();
         Server { _process: process, address, workers, _folder: folder }

@@ -8,20 +8,20 @@ use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
-use hearth_sim::{Disturbances, Run};
+use hearth_sim::{Run, ScenarioEvents};
 use serde::Serialize;
 
-use crate::simulation::{MemoryOptions, simulate_with_disturbances};
-use crate::{Budget, Error, ErrorKind, LoadedScenario, MidRunPlanner, limits, planning};
+use crate::simulation::{MemoryOptions, simulate_with_events};
+use crate::{Budget, Error, ErrorKind, LoadedScenario, ScenarioReplanner, limits, planning};
 
 /// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
 /// made.
 pub fn run_scenario(loaded: &LoadedScenario, mut cluster: Cluster, plan: &Plan) -> Result<Run, Error> {
     let scenario = &loaded.scenario;
     limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
-    let replanner = MidRunPlanner::new(loaded);
-    let disturbances = Disturbances { events: &scenario.events, replanner: Some(&replanner) };
-    simulate_with_disturbances(&cluster, plan, scenario, MemoryOptions::default(), &disturbances)
+    let replanner = ScenarioReplanner::new(loaded);
+    let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
+    simulate_with_events(&cluster, plan, scenario, MemoryOptions::default(), &events)
 }
 
 /// The result of planning and simulating. Unknown values are `None`.

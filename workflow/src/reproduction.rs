@@ -17,7 +17,7 @@ use hearth_reports::published::{PublishedResults, System};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Outcome;
-use hearth_sim::Disturbances;
+use hearth_sim::ScenarioEvents;
 use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 
 use crate::documents::read;
@@ -91,7 +91,7 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
     let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
-    let (memory, none) = (MemoryOptions { warm, ignore_size: false }, Disturbances::default());
+    let (memory, none) = (MemoryOptions { warm, ignore_size: false }, ScenarioEvents::default());
     let spread = (draws > 0 && trace.outcome == Outcome::Ok)
         .then(|| uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws))
         .transpose()?;

@@ -7,7 +7,7 @@ use hearth_profiles::Bytes;
 use hearth_profiles::device::Soc;
 use hearth_schema::trace::Trace;
 use hearth_schema::{Plan, Scenario};
-use hearth_sim::{Disturbances, Input, Options, Run, SimError};
+use hearth_sim::{Input, Options, Run, ScenarioEvents, SimError};
 
 use crate::Error;
 
@@ -29,16 +29,16 @@ pub struct MemoryOptions {
 /// Runs a plan without events. With `warm`, memory is in the state after earlier tokens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
     let memory = MemoryOptions { warm, ignore_size: false };
-    simulate_with_disturbances(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
+    simulate_with_events(cluster, plan, scenario, memory, &ScenarioEvents::default()).map(|run| run.trace)
 }
 
 /// Runs a plan with run events. The devices of the cluster must have the limits of the scenario.
-pub fn simulate_with_disturbances(
+pub fn simulate_with_events(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
     memory: MemoryOptions,
-    disturbances: &Disturbances,
+    events: &ScenarioEvents,
 ) -> Result<Run, Error> {
     let mut options =
         Options { warm_start: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
@@ -46,7 +46,7 @@ pub fn simulate_with_disturbances(
         options.chunk_size = FINE_CHUNK;
     }
     let input = Input { cluster, plan, options: &options };
-    let mut run = hearth_sim::simulate_with_disturbances(&input, disturbances).map_err(|error| {
+    let mut run = hearth_sim::simulate_with_events(&input, events).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
         let refused = Error::invalid(error);
         if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }

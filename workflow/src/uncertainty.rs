@@ -9,17 +9,17 @@
 //! Not here: errors of the device model. Only measured runs show them.
 
 use hearth_core::{Cluster, LinkTable, metrics};
-use hearth_reports::published::results::Spread;
+use hearth_reports::published::results::PredictionInterval;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Scenario};
-use hearth_sim::Disturbances;
+use hearth_sim::ScenarioEvents;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use serde_yaml::Value;
 
 use crate::Error;
-use crate::simulation::{MemoryOptions, simulate_with_disturbances};
+use crate::simulation::{MemoryOptions, simulate_with_events};
 
 const MAX_SENSITIVE: usize = 3;
 
@@ -54,14 +54,14 @@ pub fn spread(
     cluster: &Cluster,
     scenario: &Scenario,
     memory: MemoryOptions,
-    disturbances: &Disturbances,
+    events: &ScenarioEvents,
     draws: usize,
-) -> Result<Spread, Error> {
+) -> Result<PredictionInterval, Error> {
     let documents = ClusterDocuments::of(cluster, scenario)?;
     let parameters = documents.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
-        let trace = simulate_with_disturbances(&scaled, plan, scenario, memory, disturbances)?.trace;
+        let trace = simulate_with_events(&scaled, plan, scenario, memory, events)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
@@ -77,7 +77,7 @@ pub fn spread(
     let failed_draws = times.iter().filter(|time| time.is_infinite()).count();
     let sensitive_parameters = most_sensitive(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
-    Ok(Spread {
+    Ok(PredictionInterval {
         p10_ms: at(0.1).unwrap_or(f64::INFINITY),
         p90_ms: at(0.9).unwrap_or(f64::INFINITY),
         failed_draws,

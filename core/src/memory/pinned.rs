@@ -12,7 +12,7 @@
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
-use hearth_schema::plan::tensor::{HeadLoads, TensorPlan};
+use hearth_schema::plan::tensor::{HeadWeights, TensorPlan};
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
@@ -185,7 +185,7 @@ impl<'a> Account<'a> {
             let rows = if index == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
             self.memory.weights += self.memory.cpu_weights + rows;
         }
-        if index == 0 && tensor.head_loads == HeadLoads::Model {
+        if index == 0 && tensor.head_loads == HeadWeights::Model {
             let whole = converted_model(model, residency.weights_as, |_| residency.weights_as);
             let input = converted_group(&model.input, tensor.embedding_as.or(residency.weights_as));
             let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };

@@ -22,7 +22,7 @@ pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPla
     }
     let mut new = plan.clone();
     new.devices.retain(|device| !lost.contains(&device.name));
-    let layers = plan.ring_layers().min(plan.model.layers);
+    let layers = plan.layers_per_round().min(plan.model.layers);
     // The layers may run out in the last window of round 0, so its actual length counts.
     let remaining = (0..plan.devices.len()).filter(|&index| !lost.contains(&plan.devices[index].name));
     let before: Vec<u32> = remaining.map(|index| plan.window(index, 0).len() as u32).collect();
@@ -36,7 +36,7 @@ pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPla
     if new.devices[0].gpu_layers < new.devices[0].window {
         new.output = Processor::Cpu;
     }
-    new.rounds = new.model.layers.div_ceil(new.ring_layers().max(1));
+    new.rounds = new.model.layers.div_ceil(new.layers_per_round().max(1));
     let names: Vec<&str> = lost.iter().map(String::as_str).collect();
     new.planner =
         PlannerRecord { strategy: "spread".into(), options: vec![format!("without={}", names.join(","))] };
@@ -82,7 +82,7 @@ mod tests {
         let new = spread_layers(&plan, &lost(&[&names[2]])).expect("two are left");
         // Six layers per round in the ratio 1 : 2.
         assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
-        assert_eq!((new.rounds, new.ring_layers()), (2, 6));
+        assert_eq!((new.rounds, new.layers_per_round()), (2, 6));
         let alone = spread_layers(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
         assert_eq!((alone.devices.len(), alone.devices[0].window, alone.rounds), (1, 6, 2));
         let error = spread_layers(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
@@ -103,7 +103,7 @@ mod tests {
             let lost: BTreeSet<String> = names.map(|index| plan.devices[index].name.clone()).collect();
             let new = spread_layers(&plan, &lost).expect("the head is left");
             prop_assert!(new.validate().is_ok());
-            prop_assert_eq!(new.ring_layers(), ring.min(layers));
+            prop_assert_eq!(new.layers_per_round(), ring.min(layers));
             prop_assert!(new.devices.iter().all(|device| !lost.contains(&device.name)));
         }
     }

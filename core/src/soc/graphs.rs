@@ -79,7 +79,7 @@ impl GraphSizes {
 /// number of tokens, passes through the measured point, and is never negative.
 pub fn preparation_time(graphs: &Graphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);
-    Seconds((graphs.preparation_time.value.0 + graphs.time_per_token.value.0 * further).max(0.0))
+    Seconds((graphs.preparation_time.value.0 + graphs.preparation_time_per_token.value.0 * further).max(0.0))
 }
 
 #[cfg(test)]

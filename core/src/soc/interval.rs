@@ -1,7 +1,7 @@
-//! Sync interval: the work of GPU and NPU between two synchronisations.
+//! Sync interval: GPU kernels and NPU graphs of a layer that run in parallel.
 //!
-//! Kernels on the GPU and graphs on the NPU run in parallel, and the events that synchronise them take time. After an
-//! interval without events the GPU continues with the next interval without a gap.
+//! The time of an interval is that of the slower processor, plus that of the events that synchronise both. An interval
+//! with GPU kernels alone needs no events: the GPU continues with the next one without a gap.
 
 use hearth_profiles::Seconds;
 

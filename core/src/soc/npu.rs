@@ -14,7 +14,7 @@
 //!
 //! Not here: the sizes of NPU graphs ([`super::graphs`]), and measured times ([`super::profiled`]).
 
-use hearth_profiles::device::soc::{Bus, SocNpu};
+use hearth_profiles::device::soc::{MemoryBandwidths, SocNpu};
 
 use super::matmul::Matmul;
 use super::profiled::MeasuredTimes;
@@ -28,7 +28,7 @@ pub struct Npu<'a> {
 }
 
 impl<'a> Npu<'a> {
-    pub fn new(npu: &'a SocNpu, bus: &Bus) -> Self {
+    pub fn new(npu: &'a SocNpu, bus: &MemoryBandwidths) -> Self {
         let measured = npu.profiled.as_ref().map(|profiled| MeasuredTimes::new(profiled, npu.tile.value));
         Self { array: npu, bandwidth: bus.single_processor.value.0, measured }
     }

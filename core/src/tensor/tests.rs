@@ -57,7 +57,7 @@ fn slices_are_read_and_written() {
     let plan = plan(&[(4, 7168), (4, 7168)]);
     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()));
     assert!(plan.to_yaml().contains("kind:\n  tensor:\n    all_reduce: star\n"), "{}", plan.to_yaml());
-    assert_eq!((plan.window(1, 0), plan.window(1, 1), plan.ring_layers()), (0..32, 0..0, 32));
+    assert_eq!((plan.window(1, 0), plan.window(1, 1), plan.layers_per_round()), (0..32, 0..0, 32));
     assert!(plan.simulation_only_reason().expect("a reason").contains("`dllama` is simulated only"));
 }
 

@@ -57,7 +57,8 @@ pub struct GpuBackend {
     /// Computes the layers of the GPU after it was lost.
     fallback: Option<CpuLayers>,
     saved_rows: SavedRows,
-    /// The memory of the CPU's caches and saved rows, if the GPU shares the machine's memory.
+    /// Reserves memory for the KV caches of the CPU layers and for the saved hidden rows, if the GPU shares the
+    /// machine's memory.
     _reservation: Option<Reservation>,
     warnings: WarningSink,
 }
@@ -95,8 +96,9 @@ impl GpuBackend {
         let base = GpuBackend::without_gpu(options, warnings);
         let options = &base.options;
         let saved_rows = reserve_rows(options)?;
-        let reserved = base.cpu_layers.cache_bytes() + bytes_of(&saved_rows);
-        let reservation = gpu.reserve_shared("the CPU's caches and saved rows in shared memory", reserved)?;
+        let reserved = base.cpu_layers.kv_cache_bytes() + bytes_of(&saved_rows);
+        let reservation =
+            gpu.reserve_shared("the KV caches of the CPU layers and the saved hidden rows", reserved)?;
         let gpu = Some(GpuLayers::new(gpu, options, upload)?);
         let mut backend = GpuBackend { gpu, saved_rows, _reservation: reservation, ..base };
         backend.prepare()?;
@@ -249,10 +251,10 @@ impl Backend for GpuBackend {
         }
     }
 
-    fn cache_bytes(&self) -> u64 {
+    fn kv_cache_bytes(&self) -> u64 {
         let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.bytes()[1]);
         gpu + bytes_of(&self.saved_rows)
-            + self.cpu_layers.cache_bytes()
-            + self.fallback.as_ref().map_or(0, Backend::cache_bytes)
+            + self.cpu_layers.kv_cache_bytes()
+            + self.fallback.as_ref().map_or(0, Backend::kv_cache_bytes)
     }
 }

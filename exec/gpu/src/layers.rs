@@ -23,7 +23,7 @@ use crate::error::GpuError;
 use crate::graph::{Fusion, PassSize, decoder, fuse};
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::quantise::{self, Granularity};
-use crate::kernels::{attention::AttentionKernel, rotate::RotateKernel};
+use crate::kernels::{attention::AttentionKernel, rope::RopeKernel};
 use crate::memory::greedy_by_size_improved;
 use weights::{GpuLayer, OutputMatrix};
 
@@ -89,7 +89,7 @@ enum Grid {
     Norm,
     Quantise { length: u32, granularity: Granularity },
     Matmul(MatmulKernel),
-    Rotate(RotateKernel),
+    Rope(RopeKernel),
     Attention(AttentionKernel),
 }
 
@@ -99,7 +99,7 @@ impl Grid {
             Grid::Norm => [tokens, 1, 1],
             Grid::Quantise { length, granularity } => quantise::workgroup_count(length, granularity, tokens),
             Grid::Matmul(kernel) => kernel.workgroup_count(tokens),
-            Grid::Rotate(kernel) => kernel.workgroup_count(tokens),
+            Grid::Rope(kernel) => kernel.workgroup_count(tokens),
             Grid::Attention(kernel) => kernel.workgroup_count(tokens),
         }
     }
@@ -214,7 +214,7 @@ impl GpuLayers {
     pub fn bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
-        [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
+        [of(GpuLayer::weight_bytes) + output, of(GpuLayer::kv_cache_bytes)]
     }
 }
 

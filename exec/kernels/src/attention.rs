@@ -20,7 +20,7 @@ pub enum CachedRows<'a> {
 
 /// The scale and the optional soft cap of attention scores before the softmax.
 #[derive(Clone, Copy)]
-pub struct Scoring {
+pub struct ScoreOptions {
     /// The factor by which dot products are multiplied.
     pub scale: f32,
     /// The bound c of the soft cap `c tanh(score / c)`, if the model has one.
@@ -31,7 +31,7 @@ pub struct Scoring {
 pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]
-    scoring: Scoring,
+    scoring: ScoreOptions,
     keys: CachedRows<'_>,   // [positions, key_length]
     values: CachedRows<'_>, // [positions, value_length]
     scores: &mut [f32],     // [positions]
@@ -185,7 +185,7 @@ mod tests {
                     (CachedRows::F32(&keys), CachedRows::F32(&values))
                 };
                 let (mut scores, mut out) = (vec![0.0; positions], vec![0.0; value_length]);
-                let scoring = Scoring { scale: 0.3, softcap: (seed % 2 == 0).then_some(5.0) };
+                let scoring = ScoreOptions { scale: 0.3, softcap: (seed % 2 == 0).then_some(5.0) };
                 attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };

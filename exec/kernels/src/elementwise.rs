@@ -66,7 +66,7 @@ fn rotate_pair(first: &mut f32, second: &mut f32, [cosine, sine]: &[f32; 2]) {
 
 /// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
 #[inline(always)]
-fn rotate_generic(head: &mut [f32], angles: &[[f32; 2]]) {
+fn apply_rope_interleaved_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     for ([even, odd], angle) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
         rotate_pair(even, odd, angle);
     }
@@ -75,7 +75,7 @@ fn rotate_generic(head: &mut [f32], angles: &[[f32; 2]]) {
 /// Rotates each pair of dimensions (i, i + d/2), of the first d dimensions of a head, by the angle whose cosine and
 /// sine are `angles[i]`; d/2 is the length of `angles`.
 #[inline(always)]
-fn rotate_halves_generic(head: &mut [f32], angles: &[[f32; 2]]) {
+fn apply_rope_neox_generic(head: &mut [f32], angles: &[[f32; 2]]) {
     let (first, rest) = head.split_at_mut(angles.len());
     for ((first, second), angle) in first.iter_mut().zip(rest).zip(angles) {
         rotate_pair(first, second, angle);
@@ -136,9 +136,9 @@ super::multiversion! {
     /// Replaces scores by their softmax.
     pub fn softmax(scores: &mut [f32]) = softmax_generic;
     /// Applies the rotary embedding to one head, in which dimensions 2i and 2i + 1 are a pair ("NORM" in llama.cpp).
-    pub fn rotate(head: &mut [f32], angles: &[[f32; 2]]) = rotate_generic;
+    pub fn apply_rope_interleaved(head: &mut [f32], angles: &[[f32; 2]]) = apply_rope_interleaved_generic;
     /// Applies the rotary embedding to one head, in which dimensions i and i + d/2 are a pair ("NEOX" in llama.cpp).
-    pub fn rotate_halves(head: &mut [f32], angles: &[[f32; 2]]) = rotate_halves_generic;
+    pub fn apply_rope_neox(head: &mut [f32], angles: &[[f32; 2]]) = apply_rope_neox_generic;
     /// GeGLU: `gate = gelu(gate) * up`, with GELU in the tanh form.
     pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
     /// Soft-capping: `values = cap * tanh(values / cap)`.
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn rotation_by_a_quarter_turn() {
         let mut head = [1.0, 0.0, 3.0, 4.0];
-        rotate(InstructionSet::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
+        apply_rope_interleaved(InstructionSet::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
         assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
     }
 
@@ -177,8 +177,8 @@ mod tests {
         let angles = [[0.6, 0.8], [0.0, 1.0]];
         let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
         let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];
-        rotate_halves(InstructionSet::detect(), &mut halves, &angles);
-        rotate(InstructionSet::detect(), &mut neighbours, &angles);
+        apply_rope_neox(InstructionSet::detect(), &mut halves, &angles);
+        apply_rope_interleaved(InstructionSet::detect(), &mut neighbours, &angles);
         assert_eq!(halves, [neighbours[0], neighbours[2], neighbours[1], neighbours[3], 9.0]);
     }
 

@@ -81,7 +81,7 @@ mod table {
         let parts = weights.parts().iter().filter_map(|part| fs::metadata(part).ok());
         let file: u64 = parts.map(|part| part.len()).sum();
         // The peer reads its own copy, because page cache is charged to the first process that reads a file.
-        let copy = |_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]);
+        let copy = |_| ModelCopies::create(&scratch, weights.parts(), &[PEER.into()]);
         let copies = options.peer.as_ref().map(copy).transpose()?;
         println!(
             "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"

@@ -22,7 +22,7 @@ pub struct ModelCopies {
 
 impl ModelCopies {
     /// Copies all files (`parts`) of a model once for each device name into a new folder under `scratch`.
-    pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
+    pub fn create(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         remove_stale(scratch);
         // Removes its folder if a copy fails.
         let mut copies = ModelCopies { folder: folder(scratch), files: Vec::new() };

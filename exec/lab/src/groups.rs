@@ -16,7 +16,7 @@ use hearth_profiles::measure::control_group::Version;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
 use super::{LabError, PREFIX, has_exited, owner};
-use hearth_runtime::memory::GroupMemory;
+use hearth_runtime::memory::CgroupMemory;
 
 /// The resource limits of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,11 +41,11 @@ struct Folders {
 
 /// The control group hierarchy of the machine: the mount points of its controllers.
 #[derive(Debug, Clone)]
-pub struct Groups(Folders);
+pub struct Cgroups(Folders);
 
 /// The control groups of a device. They are removed when this value is dropped.
 #[derive(Debug)]
-pub struct Group {
+pub struct Cgroup {
     folders: Folders,
     /// The limited disk, as `major:minor`.
     disk_device: String,
@@ -59,12 +59,12 @@ impl Folders {
     }
 }
 
-impl Groups {
+impl Cgroups {
     /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
-    pub fn find(root: &Path) -> Result<Groups, LabError> {
+    pub fn find(root: &Path) -> Result<Cgroups, LabError> {
         if root.join("cgroup.controllers").exists() {
             let [memory, disk, cpu] = [(); 3].map(|()| root.to_path_buf());
-            return Ok(Groups(Folders { version: Version::Two, memory, disk, cpu: Some(cpu) }));
+            return Ok(Cgroups(Folders { version: Version::Two, memory, disk, cpu: Some(cpu) }));
         }
         let (memory, disk) = (root.join("memory"), root.join("blkio"));
         for (what, folder) in [("memory", &memory), ("disk reads", &disk)] {
@@ -74,7 +74,7 @@ impl Groups {
             }
         }
         let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
-        Ok(Groups(Folders { version: Version::One, memory, disk, cpu }))
+        Ok(Cgroups(Folders { version: Version::One, memory, disk, cpu }))
     }
 
     /// Removes the control groups of labs whose process has exited.
@@ -104,7 +104,7 @@ impl Groups {
     }
 
     /// Creates the control groups of a device and sets its limits. The limited disk is the one that stores `file`.
-    pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
+    pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Cgroup, LabError> {
         let name = format!("{PREFIX}{}-{device}", std::process::id());
         let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
         let disk_device =
@@ -121,7 +121,7 @@ impl Groups {
         }
         let [memory, disk] = [memory, disk].map(|parent| parent.join(&name));
         let folders = Folders { version: *version, memory, disk, cpu: cpu.map(|parent| parent.join(&name)) };
-        let group = Group { folders, disk_device };
+        let group = Cgroup { folders, disk_device };
         for folder in group.folders.distinct() {
             // A group of the same name may remain from an earlier process with the same ID.
             remove_group(folder);
@@ -134,7 +134,7 @@ impl Groups {
     }
 }
 
-impl Group {
+impl Cgroup {
     /// Sets the limits. A resource whose limit is `None` here keeps its current limit.
     pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
         let Folders { version, memory: folder, disk, .. } = &self.folders;
@@ -167,11 +167,11 @@ impl Group {
             };
             set(&disk.join(name), &value)?;
         }
-        limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_quota(Some(cpu)))
+        limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_limit(Some(cpu)))
     }
 
     /// Sets the processor limit, or removes it. Does nothing for a group that was created without a processor limit.
-    pub fn set_cpu_quota(&self, processors: Option<f64>) -> Result<(), LabError> {
+    pub fn set_cpu_limit(&self, processors: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.folders.cpu else { return Ok(()) };
         let period = (quota::EMULATION_PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
@@ -211,8 +211,8 @@ impl Group {
     }
 
     /// Returns the memory statistics of the group.
-    pub fn memory(&self) -> GroupMemory {
-        GroupMemory::new(self.folders.version, &self.folders.memory)
+    pub fn memory(&self) -> CgroupMemory {
+        CgroupMemory::new(self.folders.version, &self.folders.memory)
     }
 }
 
@@ -238,7 +238,7 @@ impl ThrottleCounter {
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
         self.folders.distinct().into_iter().for_each(|folder| remove_group(folder));
     }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn version_two_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tree(&["cgroup.controllers"]);
-        let groups = Groups::find(tree.path()).unwrap();
+        let groups = Cgroups::find(tree.path()).unwrap();
         let group = groups.create(1, tree.path(), limits(Bytes::mib(100), 200e6)).unwrap();
         assert_eq!(read(&group.folders.memory, "memory.max"), "104857600");
         assert_eq!(read(&group.folders.memory, "memory.swap.max"), "0");
@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn version_one_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tree(&["memory/cgroup.procs"]);
-        assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
+        assert!(Cgroups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
         touch(&tree.path().join("blkio/cgroup.procs"));
-        let groups = Groups::find(tree.path()).unwrap();
+        let groups = Cgroups::find(tree.path()).unwrap();
         let limits = limits(Bytes::mib(1), 1e6);
         let group = groups.create(1, tree.path(), limits).unwrap();
         touch(&group.folders.memory.join("memory.memsw.limit_in_bytes"));
@@ -350,17 +350,17 @@ mod tests {
     fn cpu_quota_is_set_and_removed_in_both_versions() {
         let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
         let second = tree(&["cgroup.controllers"]);
-        let groups = Groups::find(second.path()).unwrap();
+        let groups = Cgroups::find(second.path()).unwrap();
         let group = groups.create(1, second.path(), half).unwrap();
         assert_eq!(read(&group.folders.memory, "cpu.max"), "5000 10000");
         assert_eq!(read(second.path(), "cgroup.subtree_control"), "+cpu");
-        group.set_cpu_quota(None).unwrap();
+        group.set_cpu_limit(None).unwrap();
         assert_eq!(read(&group.folders.memory, "cpu.max"), "max 10000");
         let free = groups.create(2, second.path(), DeviceLimits::default()).unwrap();
-        assert!(free.set_cpu_quota(Some(1.0)).is_ok() && !free.folders.memory.join("cpu.max").exists());
+        assert!(free.set_cpu_limit(Some(1.0)).is_ok() && !free.folders.memory.join("cpu.max").exists());
 
         let first = tree(&["memory/cgroup.procs", "blkio/cgroup.procs"]);
-        let create = || Groups::find(first.path()).unwrap().create(1, first.path(), half);
+        let create = || Cgroups::find(first.path()).unwrap().create(1, first.path(), half);
         let refused = create().unwrap_err().to_string();
         assert!(refused.contains("processor time"), "{refused}");
         touch(&first.path().join("cpu/cgroup.procs"));
@@ -368,7 +368,7 @@ mod tests {
         let folder = group.folders.cpu.clone().unwrap();
         assert_eq!(read(&folder, "cpu.cfs_period_us"), "10000");
         assert_eq!((read(&folder, "cpu.cfs_quota_us").as_str(), group.procs_files().len()), ("5000", 3));
-        group.set_cpu_quota(None).unwrap();
+        group.set_cpu_limit(None).unwrap();
         assert_eq!(read(&folder, "cpu.cfs_quota_us"), "-1");
     }
 }

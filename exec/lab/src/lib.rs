@@ -16,7 +16,7 @@ pub mod meter;
 pub mod process;
 
 pub use copies::ModelCopies;
-pub use groups::{DeviceLimits, Group, Groups, ThrottleCounter};
+pub use groups::{Cgroup, Cgroups, DeviceLimits, ThrottleCounter};
 pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
 pub use process::{DeviceProcess, FreezeHandle, Placement, processors};

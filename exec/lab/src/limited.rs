@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::copies::{drop_cache, resident_bytes};
 use super::process::{command_in_group, read_all, spawn};
-use super::{DeviceLimits, Group, Groups, LabError};
+use super::{Cgroup, Cgroups, DeviceLimits, LabError};
 use hearth_runtime::clock::wall_nanos;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -140,7 +140,7 @@ pub struct CommandUsage {
 impl LimitedCommand {
     /// Runs a program until it exits. Captures its output if `capture` is set; otherwise its output is inherited.
     pub fn run(&self, program: &Path, arguments: &[String], capture: bool) -> Result<CommandUsage, LabError> {
-        let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
+        let groups = Cgroups::find(Path::new("/sys/fs/cgroup"))?;
         groups.remove_stale();
         let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
         for file in &self.files {
@@ -180,7 +180,7 @@ impl LimitedCommand {
 
 /// Samples the memory of a group until the process exits or is killed at `deadline`, in nanoseconds of the clock.
 /// Returns the exit status, unless it was killed, and the maximum of the unreclaimable bytes.
-fn watch(process: &mut Child, group: &Group, deadline: u64) -> (Option<ExitStatus>, u64) {
+fn watch(process: &mut Child, group: &Cgroup, deadline: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {
         peak = peak.max(group.memory().unreclaimable_bytes().unwrap_or(0));

@@ -13,9 +13,9 @@ use hearth_schema::Trace;
 use hearth_schema::trace::{Counter, Kind, Reading};
 use serde::{Deserialize, Serialize};
 
-use super::{Group, ThrottleCounter};
+use super::{Cgroup, ThrottleCounter};
 use hearth_runtime::clock::wall_nanos;
-use hearth_runtime::memory::GroupMemory;
+use hearth_runtime::memory::CgroupMemory;
 
 /// Maximum relative difference of the bytes in the trace from the throttle counter for which there is no warning.
 pub const COUNTER_TOLERANCE: f64 = 0.05;
@@ -31,7 +31,7 @@ const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct WatchedDevice<'g> {
     pub name: String,
-    pub group: Option<&'g Group>,
+    pub cgroup: Option<&'g Cgroup>,
     /// Whether the disk reads of the device are throttled. The kernel counts only throttled reads.
     pub is_throttled: bool,
     /// Bytes of the device's copy of the model that are in the page cache before the run.
@@ -81,12 +81,12 @@ impl<'g> Meter<'g> {
     /// Starts sampling the counters of these devices, which are in ring order.
     pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
         let count = |device: &WatchedDevice| {
-            let Some(memory) = device.group.map(Group::memory) else { return (0, 0) };
+            let Some(memory) = device.cgroup.map(Cgroup::memory) else { return (0, 0) };
             (memory.refaulted_bytes().unwrap_or(0), memory.oom_kills().unwrap_or(0))
         };
         let before = devices.iter().map(count).collect();
         let throttle = |device: &WatchedDevice| {
-            device.group.filter(|_| device.is_throttled).map(Group::throttle_counter)
+            device.cgroup.filter(|_| device.is_throttled).map(Cgroup::throttle_counter)
         };
         let throttles: Vec<_> = devices.iter().map(throttle).collect();
         let (stop_sampler, stopped) = mpsc::channel();
@@ -104,7 +104,7 @@ impl<'g> Meter<'g> {
         }
         self.next_memory_sample = now + MEMORY_INTERVAL_NS;
         for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
-            let bytes = device.group.and_then(|group| group.memory().unreclaimable_bytes());
+            let bytes = device.cgroup.and_then(|group| group.memory().unreclaimable_bytes());
             *peak = (*peak).max(bytes.unwrap_or(0));
         }
     }
@@ -115,8 +115,8 @@ impl<'g> Meter<'g> {
         drop(self.stop_sampler);
         let samples = self.sampler.join().unwrap_or_default();
         let usage = |(index, device): (usize, &WatchedDevice)| {
-            let memory = device.group.map(Group::memory);
-            let since = |number: fn(&GroupMemory) -> Option<u64>, before: u64| {
+            let memory = device.cgroup.map(Cgroup::memory);
+            let since = |number: fn(&CgroupMemory) -> Option<u64>, before: u64| {
                 Some(number(memory.as_ref()?)?.saturating_sub(before))
             };
             let interval = measured_interval(trace, index as u16);
@@ -129,13 +129,13 @@ impl<'g> Meter<'g> {
             });
             DeviceUsage {
                 name: device.name.clone(),
-                memory_limit: memory.as_ref().and_then(GroupMemory::limit),
+                memory_limit: memory.as_ref().and_then(CgroupMemory::limit),
                 resident_before: device.resident_before,
                 throttle_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
                 trace_bytes_per_token: trace,
                 peak_unreclaimable: memory.as_ref().map(|_| self.peaks[index]),
-                refaults: since(GroupMemory::refaulted_bytes, self.before[index].0),
-                oom_kills: since(GroupMemory::oom_kills, self.before[index].1),
+                refaults: since(CgroupMemory::refaulted_bytes, self.before[index].0),
+                oom_kills: since(CgroupMemory::oom_kills, self.before[index].1),
             }
         };
         self.devices.iter().enumerate().map(usage).collect()

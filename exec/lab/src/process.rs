@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{Group, LabError};
+use super::{Cgroup, LabError};
 
 /// The process that emulates a device. It is killed when this value is dropped.
 #[derive(Debug)]
@@ -75,16 +75,16 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
 /// The control group that a device's process joins and the processors that it runs on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Placement<'a> {
-    pub group: Option<&'a Group>,
+    pub cgroup: Option<&'a Cgroup>,
     /// The processors that the process is allowed to run on; empty for all.
     pub processors: &'a [u32],
 }
 
 /// Returns a command that joins a group, if there is one, and then executes `program`.
-pub(super) fn command_in_group(group: Option<&Group>, program: &Path, arguments: &[String]) -> Command {
+pub(super) fn command_in_group(cgroup: Option<&Cgroup>, program: &Path, arguments: &[String]) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", JOIN_SCRIPT, "sh"]);
-    command.args(group.map(Group::procs_files).unwrap_or_default()).arg("--").arg(program).args(arguments);
+    command.args(cgroup.map(Cgroup::procs_files).unwrap_or_default()).arg("--").arg(program).args(arguments);
     command
 }
 
@@ -114,7 +114,7 @@ impl DeviceProcess {
         program: &Path,
         arguments: &[String],
     ) -> Result<DeviceProcess, LabError> {
-        let mut command = command_in_group(placement.group, program, arguments);
+        let mut command = command_in_group(placement.cgroup, program, arguments);
         set_affinity(&mut command, placement.processors);
         // The ring of the lab is on one machine and is measured without encryption.
         command.env_remove(hearth_ring::KEY_VARIABLE);

@@ -18,12 +18,12 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{
-    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetch, OnReport, OnRunEvent,
+    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetch, OnRunEvent, OnTraceLines,
     RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions,
     plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
-pub use emulation::{DelayedTransport, EmulatedPath, EmulatedPaths, EmulatedTransport};
+pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};
 pub use error::{Result, RingError};
 pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft};
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError};

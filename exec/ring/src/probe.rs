@@ -50,7 +50,7 @@ pub struct ProbeEffort {
 
 impl ProbeEffort {
     /// Returns [`ProbeEffort::quick`], or the full effort: two seconds on a fast link.
-    pub fn of(quick: bool) -> ProbeEffort {
+    pub fn new(quick: bool) -> ProbeEffort {
         let full =
             ProbeEffort { short_exchanges: 300, long_exchanges: 15, time_limit: Duration::from_secs(5) };
         if quick { ProbeEffort::quick() } else { full }

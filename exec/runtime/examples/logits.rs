@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut engine = Engine::new(weights, cpu, tokens.len() as u32, CacheFormat::F32)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for tokens in tokens.chunks(PASS) {
-        let hidden = engine.pass(tokens)?;
+        let hidden = engine.forward(tokens)?;
         for logit in engine.input_output.logits(&hidden)? {
             out.write_all(&logit.to_le_bytes())?;
         }

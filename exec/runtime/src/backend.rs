@@ -35,5 +35,5 @@ pub trait Backend: Send {
     }
 
     /// Returns the bytes of all KV caches.
-    fn cache_bytes(&self) -> u64;
+    fn kv_cache_bytes(&self) -> u64;
 }

@@ -20,7 +20,7 @@ use crate::rope::Pairs;
 use crate::rows::SharedRows;
 use crate::weights::LayerWeights;
 use crate::{Backend, CacheOptions, ComputeCost, Pool, Weights};
-use hearth_kernels::attention::Scoring;
+use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
@@ -59,7 +59,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) heads: usize,
     /// Number of query heads that share a key and value head.
     pub(crate) group: usize,
-    pub(crate) scoring: Scoring,
+    pub(crate) scoring: ScoreOptions,
 }
 
 /// The rows of a matmul that are computed in one phase, and their chunks.
@@ -313,7 +313,7 @@ impl Backend for CpuLayers {
         cost
     }
 
-    fn cache_bytes(&self) -> u64 {
+    fn kv_cache_bytes(&self) -> u64 {
         self.caches.values().map(LayerCache::bytes).sum()
     }
 }
@@ -368,7 +368,7 @@ impl LayerPass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, query, key, value, .. } = &mut *buffers;
-        cpu.rms_norm_rows(hidden, tensors.attention_norm, parameters.epsilon, input);
+        cpu.rms_norm_rows(hidden, tensors.attention_norm, parameters.rms_norm_epsilon, input);
         let [query_matrix, key_matrix, value_matrix, matrix, ..] = tensors.matrices;
         let [query_bias, key_bias, value_bias, bias, ..] = tensors.biases;
         let mut matmuls = [
@@ -391,7 +391,7 @@ impl LayerPass<'_> {
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, gated, up, change, .. } = buffers;
-        cpu.rms_norm_rows(hidden, tensors.feed_forward_norm, parameters.epsilon, input);
+        cpu.rms_norm_rows(hidden, tensors.feed_forward_norm, parameters.rms_norm_epsilon, input);
         let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
         let [.., gate_bias, up_bias, bias] = tensors.biases;
         let mut matmuls =
@@ -411,7 +411,8 @@ impl LayerPass<'_> {
         if bias.is_none() && norm.is_none() {
             return;
         }
-        let (instructions, epsilon) = (self.cpu.instructions, self.weights.hyperparameters().epsilon);
+        let (instructions, epsilon) =
+            (self.cpu.instructions, self.weights.hyperparameters().rms_norm_epsilon);
         self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
             if let Some(bias) = bias {
                 elementwise::add(instructions, row, bias);
@@ -439,8 +440,10 @@ impl LayerPass<'_> {
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
                 let angles = &angles[token * pairs..][..pairs];
                 match rope.pairs {
-                    Pairs::Interleaved => elementwise::rotate(self.cpu.instructions, head, angles),
-                    Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, angles),
+                    Pairs::Interleaved => {
+                        elementwise::apply_rope_interleaved(self.cpu.instructions, head, angles);
+                    }
+                    Pairs::Halves => elementwise::apply_rope_neox(self.cpu.instructions, head, angles),
                 }
             }
         });
@@ -456,7 +459,8 @@ impl LayerPass<'_> {
         let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
         let (tokens, heads) = (self.tokens, shape.heads as usize);
         let group = heads / shape.kv_heads as usize;
-        let scoring = Scoring { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
+        let scoring =
+            ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
         attended.resize(tokens, heads * shape.value_length as usize);
         let positions = |token: usize| {
             let position = self.first + token;

@@ -9,7 +9,7 @@
 //! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
 //! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, CacheFormat::F16)?;
 //!
-//! let hidden = engine.pass(&[1, 15043])?; // [tokens, embedding]
+//! let hidden = engine.forward(&[1, 15043])?; // [tokens, embedding]
 //! let logits = engine.input_output.logits_of_last(&hidden)?; // [vocabulary]
 //! # Ok(())
 //! # }
@@ -45,7 +45,7 @@ impl Engine {
     }
 
     /// Returns the hidden rows [tokens, embedding] of `tokens`, which continue the sequence, after all layers.
-    pub fn pass(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
+    pub fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let mut hidden = self.input_output.embed(tokens)?;
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         self.stage.forward(0..self.layers, &mut hidden, &positions)?;
@@ -55,12 +55,12 @@ impl Engine {
 
     /// Returns the logits `[vocabulary]` after `tokens`, which continue the sequence.
     pub fn next_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
-        let hidden = self.pass(tokens)?;
+        let hidden = self.forward(tokens)?;
         self.input_output.logits_of_last(&hidden)
     }
 
     /// Clears the KV cache for a new sequence.
-    pub fn restart(&mut self) {
+    pub fn reset(&mut self) {
         self.stage.truncate(0);
         self.length = 0;
     }

@@ -37,7 +37,7 @@ pub enum GateActivation {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// The constant added to the mean square in RMSNorm.
-    pub epsilon: f32,
+    pub rms_norm_epsilon: f32,
     pub rope: Rope,
     /// The factor by which the input embeddings are multiplied (Gemma).
     pub embedding_scale: Option<f32>,
@@ -48,7 +48,7 @@ pub struct Hyperparameters {
     /// The soft cap c of the logits, `c tanh(logit / c)`.
     pub logit_softcap: Option<f32>,
     /// The attention window of even layers, in positions, including the token's own. Odd layers have none.
-    pub window: Option<u32>,
+    pub sliding_window: Option<u32>,
     pub gate_activation: GateActivation,
 }
 
@@ -80,20 +80,20 @@ impl Hyperparameters {
             if second { positive(metadata, &key(name), default).map(Some) } else { Ok(None) }
         };
         Ok(Hyperparameters {
-            epsilon,
+            rms_norm_epsilon: epsilon,
             rope: Rope::read(metadata, shape, factors)?,
             embedding_scale: gemma.then(|| (shape.embedding as f32).sqrt()),
             attention_scale: 1.0 / attention_divisor(shape).sqrt(),
             attention_softcap: cap("attn_logit_softcapping", ATTENTION_SOFTCAP)?,
             logit_softcap: cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
-            window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
+            sliding_window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
             gate_activation: if gemma { GateActivation::Gelu } else { GateActivation::Silu },
         })
     }
 
     /// Returns the attention window of `layer` in positions, including the token's own; `None` if it attends to all.
     pub fn attention_window(&self, layer: u32) -> Option<u32> {
-        self.window.filter(|_| layer.is_multiple_of(2))
+        self.sliding_window.filter(|_| layer.is_multiple_of(2))
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.
@@ -135,7 +135,7 @@ mod tests {
         let zero = keys_of("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
         let plain = Hyperparameters::read(&keys_of("llama", &[EPSILON]), &shape(), None).unwrap();
-        assert_eq!((plain.attention_scale, plain.window, plain.logit_softcap), (0.5, None, None));
+        assert_eq!((plain.attention_scale, plain.sliding_window, plain.logit_softcap), (0.5, None, None));
         assert_eq!(plain.first_visible(0, 1000), 0);
     }
 

@@ -56,7 +56,7 @@ impl InputOutputLayers {
         let (cpu, input) = (&self.cpu, &mut self.input);
         let parameters = self.weights.hyperparameters();
         let ((), cost) = cpu.pool.measure(|| {
-            cpu.rms_norm_rows(hidden, norm, parameters.epsilon, input);
+            cpu.rms_norm_rows(hidden, norm, parameters.rms_norm_epsilon, input);
             cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
             cpu.for_each_row(&mut logits, matrix.rows, |_, row| {
                 if let Some(bias) = bias {

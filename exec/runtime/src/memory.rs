@@ -21,12 +21,12 @@ use crate::pages::page_bytes;
 /// The memory statistics of a control group. Each call reads the files of the group again, so that changes of limits
 /// are noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupMemory {
+pub struct CgroupMemory {
     version: Version,
     folder: PathBuf,
 }
 
-impl GroupMemory {
+impl CgroupMemory {
     /// Creates the statistics of the control group with this cgroup version and folder.
     pub fn new(version: Version, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
@@ -110,7 +110,7 @@ pub struct MemoryWatch {
     /// The folder used as `/`, another one in tests.
     root: PathBuf,
     /// The control group of the process, followed by its parent groups.
-    groups: Vec<GroupMemory>,
+    groups: Vec<CgroupMemory>,
     /// `MemAvailable` at the start of the watch, in bytes.
     available_at_start: u64,
 }
@@ -126,7 +126,7 @@ impl MemoryWatch {
     fn under(root: &Path) -> Self {
         let groups = folders_under(root, "memory")
             .iter()
-            .map(|(version, folder)| GroupMemory::new(*version, folder))
+            .map(|(version, folder)| CgroupMemory::new(*version, folder))
             .filter(|group| group.text("memory.stat").is_some())
             .collect();
         let mut watch = Self { root: root.into(), groups, available_at_start: 0 };
@@ -140,7 +140,7 @@ impl MemoryWatch {
     /// The result includes the page cache that the process already holds. Without limits it is an upper bound,
     /// because the page cache of other programs counts as available.
     pub fn page_cache_available(&self) -> Option<u64> {
-        let left = |(group, limit): (&GroupMemory, u64)| {
+        let left = |(group, limit): (&CgroupMemory, u64)| {
             // If the usage of a group is unknown, its whole limit counts as available.
             limit.saturating_sub(group.unreclaimable_bytes().unwrap_or(0))
         };
@@ -182,12 +182,12 @@ impl MemoryWatch {
     }
 
     /// Returns the group with the tightest limit and this limit in bytes, if one is below the memory of the machine.
-    fn tightest(&self) -> Option<(&GroupMemory, u64)> {
+    fn tightest(&self) -> Option<(&CgroupMemory, u64)> {
         let total = self.machine("MemTotal:").unwrap_or(u64::MAX);
         self.limited().filter(|&(_, limit)| limit < total).min_by_key(|&(_, limit)| limit)
     }
 
-    fn limited(&self) -> impl Iterator<Item = (&GroupMemory, u64)> {
+    fn limited(&self) -> impl Iterator<Item = (&CgroupMemory, u64)> {
         self.groups.iter().filter_map(|group| Some((group, group.limit()?)))
     }
 

@@ -12,7 +12,7 @@ use crate::hyperparameters::GateActivation;
 use crate::rope::Pairs;
 use crate::weights::LayerWeights;
 use crate::{Backend, CacheOptions, ComputeCost, Pool, PoolOptions, Weights};
-use hearth_kernels::attention::Scoring;
+use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
@@ -62,7 +62,7 @@ impl Backend for Oracle {
         cost
     }
 
-    fn cache_bytes(&self) -> u64 {
+    fn kv_cache_bytes(&self) -> u64 {
         self.caches.values().map(LayerCache::bytes).sum()
     }
 }
@@ -102,7 +102,7 @@ fn normalise_each(rows: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
 
 fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
     let (shape, parameters) = (weights.shape(), weights.hyperparameters());
-    let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.epsilon);
+    let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.rms_norm_epsilon);
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
     let input = normalised(row, tensors.attention_norm, epsilon);
     let [mut query, mut key, value] = [0, 1, 2].map(|index| linear(tensors, index, &input));
@@ -113,15 +113,15 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     parameters.rope.cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
         match parameters.rope.pairs {
-            Pairs::Interleaved => elementwise::rotate(SCALAR, head, &angles),
-            Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &angles),
+            Pairs::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
+            Pairs::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
         }
     }
     cache.set(position as usize, &key, &value);
 
     let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scoring = Scoring { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
+    let scoring = ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
     let mut scores = vec![0.0; seen.len()];
     for (head, (query, out)) in
@@ -138,13 +138,13 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let (tensors, parameters) = (&weights.layer_weights(layer), weights.hyperparameters());
-    let input = normalised(row, tensors.feed_forward_norm, parameters.epsilon);
+    let input = normalised(row, tensors.feed_forward_norm, parameters.rms_norm_epsilon);
     let [mut gate, up] = [4, 5].map(|index| linear(tensors, index, &input));
     match parameters.gate_activation {
         GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
         GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
     let mut change = linear(tensors, 6, &gate);
-    normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.epsilon);
+    normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
     elementwise::add(SCALAR, row, &change);
 }

@@ -88,7 +88,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     for &tokens in &options.prompt_lengths {
         // The work does not depend on which tokens the prompt has.
         let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
-        engine.restart();
+        engine.reset();
         let start = wall_nanos();
         engine.next_logits(&prompt)?;
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });

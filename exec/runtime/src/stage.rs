@@ -140,8 +140,8 @@ impl Stage {
     }
 
     /// Returns the bytes of all KV caches.
-    pub fn cache_bytes(&self) -> u64 {
-        self.backend.cache_bytes()
+    pub fn kv_cache_bytes(&self) -> u64 {
+        self.backend.kv_cache_bytes()
     }
 
     /// Checks `positions` and returns the first one and the end, or `None` if there are no positions.

@@ -17,7 +17,7 @@
 //! Deviation: a block fits if nothing is read from disk (`crate::capacity`), because weights are memory-mapped here.
 
 use crate::capacity::{LayerCapacity, capacities, one_round};
-use crate::{LatencyModel, Proposal, Share, Strategy, StrategyError};
+use crate::{LatencyModel, LayerCounts, Proposal, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeShard;
@@ -46,7 +46,7 @@ fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32
         let mut next = if head { vec![f64::INFINITY; layers + 1] } else { fastest.clone() };
         let mut blocks = vec![0; layers + 1];
         for block in 1..=capacity.layers().min(layers as u32) {
-            let share = Share::new(block, capacity.gpu_layers(block), 1, 0);
+            let share = LayerCounts::new(block, capacity.gpu_layers(block), 1, 0);
             let seconds = model.terms(device, head, share).seconds();
             for placed in block as usize..=layers {
                 let total = fastest[placed - block as usize] + seconds;

@@ -35,17 +35,18 @@ impl Strategy for Even {
             return Err(StrategyError::Rounds { rounds, model_layers, valid });
         }
         let devices = model.device_count();
-        let ring_layers = model_layers / rounds;
-        if (ring_layers as usize) < devices {
-            let reason = InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices };
-            return Err(StrategyError::no_plan(rounds, ring_layers, reason));
+        let layers_per_round = model_layers / rounds;
+        if (layers_per_round as usize) < devices {
+            let reason = InfeasibleReason::MoreDevicesThanLayers { layers_per_round, devices };
+            return Err(StrategyError::no_plan(rounds, layers_per_round, reason));
         }
-        let (each, larger) = (ring_layers as usize / devices, ring_layers as usize % devices);
+        let (each, larger) = (layers_per_round as usize / devices, layers_per_round as usize % devices);
         let window_layers: Vec<u32> =
             (0..devices).map(|device| (each + usize::from(device < larger)) as u32).collect();
         // If no split is allowed, the maximum of GPU layers lets the check of the plan name the violated constraint.
         let split = |(device, &layers): (usize, &u32)| {
-            let window = RoundWindow { device, head: device == 0, ring_layers, layers_before: 0, layers };
+            let window =
+                RoundWindow { device, head: device == 0, layers_per_round, layers_before: 0, layers };
             model.best_split(window).map_or_else(|| model.max_gpu_layers(window), |split| split.gpu_layers)
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();

@@ -56,15 +56,15 @@ impl Strategy for Exhaustive {
         let orders = orders(devices, self.order);
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         let (mut search_steps, mut plans) = (Vec::new(), Vec::new());
-        for ring_layers in rings {
-            let rounds = model.model_layers().div_ceil(ring_layers);
+        for layers_per_round in rings {
+            let rounds = model.model_layers().div_ceil(layers_per_round);
             let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
             let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
-            for_each_split(&mut plan, 0, ring_layers, &mut |plan| search.try_rings(plan));
+            for_each_split(&mut plan, 0, layers_per_round, &mut |plan| search.try_rings(plan));
             let seconds = search.best.as_ref().map(|(seconds, _)| *seconds);
-            let outcome = seconds.ok_or(InfeasibleReason::NothingAllowed { ring_layers });
+            let outcome = seconds.ok_or(InfeasibleReason::NothingAllowed { layers_per_round });
             plans.extend(search.best);
-            search_steps.push(SearchStep { head: 0, rounds, ring_layers, outcome });
+            search_steps.push(SearchStep { head: 0, rounds, layers_per_round, outcome });
         }
         match plans.into_iter().min_by(|one, other| one.0.total_cmp(&other.0)) {
             Some((_, proposal)) => Ok(Proposal { search_steps, ..proposal }),

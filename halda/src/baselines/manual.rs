@@ -38,8 +38,8 @@ impl Strategy for Manual {
         let gpu_layers =
             if self.gpu_layers.is_empty() { vec![0; window_layers.len()] } else { self.gpu_layers.clone() };
         let mut assignment = Assignment::new(self.head, 0, window_layers, gpu_layers);
-        let ring_layers = assignment.ring_layers().max(1);
-        let needed = u64::from(model.model_layers()).div_ceil(ring_layers) as u32;
+        let layers_per_round = assignment.layers_per_round().max(1);
+        let needed = u64::from(model.model_layers()).div_ceil(layers_per_round) as u32;
         assignment.rounds = self.rounds.unwrap_or(needed);
         Ok(Proposal { residencies: self.residencies.clone(), ..Proposal::new(assignment) })
     }

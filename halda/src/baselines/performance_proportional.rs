@@ -79,7 +79,7 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
 
     let held: u32 = windows.iter().sum();
     if held < layers {
-        let reason = InfeasibleReason::TooLittleMemory { ring_layers: layers, held };
+        let reason = InfeasibleReason::TooLittleMemory { layers_per_round: layers, held };
         return Err(StrategyError::no_plan(1, layers, reason));
     }
     Ok(windows)

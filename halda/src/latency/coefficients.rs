@@ -118,7 +118,7 @@ impl ModelSizes {
             let run = (run + surplus).max(0);
             (run, most.max(run))
         });
-        let mut times = instance.devices.iter().filter_map(|device| device.runtime.work_times.as_ref());
+        let mut times = instance.devices.iter().filter_map(|device| device.runtime.compute_times.as_ref());
         let equal_times = times.all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers));
         Self {
             max_run_surplus,
@@ -176,7 +176,7 @@ impl DeviceCosts {
         };
         let metal = device.gpu == Gpu::Metal;
         let (capacity, case_if_exceeded) = capacity_and_case(device);
-        let work = device.runtime.work_times.as_ref();
+        let work = device.runtime.compute_times.as_ref();
         let rate = device.disk_read_rate;
         let same_rates = ReadRates { fault: rate, read_ahead: rate, stream: rate };
         let costs = Self {

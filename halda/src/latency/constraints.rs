@@ -12,7 +12,7 @@
 //! | each device has a link to the next one; there are no relays if the last round is partial | 3.3 |
 //! | GPU layers fit in GPU memory (CUDA) or in the working set (Metal); none without a GPU | 34-36 |
 
-use crate::{Assignment, Gpu, LatencyModel, Share};
+use crate::{Assignment, Gpu, LatencyModel, LayerCounts};
 
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,18 +41,18 @@ pub enum Violation {
     HeadWithoutLayers { device: String },
     #[error("`{device}` has no layers, but devices must not be dropped")]
     EmptyWindow { device: String },
-    #[error("a round covers {ring_layers} layers, but the model has only {model_layers}")]
-    RingExceedsModel { ring_layers: u64, model_layers: u32 },
+    #[error("a round covers {layers_per_round} layers, but the model has only {model_layers}")]
+    RingExceedsModel { layers_per_round: u64, model_layers: u32 },
     #[error(
-        "{rounds} rounds of {ring_layers} layers do not match the {model_layers} layers of the model, which take \
+        "{rounds} rounds of {layers_per_round} layers do not match the {model_layers} layers of the model, which take \
          {expected} rounds"
     )]
-    RoundsDoNotCover { rounds: u32, ring_layers: u64, model_layers: u32, expected: u32 },
+    RoundsDoNotCover { rounds: u32, layers_per_round: u64, model_layers: u32, expected: u32 },
     #[error(
-        "the last of {rounds} rounds is partial: with {ring_layers} layers per round, only {remainder} of the \
+        "the last of {rounds} rounds is partial: with {layers_per_round} layers per round, only {remainder} of the \
          {model_layers} layers remain for it"
     )]
-    PartialLastRound { remainder: u32, rounds: u32, ring_layers: u64, model_layers: u32 },
+    PartialLastRound { remainder: u32, rounds: u32, layers_per_round: u64, model_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers} layers")]
     GpuLayersExceedWindow { device: String, gpu_layers: u32, window_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers, but no GPU")]
@@ -127,10 +127,10 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
         // The other checks need a valid shape.
         return found;
     }
-    let (model_layers, ring_layers) = (model.model_layers(), assignment.ring_layers());
-    let (rounds, remainder) = (assignment.rounds, (u64::from(model_layers) % ring_layers) as u32);
+    let (model_layers, layers_per_round) = (model.model_layers(), assignment.layers_per_round());
+    let (rounds, remainder) = (assignment.rounds, (u64::from(model_layers) % layers_per_round) as u32);
     if remainder > 0 && !rules.may_leave_remainder {
-        found.push(Violation::PartialLastRound { remainder, rounds, ring_layers, model_layers });
+        found.push(Violation::PartialLastRound { remainder, rounds, layers_per_round, model_layers });
     }
     if remainder > 0 {
         let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
@@ -159,13 +159,13 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     if window_layers[head] == 0 {
         found.push(Violation::HeadWithoutLayers { device: model.device_name(head) });
     }
-    let (model_layers, ring_layers) = (model.model_layers(), assignment.ring_layers());
-    if ring_layers > u64::from(model_layers) {
-        found.push(Violation::RingExceedsModel { ring_layers, model_layers });
-    } else if ring_layers > 0 {
-        let expected = u64::from(model_layers).div_ceil(ring_layers) as u32;
+    let (model_layers, layers_per_round) = (model.model_layers(), assignment.layers_per_round());
+    if layers_per_round > u64::from(model_layers) {
+        found.push(Violation::RingExceedsModel { layers_per_round, model_layers });
+    } else if layers_per_round > 0 {
+        let expected = u64::from(model_layers).div_ceil(layers_per_round) as u32;
         if rounds != expected {
-            found.push(Violation::RoundsDoNotCover { rounds, ring_layers, model_layers, expected });
+            found.push(Violation::RoundsDoNotCover { rounds, layers_per_round, model_layers, expected });
         }
     }
     for device in 0..devices {
@@ -219,7 +219,7 @@ fn link_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viola
 }
 
 /// Checks the GPU memory of a device, Eq. 34-36 of the prima.cpp paper.
-fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
+fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: LayerCounts) -> Option<Violation> {
     let layers = share.gpu_layers;
     let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);
     if i64::from(layers) <= fit {
@@ -234,7 +234,12 @@ fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) 
 }
 
 /// Checks that a slow disk is not read for every token, Case 4 of the prima.cpp paper.
-fn slow_disk_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
+fn slow_disk_violation(
+    model: &LatencyModel,
+    device: usize,
+    head: bool,
+    share: LayerCounts,
+) -> Option<Violation> {
     let (terms, costs) = (model.terms(device, head, share), &model.devices[device]);
     (terms.exceeds_memory && costs.slow_disk).then(|| Violation::SlowDiskOverloaded {
         device: model.device_name(device),

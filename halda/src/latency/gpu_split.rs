@@ -39,8 +39,8 @@ impl LatencyModel<'_> {
 
     /// Returns the maximum number of GPU layers in the window of a device if a token takes one round of all layers.
     pub(crate) fn max_gpu_layers_in_one_round(&self, device: usize, head: usize, layers: u32) -> u32 {
-        let (head, ring_layers) = (device == head, self.model.layers);
-        self.max_gpu_layers(RoundWindow { device, head, ring_layers, layers_before: 0, layers })
+        let (head, layers_per_round) = (device == head, self.model.layers);
+        self.max_gpu_layers(RoundWindow { device, head, layers_per_round, layers_before: 0, layers })
     }
 
     /// Returns the best split of a window; `None` if a slow disk would be read. Ties go to fewer GPU layers.

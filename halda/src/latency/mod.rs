@@ -32,7 +32,7 @@ pub mod steady_state;
 use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
 
-use crate::problem::assignment::{Assignment, Share};
+use crate::problem::assignment::{Assignment, LayerCounts};
 use crate::problem::instance::Instance;
 use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelSizes};
@@ -64,7 +64,7 @@ pub struct Breakdown {
 /// The terms of one device in the time per token, in seconds, and its memory in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceTerms {
-    pub share: Share,
+    pub share: LayerCounts,
     /// `T_comp` of the prima.cpp paper: the seconds of arithmetic per token.
     pub compute: f64,
     /// `T_mem` of the prima.cpp paper: the seconds of memory traffic of weights, cache and hidden state.
@@ -150,12 +150,12 @@ impl<'i> LatencyModel<'i> {
 
     /// Returns the seconds of communication of each device (`T_comm`): its hops in whole rounds and in a partial last
     /// one, which skips devices without layers in it, but not relays. Infinite if a link is missing.
-    pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
+    pub(crate) fn communication(&self, assignment: &Assignment, shares: &[LayerCounts]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
-        let ring_layers = assignment.ring_layers().max(1);
-        let whole_rounds = (u64::from(self.model.layers) / ring_layers) as u32;
-        let partial = !u64::from(self.model.layers).is_multiple_of(ring_layers);
+        let layers_per_round = assignment.layers_per_round().max(1);
+        let whole_rounds = (u64::from(self.model.layers) / layers_per_round) as u32;
+        let partial = !u64::from(self.model.layers).is_multiple_of(layers_per_round);
         let is_visited = |device: &usize| {
             partial && (shares[*device].windows > whole_rounds || assignment.is_relay(*device))
         };
@@ -180,11 +180,17 @@ impl<'i> LatencyModel<'i> {
     }
 
     /// Returns the terms of a device for a share. Its hops are an estimate if they depend on the next device.
-    pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
+    pub fn terms(&self, device: usize, head: bool, share: LayerCounts) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
 
-    pub(crate) fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
+    pub(crate) fn terms_with_hop(
+        &self,
+        device: usize,
+        head: bool,
+        share: LayerCounts,
+        hop: f64,
+    ) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
         let capacity = costs.capacity as u64;

@@ -48,8 +48,8 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::ring_order;
 use crate::{
-    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, ReadRates, Rereads, RoundWindow, RuntimeModel,
-    Share, Violation,
+    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, LayerCounts, ReadRates, Rereads, RoundWindow,
+    RuntimeModel, Violation,
 };
 
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
@@ -58,7 +58,7 @@ pub struct DeviceTiming {
     /// The terms without hops. `disk` is the time of reading from disk that no computation hides.
     pub terms: DeviceTerms,
     /// The seconds for which a token occupies the disk, a lower bound of the time per token (`busy` in [`self`]).
-    pub busy_seconds: f64,
+    pub disk_busy_seconds: f64,
 }
 
 /// The work of a device for a token, with the weight bytes of its actual layers.
@@ -66,7 +66,7 @@ pub struct DeviceTiming {
 pub struct DeviceWork {
     pub device: usize,
     pub head: bool,
-    pub share: Share,
+    pub share: LayerCounts,
     pub cpu_bytes: i64,
     pub gpu_bytes: i64,
     /// The compute seconds of all layers; `None` if the times of single layers are unknown.
@@ -116,9 +116,9 @@ impl LatencyModel<'_> {
         let mut devices = Vec::with_capacity(self.device_count());
         let mut slowest = (0.0, 0);
         for (timing, communication) in self.timings(assignment, residencies).zip(hops) {
-            let DeviceTiming { terms, busy_seconds } = timing?;
-            if busy_seconds > slowest.0 {
-                slowest = (busy_seconds, devices.len());
+            let DeviceTiming { terms, disk_busy_seconds } = timing?;
+            if disk_busy_seconds > slowest.0 {
+                slowest = (disk_busy_seconds, devices.len());
             }
             devices.push(DeviceTerms { communication, ..terms });
         }
@@ -189,7 +189,7 @@ impl LatencyModel<'_> {
         let (costs, runtime) = (&self.devices[*device], &self.instance().devices[*device].runtime);
         let mut terms = terms.clone();
         if terms.share.layers == 0 {
-            return Some(DeviceTiming { terms, busy_seconds: 0.0 });
+            return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
         }
         // With the paper's page cache the time has no jump where the share exceeds memory, so no reserve is needed.
         terms.exceeds_memory = match runtime.rereads {
@@ -203,7 +203,7 @@ impl LatencyModel<'_> {
             }
         };
         if !terms.exceeds_memory && *within_metal && !releases_fitting_weights(residency, memory.share) {
-            return Some(DeviceTiming { terms, busy_seconds: 0.0 });
+            return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
         }
         if costs.slow_disk {
             return None;
@@ -218,14 +218,14 @@ impl LatencyModel<'_> {
             // If the working set is exceeded, Metal releases all weights under any residency.
             stage + (memory.share + memory.wired) as f64 / costs.read_rates.fault
         };
-        Some(DeviceTiming { terms, busy_seconds: busy })
+        Some(DeviceTiming { terms, disk_busy_seconds: busy })
     }
 
     /// Replaces the paper's compute terms with known times, if there are any, and adds the token overhead.
     fn apply_known_times(&self, device_work: &DeviceWork, terms: &mut DeviceTerms) {
         let DeviceWork { device, head, share, .. } = *device_work;
         let runtime = &self.instance().devices[device].runtime;
-        if let (Some(work), Some(seconds)) = (&runtime.work_times, device_work.layer_seconds) {
+        if let (Some(work), Some(seconds)) = (&runtime.compute_times, device_work.layer_seconds) {
             let windows = f64::from(share.windows);
             terms.compute = seconds;
             terms.memory = 0.0;
@@ -273,7 +273,7 @@ impl LatencyModel<'_> {
     /// Returns the seconds of the output head on the GPU; `None` if it is on the CPU. It is on the GPU if all layers
     /// are on the GPU and it fits beside them, as in [`crate::plan_document`].
     fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
-        let times = self.instance().devices[work.device].runtime.work_times.as_ref()?;
+        let times = self.instance().devices[work.device].runtime.compute_times.as_ref()?;
         // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
         let available = self.devices[work.device].gpu_bytes[0];
         let fits = work.share.gpu_layers == work.share.layers
@@ -293,7 +293,7 @@ impl LatencyModel<'_> {
     pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
         let (rounds, rest) = window.rounds_and_rest(self.model.layers);
         let share = window.share(self.model.layers, gpu_layers);
-        let RoundWindow { device, head, ring_layers, layers_before, layers: window } = window;
+        let RoundWindow { device, head, layers_per_round, layers_before, layers: window } = window;
         let sums = &self.model.layer_bytes_prefix_sums;
         let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
         let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
@@ -312,9 +312,9 @@ impl LatencyModel<'_> {
             cpu_bytes += bytes(split, start + layers);
             work += layers_time(1, start, split) + layers_time(0, split, start + layers);
         };
-        (0..rounds).for_each(|round| add(round * ring_layers + layers_before, window));
+        (0..rounds).for_each(|round| add(round * layers_per_round + layers_before, window));
         if rest > 0 {
-            add(rounds * ring_layers + layers_before, window.min(rest));
+            add(rounds * layers_per_round + layers_before, window.min(rest));
         }
         DeviceWork { device, head, share, cpu_bytes, gpu_bytes, layer_seconds: seconds.map(|_| work) }
     }
@@ -325,18 +325,24 @@ impl LatencyModel<'_> {
         let order: Vec<usize> = assignment.order.clone().unwrap_or_else(full_ring);
         let before = order.into_iter().take_while(|other| *other != device);
         let layers_before = before.map(|other| assignment.window_layers[other]).sum();
-        let (head, ring_layers) = (device == assignment.head, assignment.ring_layers() as u32);
-        RoundWindow { device, head, ring_layers, layers_before, layers: assignment.window_layers[device] }
+        let (head, layers_per_round) = (device == assignment.head, assignment.layers_per_round() as u32);
+        RoundWindow {
+            device,
+            head,
+            layers_per_round,
+            layers_before,
+            layers: assignment.window_layers[device],
+        }
     }
 
     pub(crate) fn work_by_device(&self, assignment: &Assignment) -> Vec<DeviceWork> {
         let without_layers =
             |device| DeviceWork { device, head: device == assignment.head, ..DeviceWork::default() };
         let mut works: Vec<DeviceWork> = (0..self.device_count()).map(without_layers).collect();
-        let (ring_layers, mut layers_before) = (assignment.ring_layers() as u32, 0);
+        let (layers_per_round, mut layers_before) = (assignment.layers_per_round() as u32, 0);
         for device in assignment.ring() {
             let (head, layers) = (device == assignment.head, assignment.window_layers[device]);
-            let window = RoundWindow { device, head, ring_layers, layers_before, layers };
+            let window = RoundWindow { device, head, layers_per_round, layers_before, layers };
             works[device] = self.device_work(window, assignment.gpu_layers[device]);
             layers_before += layers;
         }

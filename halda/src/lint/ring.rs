@@ -146,7 +146,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
             found.push(Finding::warning("one-round-over-memory", "plan rounds", what, fix));
         }
     }
-    let (layers, ring) = (plan.model.layers, plan.ring_layers());
+    let (layers, ring) = (plan.model.layers, plan.layers_per_round());
     if !layers.is_multiple_of(ring) {
         let last = plan.rounds - 1;
         let idle =

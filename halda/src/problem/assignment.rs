@@ -34,7 +34,7 @@ pub struct Assignment {
 
 /// The work of one device for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Share {
+pub struct LayerCounts {
     /// `l_m`: the layers of the model on the device.
     pub layers: u32,
     /// `lgpu_m`: the layers of the model on the GPU of the device.
@@ -43,7 +43,7 @@ pub struct Share {
     pub windows: u32,
 }
 
-impl Share {
+impl LayerCounts {
     /// Computes the share of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole
     /// rounds and a partial last round, of which the devices before this one leave `rest` layers.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
@@ -64,7 +64,7 @@ pub struct RoundWindow {
     pub device: usize,
     pub head: bool,
     /// W: the layers of a whole round.
-    pub ring_layers: u32,
+    pub layers_per_round: u32,
     /// The layers of a round before the window.
     pub layers_before: u32,
     /// w: the layers of the window.
@@ -74,13 +74,13 @@ pub struct RoundWindow {
 impl RoundWindow {
     /// Returns the number of whole rounds, and the layers of a partial last round left for this window.
     pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
-        let remainder = model_layers % self.ring_layers;
-        (model_layers / self.ring_layers, remainder.saturating_sub(self.layers_before))
+        let remainder = model_layers % self.layers_per_round;
+        (model_layers / self.layers_per_round, remainder.saturating_sub(self.layers_before))
     }
 
-    pub(crate) fn share(self, model_layers: u32, gpu_layers: u32) -> Share {
+    pub(crate) fn share(self, model_layers: u32, gpu_layers: u32) -> LayerCounts {
         let (rounds, rest) = self.rounds_and_rest(model_layers);
-        Share::new(self.layers, gpu_layers, rounds, rest)
+        LayerCounts::new(self.layers, gpu_layers, rounds, rest)
     }
 }
 
@@ -112,20 +112,20 @@ impl Assignment {
     }
 
     /// Returns W, the layers of a whole round.
-    pub fn ring_layers(&self) -> u64 {
+    pub fn layers_per_round(&self) -> u64 {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
     }
 
     /// Returns the share of each device in the instance's order. The assignment must have no
     /// [shape violations](crate::latency::constraints::shape_violations).
-    pub(crate) fn shares(&self, model_layers: u32) -> Vec<Share> {
-        let ring_layers = self.ring_layers() as u32;
-        let rounds = model_layers / ring_layers;
-        let mut rest = model_layers % ring_layers;
-        let mut shares = vec![Share::default(); self.window_layers.len()];
+    pub(crate) fn shares(&self, model_layers: u32) -> Vec<LayerCounts> {
+        let layers_per_round = self.layers_per_round() as u32;
+        let rounds = model_layers / layers_per_round;
+        let mut rest = model_layers % layers_per_round;
+        let mut shares = vec![LayerCounts::default(); self.window_layers.len()];
         for device in self.ring() {
             let window = self.window_layers[device];
-            shares[device] = Share::new(window, self.gpu_layers[device], rounds, rest);
+            shares[device] = LayerCounts::new(window, self.gpu_layers[device], rounds, rest);
             rest = rest.saturating_sub(window);
         }
         shares
@@ -160,9 +160,9 @@ mod tests {
         // and device 2 computes 2, so none remains for device 0.
         let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
         let shares = assignment.shares(11);
-        assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });
-        assert_eq!(shares[2], Share { layers: 6, gpu_layers: 3, windows: 3 });
-        assert_eq!(shares[0], Share { layers: 2, gpu_layers: 0, windows: 2 });
-        assert_eq!(Share::new(0, 0, 3, 2), Share::default(), "a dropped device has no window");
+        assert_eq!(shares[1], LayerCounts { layers: 3, gpu_layers: 0, windows: 3 });
+        assert_eq!(shares[2], LayerCounts { layers: 6, gpu_layers: 3, windows: 3 });
+        assert_eq!(shares[0], LayerCounts { layers: 2, gpu_layers: 0, windows: 2 });
+        assert_eq!(LayerCounts::new(0, 0, 3, 2), LayerCounts::default(), "a dropped device has no window");
     }
 }

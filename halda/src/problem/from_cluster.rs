@@ -36,7 +36,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, Gpu, Instance, Model, PerFormat};
-use crate::runtime_model::{ReadRates, Rereads, RuntimeModel, WorkTimes};
+use crate::runtime_model::{ComputeTimes, ReadRates, Rereads, RuntimeModel};
 
 /// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
 pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
@@ -94,11 +94,11 @@ fn model(cluster: &Cluster) -> Model {
     Model {
         name: profile.name.clone(),
         model_layers: shape.layers.0,
-        hidden_width: u64::from(shape.embedding),
+        hidden_size: u64::from(shape.embedding),
         key_heads: u64::from(shape.kv_heads),
-        key_head_width: u64::from(shape.key_length),
+        key_head_dim: u64::from(shape.key_length),
         value_heads: u64::from(shape.kv_heads),
-        value_head_width: u64::from(shape.value_length),
+        value_head_dim: u64::from(shape.value_length),
         cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
         vocab_size: u64::from(shape.vocab_size),
         layer_weight_bytes: profile.mean_layer_bytes().0,
@@ -181,12 +181,12 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
             read_ahead: os_read_ahead_rate(&profile.disk).0,
             stream: stream_rate(&profile.disk).0,
         }),
-        work_times: Some(work_times(cluster, member)),
+        compute_times: Some(compute_times(cluster, member)),
     }
 }
 
 /// Returns the compute times of a token in the simulator, at the mean length of the KV cache during the run.
-fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
+fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
     let element = Bytes(cluster.kv_cache.element_bytes());
@@ -195,7 +195,7 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let cpu = ComputeCost::for_main_memory(profile, model, element);
     let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
     let gpu_window_overhead = profile.gpu.as_ref().and_then(|gpu| gpu.window_overhead.as_ref());
-    WorkTimes {
+    ComputeTimes {
         cpu_layers: layers(&cpu),
         gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
         cpu_output: cpu.output_time(1).0,

@@ -39,19 +39,19 @@ pub struct Model {
     pub model_layers: u32,
     /// e: the width of the hidden state. The hop time `t_comm` already includes it.
     #[serde(rename = "e")]
-    pub hidden_width: u64,
+    pub hidden_size: u64,
     /// `h_k`: the number of heads in the key cache.
     #[serde(rename = "h_k")]
     pub key_heads: u64,
     /// `e_k`: the width of a key head.
     #[serde(rename = "e_k")]
-    pub key_head_width: u64,
+    pub key_head_dim: u64,
     /// `h_v`: the number of heads in the value cache.
     #[serde(rename = "h_v")]
     pub value_heads: u64,
     /// `e_v`: the width of a value head.
     #[serde(rename = "e_v")]
-    pub value_head_width: u64,
+    pub value_head_dim: u64,
     /// `n_kv`: the number of tokens in the key-value cache.
     #[serde(rename = "n_kv")]
     pub cached_tokens: u64,
@@ -159,8 +159,8 @@ pub struct Device {
 impl Model {
     /// Returns 2 (`h_k` `e_k` + `h_v` `e_v`) `n_kv`, the bytes of a layer's f16 key-value cache; `None` on overflow.
     pub fn layer_cache_bytes(&self) -> Option<u64> {
-        let keys = self.key_heads.checked_mul(self.key_head_width)?;
-        let values = self.value_heads.checked_mul(self.value_head_width)?;
+        let keys = self.key_heads.checked_mul(self.key_head_dim)?;
+        let values = self.value_heads.checked_mul(self.value_head_dim)?;
         keys.checked_add(values)?.checked_mul(2)?.checked_mul(self.cached_tokens)
     }
 

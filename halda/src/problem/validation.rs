@@ -156,7 +156,7 @@ impl Device {
     }
 
     fn validate_work(&self, checked: &Checker, model: &Model) -> Checked {
-        let Some(work) = &self.runtime.work_times else { return Ok(()) };
+        let Some(work) = &self.runtime.compute_times else { return Ok(()) };
         for (field, seconds) in [
             ("runtime.work.output", work.cpu_output),
             ("runtime.work.cpu_window", work.cpu_window_overhead),

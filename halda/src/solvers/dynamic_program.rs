@@ -35,7 +35,7 @@ pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The devices that may be in the ring, the head first.
     pub order: &'a [usize],
-    pub ring_layers: u32,
+    pub layers_per_round: u32,
     /// The minimum window of each device: 1 for the head and other devices that must be in the ring, else 0.
     pub min_windows: &'a [u32],
 }
@@ -87,7 +87,7 @@ impl RingSizeProblem<'_, '_> {
     /// Returns g(w), the seconds in whole rounds, for windows of 0 to W layers; hops as in [`Self::window_time`].
     pub(crate) fn whole_round_times(&self, device: usize) -> Vec<f64> {
         let times = PaperTimes(*self);
-        (0..=self.ring_layers).map(|window| self.window_time(&times, device, window, 0)).collect()
+        (0..=self.layers_per_round).map(|window| self.window_time(&times, device, window, 0)).collect()
     }
 
     /// Returns the ring with the minimum sum of times; `None` if there is no plan.
@@ -104,7 +104,7 @@ impl RingSizeProblem<'_, '_> {
     /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to GPU layers.
     pub fn assignment(&self, ring: &Ring, gpu_layers: impl Fn(usize, u32, usize) -> u32) -> Assignment {
         let devices = self.model.device_count();
-        let rounds = self.model.model_layers().div_ceil(self.ring_layers);
+        let rounds = self.model.model_layers().div_ceil(self.layers_per_round);
         let mut assignment = Assignment::new(self.head(), rounds, vec![0; devices], vec![0; devices]);
         for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
             assignment.window_layers[device] = window;
@@ -121,8 +121,8 @@ impl RingSizeProblem<'_, '_> {
         if self.order[1..].iter().any(|device| self.min_windows[*device] > 0) {
             return None;
         }
-        let seconds = times.seconds(self.head(), self.ring_layers, 0);
-        let members = vec![(self.head(), self.ring_layers, 0)];
+        let seconds = times.seconds(self.head(), self.layers_per_round, 0);
+        let members = vec![(self.head(), self.layers_per_round, 0)];
         (seconds < f64::INFINITY).then_some(Ring { seconds, members })
     }
 
@@ -132,16 +132,16 @@ impl RingSizeProblem<'_, '_> {
 
     /// Returns W + 1, the number of windows from 0 to W.
     fn columns(&self) -> usize {
-        self.ring_layers as usize + 1
+        self.layers_per_round as usize + 1
     }
 
     /// Returns R = L mod W, the layers of a partial last round.
     pub(crate) fn remainder(&self) -> usize {
-        (self.model.model_layers() % self.ring_layers) as usize
+        (self.model.model_layers() % self.layers_per_round) as usize
     }
 
     fn whole_rounds(&self) -> u32 {
-        self.model.model_layers() / self.ring_layers
+        self.model.model_layers() / self.layers_per_round
     }
 
     fn run(&self, times: &impl WindowTimes, linked: bool) -> BestTimes {
@@ -242,9 +242,9 @@ impl RingSizeProblem<'_, '_> {
     }
 
     fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<Split> {
-        let (head, ring_layers, layers_before) =
-            (device == self.head(), self.ring_layers, layers_before as u32);
-        let window = RoundWindow { device, head, ring_layers, layers_before, layers: window };
+        let (head, layers_per_round, layers_before) =
+            (device == self.head(), self.layers_per_round, layers_before as u32);
+        let window = RoundWindow { device, head, layers_per_round, layers_before, layers: window };
         self.model.best_split_with_hop(window, 0.0)
     }
 
@@ -252,8 +252,8 @@ impl RingSizeProblem<'_, '_> {
     fn fill_window_times(&self, times: &impl WindowTimes, device: usize, table: &mut Vec<f64>) {
         table.clear();
         for layers_before in 0..times.offset_count() {
-            for window in 0..=self.ring_layers {
-                let possible = window as usize + layers_before <= self.ring_layers as usize;
+            for window in 0..=self.layers_per_round {
+                let possible = window as usize + layers_before <= self.layers_per_round as usize;
                 let seconds = || self.window_time(times, device, window, layers_before);
                 table.push(if possible { seconds() } else { f64::INFINITY });
             }
@@ -282,7 +282,7 @@ impl RingSizeProblem<'_, '_> {
     ) -> Vec<(usize, u32, usize)> {
         let columns = self.columns();
         let mut members = Vec::new();
-        let (mut position, mut after) = (last, self.ring_layers as usize);
+        let (mut position, mut after) = (last, self.layers_per_round as usize);
         loop {
             let device = self.order[position];
             let (smallest, return_hop) = self.smallest_and_return_hop(position, linked);
@@ -324,10 +324,10 @@ impl RingSizeProblem<'_, '_> {
     }
 
     pub(crate) fn infeasible_reason(&self, times: &impl WindowTimes) -> InfeasibleReason {
-        let ring_layers = self.ring_layers;
+        let layers_per_round = self.layers_per_round;
         let kept = self.order.iter().filter(|device| self.min_windows[**device] > 0).count();
-        if kept > ring_layers as usize {
-            return InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices: kept };
+        if kept > layers_per_round as usize {
+            return InfeasibleReason::MoreDevicesThanLayers { layers_per_round, devices: kept };
         }
         let mut held = 0;
         for &device in self.order {
@@ -335,20 +335,20 @@ impl RingSizeProblem<'_, '_> {
                 let mut offsets = [0, times.offset_count() - 1].into_iter();
                 offsets.any(|offset| self.window_time(times, device, *window, offset).is_finite())
             };
-            let Some(window) = (0..=ring_layers).rev().find(allowed) else {
+            let Some(window) = (0..=layers_per_round).rev().find(allowed) else {
                 return InfeasibleReason::NoLayerFits { device: self.model.device_name(device) };
             };
             held += window;
         }
-        if held < ring_layers {
-            return InfeasibleReason::TooLittleMemory { ring_layers, held };
+        if held < layers_per_round {
+            return InfeasibleReason::TooLittleMemory { layers_per_round, held };
         }
         // If there is a plan without regard to links, links are missing.
         if self.model.hops.depends_on_receiver && self.end(&self.run(times, false), false).is_some() {
-            return InfeasibleReason::NoRoute { ring_layers };
+            return InfeasibleReason::NoRoute { layers_per_round };
         }
         // Memory suffices for whole rounds, but not for the additional layers of a partial last round.
-        InfeasibleReason::NothingAllowed { ring_layers }
+        InfeasibleReason::NothingAllowed { layers_per_round }
     }
 }
 

@@ -110,14 +110,14 @@ impl Search<'_, '_> {
         let deciding = self.affordable(&deciding, &mut heads, 1);
         for &head in &heads {
             if !self.cannot_improve(head) {
-                for &ring_layers in &deciding {
-                    self.try_ring(head, &cycle, ring_layers);
+                for &layers_per_round in &deciding {
+                    self.try_ring(head, &cycle, layers_per_round);
                 }
             }
         }
         let head = self.best_head(heads[0]);
-        for ring_layers in self.sizes_to_report(rings, &deciding) {
-            self.try_ring(head, &cycle, ring_layers);
+        for layers_per_round in self.sizes_to_report(rings, &deciding) {
+            self.try_ring(head, &cycle, layers_per_round);
         }
     }
 
@@ -138,16 +138,16 @@ impl Search<'_, '_> {
             }
             let head = self.best_head(heads[0]);
             heads = vec![head];
-            for ring_layers in self.affordable(&partial, &mut heads, 1) {
-                self.try_ring(head, &self.best_cycle(), ring_layers);
+            for layers_per_round in self.affordable(&partial, &mut heads, 1) {
+                self.try_ring(head, &self.best_cycle(), layers_per_round);
             }
         }
         // The other ring sizes are reported in the order of the best plan.
         let cycle = self.best_cycle();
         let head = self.best_head(first_head);
-        for ring_layers in self.sizes_to_report(rings, &deciding) {
-            if !self.steps.iter().any(|step| step.head == head && step.ring_layers == ring_layers) {
-                self.try_ring(head, &cycle, ring_layers);
+        for layers_per_round in self.sizes_to_report(rings, &deciding) {
+            if !self.steps.iter().any(|step| step.head == head && step.layers_per_round == layers_per_round) {
+                self.try_ring(head, &cycle, layers_per_round);
             }
         }
     }
@@ -157,17 +157,17 @@ impl Search<'_, '_> {
         let (model, rules) = (self.model, self.exact.rules);
         let cycles = ShortestCycles::new(model);
         let given: Vec<usize> = (0..model.device_count()).collect();
-        let try_best = |search: &mut Self, head, ring_layers| {
-            match best_ring(model, &cycles, rules, head, ring_layers) {
-                Some(ring) => search.try_order(head, &ring, ring_layers),
+        let try_best = |search: &mut Self, head, layers_per_round| {
+            match best_ring(model, &cycles, rules, head, layers_per_round) {
+                Some(ring) => search.try_order(head, &ring, layers_per_round),
                 // There is no plan; the dynamic program gives the reason.
-                None => search.try_ring(head, &given, ring_layers),
+                None => search.try_ring(head, &given, layers_per_round),
             }
         };
         for &head in heads {
             if !self.cannot_improve(head) {
-                for &ring_layers in whole {
-                    try_best(self, head, ring_layers);
+                for &layers_per_round in whole {
+                    try_best(self, head, layers_per_round);
                 }
             }
         }
@@ -175,8 +175,8 @@ impl Search<'_, '_> {
         let others = rings.iter().copied().filter(|ring| self.is_whole(*ring) && !whole.contains(ring));
         let others: Vec<u32> = others.collect();
         if self.exact.rounds.is_none() && can_try_all_subsets(model, rules, 1, &others) {
-            for ring_layers in others {
-                try_best(self, head, ring_layers);
+            for layers_per_round in others {
+                try_best(self, head, layers_per_round);
             }
         }
     }
@@ -198,8 +198,8 @@ impl Search<'_, '_> {
             let Some(cycle) = cycles.pop() else { break };
             let before = self.best_seconds();
             for &head in &heads {
-                for &ring_layers in &deciding {
-                    self.try_ring(head, &cycle, ring_layers);
+                for &layers_per_round in &deciding {
+                    self.try_ring(head, &cycle, layers_per_round);
                 }
             }
             if self.best_seconds() < before {
@@ -213,8 +213,8 @@ impl Search<'_, '_> {
         self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
     }
 
-    fn is_whole(&self, ring_layers: u32) -> bool {
-        self.model.model_layers().is_multiple_of(ring_layers)
+    fn is_whole(&self, layers_per_round: u32) -> bool {
+        self.model.model_layers().is_multiple_of(layers_per_round)
     }
 
     /// Returns the heads to try, those with the lowest bounds first, and the ring sizes that can contain the optimum.
@@ -239,11 +239,11 @@ impl Search<'_, '_> {
 
     /// Computes the lower bound of each head. Partial last rounds are bounded by one round with the same shares.
     fn bound_by_head(&mut self, deciding: &[u32]) {
-        let ring_layers = match deciding {
+        let layers_per_round = match deciding {
             [ring] if self.is_whole(*ring) => *ring,
             _ => self.model.model_layers(),
         };
-        self.bounds = bounds_by_head(self.model, ring_layers, self.exact.rules.may_drop);
+        self.bounds = bounds_by_head(self.model, layers_per_round, self.exact.rules.may_drop);
     }
 
     /// Returns whether no plan with this head can be faster than the best plan so far, allowing for rounding errors.
@@ -305,13 +305,14 @@ impl Search<'_, '_> {
     }
 
     /// Searches the best windows in the order of a cycle of all devices, starting at the head.
-    fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
-        self.try_order(head, &from_head(cycle, head), ring_layers);
+    fn try_ring(&mut self, head: usize, cycle: &[usize], layers_per_round: u32) {
+        self.try_order(head, &from_head(cycle, head), layers_per_round);
     }
 
-    fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
+    fn try_order(&mut self, head: usize, order: &[usize], layers_per_round: u32) {
         let min_windows = min_windows(self.model, self.exact.rules, head);
-        let problem = RingSizeProblem { model: self.model, order, ring_layers, min_windows: &min_windows };
+        let problem =
+            RingSizeProblem { model: self.model, order, layers_per_round, min_windows: &min_windows };
         let outcome = problem.optimum().map(|assignment| {
             let seconds = self.model.seconds(&assignment);
             let better = self.best.as_ref().is_none_or(|(fastest, best)| {
@@ -322,13 +323,13 @@ impl Search<'_, '_> {
             }
             seconds
         });
-        let rounds = self.model.model_layers().div_ceil(ring_layers);
-        self.steps.push(SearchStep { head, rounds, ring_layers, outcome });
+        let rounds = self.model.model_layers().div_ceil(layers_per_round);
+        self.steps.push(SearchStep { head, rounds, layers_per_round, outcome });
     }
 
     fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut steps, best, notes, bound, .. } = self;
-        steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
+        steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.layers_per_round)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
             Some((_, assignment)) => Ok(Proposal { search_steps: steps, limit, ..Proposal::new(assignment) }),
@@ -339,9 +340,9 @@ impl Search<'_, '_> {
 
 /// Estimates the work for a ring size in table entries of 20 ns each. Additions and hops count as fractions of an
 /// entry, because each takes half a nanosecond. source: measured
-fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
+fn entries(model: &LatencyModel, layers_per_round: u32) -> f64 {
     let devices = model.device_count() as f64;
-    let ring = f64::from(ring_layers);
-    let rests = f64::from(model.model_layers() % ring_layers) + 1.0;
+    let ring = f64::from(layers_per_round);
+    let rests = f64::from(model.model_layers() % layers_per_round) + 1.0;
     devices * (rests * ring + ring * ring / 80.0 + devices * ring / 40.0)
 }

@@ -17,22 +17,27 @@ use crate::{LatencyModel, RoundWindow};
 
 /// Returns a lower bound of the time per token (T) in seconds with each device as the head, for whole rounds of W
 /// layers; infinite if no plan exists. Rounding errors may increase it by about 1e-12 (relative).
-pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: bool) -> Vec<f64> {
+pub(crate) fn bounds_by_head(model: &LatencyModel, layers_per_round: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
     let worker_times = |device: usize| {
-        let mut times = window_times(model, ring_layers, device, false);
+        let mut times = window_times(model, layers_per_round, device, false);
         times[0] = if may_drop { 0.0 } else { f64::INFINITY };
         times
     };
     let workers: Vec<Vec<f64>> = (0..devices).map(worker_times).collect();
-    let others = programs_without_one(&workers, ring_layers);
+    let others = programs_without_one(&workers, layers_per_round);
     let bound = |head: usize| {
-        let own = window_times(model, ring_layers, head, true);
+        let own = window_times(model, layers_per_round, head, true);
         let with_others = own.iter().zip(others[head].iter().rev()).map(|(own, others)| own + others);
         // With hops by pair, a ring of one device has no hop.
         let hop = model.hops.seconds(head, head);
-        let all =
-            RoundWindow { device: head, head: true, ring_layers, layers_before: 0, layers: ring_layers };
+        let all = RoundWindow {
+            device: head,
+            head: true,
+            layers_per_round,
+            layers_before: 0,
+            layers: layers_per_round,
+        };
         let alone = model.best_split_with_hop(all, hop);
         let alone = alone.filter(|_| may_drop || devices == 1).map_or(f64::INFINITY, |split| split.seconds);
         with_others.fold(f64::INFINITY, f64::min).min(alone)
@@ -41,20 +46,20 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
 }
 
 /// Returns g(w), the seconds of windows of 0 to W layers with the device's shortest hop; infinite for w = 0.
-fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
+fn window_times(model: &LatencyModel, layers_per_round: u32, device: usize, head: bool) -> Vec<f64> {
     let hops = &model.hops;
     let hop = if hops.depends_on_receiver { hops.shortest_hop(device) } else { hops.fixed_hop(device) };
     let time = |layers| {
-        let window = RoundWindow { device, head, ring_layers, layers_before: 0, layers };
+        let window = RoundWindow { device, head, layers_per_round, layers_before: 0, layers };
         model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.seconds)
     };
-    let windows = (1..=ring_layers).map(time);
+    let windows = (1..=layers_per_round).map(time);
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
 /// Returns for each device the minimum seconds of 0 to W layers on all other devices, `p_i` (+) `s_i`.
-fn programs_without_one(tables: &[Vec<f64>], ring_layers: u32) -> Vec<Vec<f64>> {
-    let no_layers = no_layers(ring_layers);
+fn programs_without_one(tables: &[Vec<f64>], layers_per_round: u32) -> Vec<Vec<f64>> {
+    let no_layers = no_layers(layers_per_round);
     let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
         let reached = times.clone();
         *times = min_plus_convolution(times, table);
@@ -66,8 +71,8 @@ fn programs_without_one(tables: &[Vec<f64>], ring_layers: u32) -> Vec<Vec<f64>> 
 }
 
 /// Returns the times of 0 to W layers on no device: 0, then infinity.
-pub(crate) fn no_layers(ring_layers: u32) -> Vec<f64> {
-    let mut times = vec![f64::INFINITY; ring_layers as usize + 1];
+pub(crate) fn no_layers(layers_per_round: u32) -> Vec<f64> {
+    let mut times = vec![f64::INFINITY; layers_per_round as usize + 1];
     times[0] = 0.0;
     times
 }

@@ -186,8 +186,9 @@ impl Move {
                     next.window_layers[device] += 1;
                     next.gpu_layers[device] += u32::from(gpu);
                 }
-                let ring_layers = u32::try_from(next.ring_layers()).ok().filter(|layers| *layers > 0)?;
-                next.rounds = model.model_layers().div_ceil(ring_layers);
+                let layers_per_round =
+                    u32::try_from(next.layers_per_round()).ok().filter(|layers| *layers > 0)?;
+                next.rounds = model.model_layers().div_ceil(layers_per_round);
             }
             Move::Swap { one, other } => {
                 next.window_layers.swap(one, other);
@@ -230,13 +231,13 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     if rounds == 0 {
         return None;
     }
-    let ring_layers = layers.div_ceil(rounds);
+    let layers_per_round = layers.div_ceil(rounds);
     let used = at.window_layers.iter().filter(|window| **window > 0).count();
     // Not every k has a W: 10 layers take 4 rounds of 3 or 5 rounds of 2, but no W gives 6 rounds.
-    if layers.div_ceil(ring_layers) != rounds || (ring_layers as usize) < used {
+    if layers.div_ceil(layers_per_round) != rounds || (layers_per_round as usize) < used {
         return None;
     }
-    let (new, old) = (u64::from(ring_layers), at.ring_layers().max(1));
+    let (new, old) = (u64::from(layers_per_round), at.layers_per_round().max(1));
     let mut next = at.clone();
     next.rounds = rounds;
     for window in &mut next.window_layers {
@@ -247,9 +248,9 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
         (u64::from(at.window_layers[device]) * new) as i64
             - (u64::from(next.window_layers[device]) * old) as i64
     };
-    while next.ring_layers() != new {
+    while next.layers_per_round() != new {
         let used = (0..next.window_layers.len()).filter(|&device| next.window_layers[device] > 0);
-        if next.ring_layers() < new {
+        if next.layers_per_round() < new {
             let device = used.rev().max_by_key(|&device| deficit(&next, device))?;
             next.window_layers[device] += 1;
         } else {
@@ -268,9 +269,9 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 
 /// Sets the GPU layers of a window to the fastest split by the latency model; to 0 if no split is allowed.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
-    let ring_layers = next.ring_layers().clamp(1, u64::from(model.model_layers())) as u32;
+    let layers_per_round = next.layers_per_round().clamp(1, u64::from(model.model_layers())) as u32;
     let (head, layers) = (device == next.head, next.window_layers[device]);
-    let window = RoundWindow { device, head, ring_layers, layers_before: 0, layers };
+    let window = RoundWindow { device, head, layers_per_round, layers_before: 0, layers };
     next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 

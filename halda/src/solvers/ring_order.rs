@@ -43,16 +43,16 @@ pub(crate) fn best_ring(
     cycles: &ShortestCycles,
     rules: Rules,
     head: usize,
-    ring_layers: u32,
+    layers_per_round: u32,
 ) -> Option<Vec<usize>> {
     let devices = model.device_count();
     let min_windows = min_windows(model, rules, head);
     let order: Vec<usize> = ring_order(head, devices).collect();
-    let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows: &min_windows };
+    let problem = RingSizeProblem { model, order: &order, layers_per_round, min_windows: &min_windows };
     let tables = (0..devices).map(|device| problem.whole_round_times(device)).collect();
-    let rounds = f64::from(model.model_layers() / ring_layers);
+    let rounds = f64::from(model.model_layers() / layers_per_round);
     let mut subsets = Subsets { tables, cycles, rounds, min_windows: &min_windows, best: (f64::INFINITY, 0) };
-    subsets.descend(0, &no_layers(ring_layers), 0);
+    subsets.descend(0, &no_layers(layers_per_round), 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
         return None;

@@ -4,8 +4,8 @@
 //! a hop takes 5 ms, a key-value write 5 us, and a copy to or from a GPU 50 us.
 
 use hearth_halda::{
-    Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, Manual,
-    MemoryProportional, Share, Single, StrategyError, Violation, solve,
+    Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, LayerCounts, Manual,
+    MemoryProportional, Single, StrategyError, Violation, solve,
 };
 
 use crate::fixtures::{SELECT, certified_model};
@@ -25,8 +25,8 @@ fn partial_last_round_has_its_terms() {
     let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
     let breakdown = model.evaluate(&assignment).unwrap();
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
-    assert_eq!(head.share, Share { layers: 14, gpu_layers: 0, windows: 3 });
-    assert_eq!(worker.share, Share { layers: 10, gpu_layers: 0, windows: 2 });
+    assert_eq!(head.share, LayerCounts { layers: 14, gpu_layers: 0, windows: 3 });
+    assert_eq!(worker.share, LayerCounts { layers: 10, gpu_layers: 0, windows: 2 });
     near(head.compute, 14.0 * 0.01 + 0.01);
     near(head.memory, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
     // 12 of the 14 layers fit in memory, so two are read again at 1 GB/s.

@@ -92,7 +92,7 @@ fn plans_cover_the_model_and_round_trip() {
                     if let Some(tensor) = plan.kind.tensor() {
                         assert_eq!(tensor.validate_cover(&plan, &cluster.model.shape), Ok(()), "{name}");
                     } else {
-                        assert_eq!(plan.ring_layers(), cluster.model.shape.layers.0);
+                        assert_eq!(plan.layers_per_round(), cluster.model.shape.layers.0);
                     }
                 }
             }

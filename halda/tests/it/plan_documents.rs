@@ -95,7 +95,12 @@ fn cpu_quota_slows_a_device() {
     assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
     assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
     let layer = |device: &hearth_halda::Device| {
-        device.runtime.work_times.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
+        device
+            .runtime
+            .compute_times
+            .as_ref()
+            .and_then(|work| work.cpu_layers.first().copied())
+            .expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);
     // The time to copy keys and values does not change.

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, CostTerms, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance,
-    LatencyModel, LinguaLinked, Manual, MemoryProportional, Model, Objective, OrderChoice, Overlap,
+    Assignment, ComputeTimes, CostTerms, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice,
+    Instance, LatencyModel, LinguaLinked, Manual, MemoryProportional, Model, Objective, OrderChoice, Overlap,
     PerformanceProportional, ReadRates, Rereads, Rules, RuntimeModel, Single, Strategy as Planner,
-    StrategyError, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds, violations,
+    StrategyError, latency::constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Os;
@@ -42,18 +42,18 @@ prop_compose! {
     ) -> RuntimeModel {
         let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
         let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault, read_ahead, stream });
-        RuntimeModel { residencies, rereads, processors, token_overhead, read_rates, work_times: None }
+        RuntimeModel { residencies, rereads, processors, token_overhead, read_rates, compute_times: None }
     }
 }
 
 /// Returns times of unequal layers: about `cpu` seconds on the CPU, and `of_gpu` times as long on the GPU.
-fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
+fn compute_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> ComputeTimes {
     let cpu_layers: Vec<f64> =
         (0..layers).map(|layer| cpu * (1.0 + f64::from(layer * 7 % 5) / 10.0)).collect();
     let on_gpu = |seconds: &f64| seconds * of_gpu;
     let gpu_layers =
         if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
-    WorkTimes {
+    ComputeTimes {
         gpu_output: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
         cpu_layers,
         gpu_layers,
@@ -145,14 +145,14 @@ prop_compose! {
     ) -> Instance {
         let mut devices = devices;
         for (device, times) in devices.iter_mut().zip(work) {
-            device.runtime.work_times = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
+            device.runtime.compute_times = times.map(|(cpu, of_gpu)| compute_times(layers, cpu, of_gpu, device.gpu));
         }
         let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
         let model = Model {
             key_heads: 8,
-            key_head_width: 128,
+            key_head_dim: 128,
             value_heads: 8,
-            value_head_width: 128,
+            value_head_dim: 128,
             cached_tokens,
             vocab_size,
             input_embedding_bytes: ends[0],
@@ -256,9 +256,10 @@ fn minimum_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
         residencies = residencies.into_iter().flat_map(with_each).collect();
     }
     let mut best = f64::INFINITY;
-    for ring_layers in layers.min(2)..=layers {
-        let mut plan = Assignment::new(0, layers.div_ceil(ring_layers), vec![0; devices], vec![0; devices]);
-        for_each_split(&mut plan, 0, ring_layers, &mut |plan| {
+    for layers_per_round in layers.min(2)..=layers {
+        let mut plan =
+            Assignment::new(0, layers.div_ceil(layers_per_round), vec![0; devices], vec![0; devices]);
+        for_each_split(&mut plan, 0, layers_per_round, &mut |plan| {
             if ring_violations(model, plan, rules).is_empty() {
                 let times = residencies.iter().map(|chosen| model.steady_state_seconds(plan, chosen));
                 best = times.fold(best, f64::min);
@@ -386,7 +387,7 @@ fn resize_layers(instance: &mut Instance, layers: u32) {
         instance.model.layer_bytes.resize(count, LAYER);
     }
     for device in &mut instance.devices {
-        if let Some(work) = &mut device.runtime.work_times {
+        if let Some(work) = &mut device.runtime.compute_times {
             work.cpu_layers.resize(count, 1e-2);
             work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
         }
@@ -447,8 +448,8 @@ proptest! {
                 9 => device.gpu_speed.entry("f32".to_owned()).or_default(),
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
                 11 => &mut device.runtime.token_overhead,
-                12 if layers > 0 && device.runtime.work_times.is_some() => {
-                    &mut device.runtime.work_times.as_mut().unwrap().cpu_layers[0]
+                12 if layers > 0 && device.runtime.compute_times.is_some() => {
+                    &mut device.runtime.compute_times.as_mut().unwrap().cpu_layers[0]
                 }
                 _ => &mut instance.slow_disk_threshold,
             };

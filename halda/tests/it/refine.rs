@@ -109,10 +109,10 @@ proptest! {
 #[test]
 fn refine_changes_rounds() {
     let (model, start) = instances().next().unwrap();
-    assert_eq!((start.rounds, start.ring_layers()), (1, 12));
+    assert_eq!((start.rounds, start.layers_per_round()), (1, 12));
     let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
     let found = refine(&model, &start, SEARCH, score, |_| true);
-    assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
+    assert_eq!((found.assignment.rounds, found.assignment.layers_per_round()), (4, 3));
     assert_eq!((found.start_score, found.best_score), (Some(3.0), Some(0.0)));
     let kept = refine(&model, &start, RefineOptions { keep_rounds: true, ..SEARCH }, score, |_| true);
     assert_eq!(kept.assignment.rounds, 1);

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, DropReason, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, Manual,
-    Objective, OrderChoice, Overlap, Share, Solution, Strategy as Planner, StrategyError, Violation, solve,
+    Assignment, Device, DropReason, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, LayerCounts,
+    Manual, Objective, OrderChoice, Overlap, Solution, Strategy as Planner, StrategyError, Violation, solve,
     violations,
 };
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn weak_device_becomes_a_relay() {
         assert!(near(solution.seconds(), 10.0 + 2.0 + 3.0 + 4.0), "{}", solution.seconds());
         let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
         assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.has_direct_link), ("a", "c", false));
-        assert_eq!(solution.breakdown.devices[1].share, Share::default());
+        assert_eq!(solution.breakdown.devices[1].share, LayerCounts::default());
     }
     // A manual plan gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();

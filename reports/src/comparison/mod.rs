@@ -76,7 +76,7 @@ pub struct Run {
 
 /// A predicted and a measured value of one quantity.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct QuantityComparison {
     pub key: &'static str,
     pub unit: Unit,
     pub role: Role,
@@ -97,7 +97,7 @@ pub struct Pair {
     pub predicted: usize,
     /// Index of the measured run in [`Comparison::runs`].
     pub measured: usize,
-    pub rows: Vec<Row>,
+    pub rows: Vec<QuantityComparison>,
 }
 
 /// A cell of a table of published results that belongs to the scenario of a run.
@@ -231,7 +231,7 @@ impl Pair {
             let error = left.value.zip(right.value).map(|(predicted, measured)| predicted - measured);
             let base = right.value.filter(|&measured| measured != 0.0);
             let half_widths = left.interval_half_width.zip(right.interval_half_width);
-            Row {
+            QuantityComparison {
                 key: left.key,
                 unit: left.unit,
                 role: left.role,

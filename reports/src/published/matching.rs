@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::{PublishedResults, Row};
+use super::{PublishedResults, ResultRow};
 use crate::comparison::{PublishedCell, Run};
 use crate::text::escape;
 
@@ -72,7 +72,7 @@ pub fn find(
     }
 }
 
-fn scenario(row: &Row) -> Option<&str> {
+fn scenario(row: &ResultRow) -> Option<&str> {
     Path::new(row.scenario.as_deref()?).file_stem()?.to_str()
 }
 

@@ -62,7 +62,7 @@ pub struct PublishedResults {
     /// Maximum accepted relative error of a simulated number.
     pub tolerance: Fraction,
     pub systems: Vec<System>,
-    pub rows: Vec<Row>,
+    pub rows: Vec<ResultRow>,
     /// Names of the systems for which the report has a table of memory by device and processor.
     #[serde(rename = "footprint", default)]
     pub footprint_systems: Vec<String>,
@@ -91,7 +91,7 @@ pub struct System {
 /// An experiment that was run with one or more systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct ResultRow {
     pub label: String,
     /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
@@ -165,7 +165,7 @@ impl PublishedResults {
     }
 
     /// Returns all cells row by row, each with its indices of row and system, its row and its system.
-    fn cells(&self) -> impl Iterator<Item = ((usize, usize), &Row, &System, &Cell)> {
+    fn cells(&self) -> impl Iterator<Item = ((usize, usize), &ResultRow, &System, &Cell)> {
         self.rows.iter().enumerate().flat_map(move |(row_index, row)| {
             let systems = self.systems.iter().enumerate();
             systems.filter_map(move |(column, system)| {

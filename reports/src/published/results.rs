@@ -31,7 +31,7 @@ pub struct SimulatedRun {
     #[serde(rename = "unvalidated")]
     pub unvalidated_parts: Vec<String>,
     /// The uncertainty of the time per token, if requested.
-    pub spread: Option<Spread>,
+    pub spread: Option<PredictionInterval>,
 }
 
 /// The memory that a plan needs on one processor of a device.
@@ -47,7 +47,7 @@ pub struct Footprint {
 
 /// The uncertainty of a prediction, from repeated simulations with randomly drawn parameters.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Spread {
+pub struct PredictionInterval {
     /// The 10th percentile of the time per token, in milliseconds.
     pub p10_ms: f64,
     /// The 90th percentile of the time per token, in milliseconds.
@@ -74,7 +74,7 @@ pub enum CellResult {
     },
 }
 
-impl Spread {
+impl PredictionInterval {
     /// Returns the parameters with the largest effect on the time per token, as text.
     pub fn sensitivities(&self) -> String {
         let change = |(name, change): &(String, f64)| {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::results::Results;
 use super::speeds::{Phase, Speeds};
-use super::{Cell, Claim, ClaimQuantity, PublishedResults, Row, System};
+use super::{Cell, Claim, ClaimQuantity, PublishedResults, ResultRow, System};
 
 /// Ratio of two published times up to which their order is not compared.
 const TIE_RATIO: f64 = 1.2;
@@ -99,7 +99,7 @@ impl Scores {
 }
 
 fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<TimeError> {
-    let error_of = |(index, row, system, cell): ((usize, usize), &Row, &System, &Cell)| {
+    let error_of = |(index, row, system, cell): ((usize, usize), &ResultRow, &System, &Cell)| {
         let (time, quantity, reason) = match phase {
             Phase::Decode => (row.tpot(cell), ClaimQuantity::Tpot, &cell.exclusion_reasons.decode),
             Phase::Prefill => (row.ttft(cell), ClaimQuantity::Ttft, &cell.exclusion_reasons.prefill),
@@ -132,7 +132,7 @@ fn median<'e>(errors: impl Iterator<Item = &'e TimeError>) -> Option<f64> {
 }
 
 /// Returns the published time per token of a cell in milliseconds; infinite if the run did not complete.
-fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
+fn published_time(row: &ResultRow, cell: &Cell) -> Option<f64> {
     match cell.outcome {
         Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
         _ => row.tpot(cell).map(|time| time.0 * 1e3),
@@ -200,7 +200,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<String> {
-    let differs = |(index, _, _, cell): &((usize, usize), &Row, &System, &Cell)| {
+    let differs = |(index, _, _, cell): &((usize, usize), &ResultRow, &System, &Cell)| {
         let run = results.get(index).and_then(|result| result.run());
         run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
     };

@@ -15,7 +15,7 @@ use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Source
 use serde::{Deserialize, Serialize};
 
 use super::results::{CellResult, Results};
-use super::{Cell, PublishedResults, Row, System};
+use super::{Cell, PublishedResults, ResultRow, System};
 use crate::document::{Block, Table, Text};
 use crate::text::{distinct, numbers};
 
@@ -107,7 +107,7 @@ pub struct Speeds {
     pub decode: Option<MeanError>,
 }
 
-impl Row {
+impl ResultRow {
     /// Returns the published time per token of a cell of this row.
     pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
         cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
@@ -121,7 +121,7 @@ impl Row {
 }
 
 /// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other a planner.
-pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
+pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.roofline.is_some(), &system.gpu, &system.planner) {
         (true, Some(_), _) | (false, _, Some(_)) => None,
@@ -131,7 +131,7 @@ pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
 }
 
 /// Returns the first inconsistency of a row, if it has one.
-pub(super) fn check_row(row: &Row, systems: &[System]) -> Option<String> {
+pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     let refuse = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.roofline) {
         (Some(_), Some(_)) => return refuse("has both a `scenario` and a `roofline`: choose one"),

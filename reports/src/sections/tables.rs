@@ -6,7 +6,9 @@
 
 use hearth_core::metrics::DeviceMetrics;
 
-use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Row, Run, Unit, terms};
+use crate::comparison::{
+    Comparison, Pair, PublishedCell, Quantity, QuantityComparison, Role, Run, Unit, terms,
+};
 use crate::document::{RowStyle, Table, Text};
 use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
 
@@ -92,7 +94,7 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
         round_quantities(&quantities, digits).into_iter().zip(round_quantities(&right.quantities(), digits));
     let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
     let signed = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::signed));
-    let row = |((quantity, row), (predicted, measured)): ((&Quantity, &Row), _)| {
+    let row = |((quantity, row), (predicted, measured)): ((&Quantity, &QuantityComparison), _)| {
         let [error, percent] = errors(predicted, measured);
         let mut cells = vec![Text::from(label(quantity)), number(predicted)];
         cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));

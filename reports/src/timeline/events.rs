@@ -11,7 +11,7 @@ pub fn describe(event: &RunEvent) -> String {
         event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
     let details =
         if event.what.is_empty() { String::new() } else { format!(" ({})", escape::sentence(&event.what)) };
-    format!("{device}{}{details}", event.kind.phrase())
+    format!("{device}{}{details}", event.kind.description())
 }
 
 /// Returns the sorted times at which an event began or ended, in nanoseconds.

@@ -276,7 +276,7 @@ impl Plan {
     }
 
     /// Returns the number of layers in one full round around the ring: W of the prima.cpp paper.
-    pub fn ring_layers(&self) -> u32 {
+    pub fn layers_per_round(&self) -> u32 {
         if !self.kind.is_ring() {
             return self.model.layers;
         }
@@ -289,7 +289,7 @@ impl Plan {
             return 0..if round == 0 { self.model.layers } else { 0 };
         }
         let before: u32 = self.devices[..device].iter().map(|device| device.window).sum();
-        let start = (round * self.ring_layers() + before).min(self.model.layers);
+        let start = (round * self.layers_per_round() + before).min(self.model.layers);
         start..(start + self.devices[device].window).min(self.model.layers)
     }
 
@@ -387,7 +387,7 @@ const MAX_LAYERS: u32 = 10_000;
 impl Plan {
     fn validate_cover(&self) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
-        let (layers, ring, rounds) = (self.model.layers, self.ring_layers(), self.rounds);
+        let (layers, ring, rounds) = (self.model.layers, self.layers_per_round(), self.rounds);
         if layers == 0 || ring == 0 {
             return refuse("the plan assigns no layer: raise some `window`".into());
         }

@@ -38,7 +38,7 @@ pub enum AllReduce {
 /// The weights that the head loads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum HeadLoads {
+pub enum HeadWeights {
     /// Only its own slice, like every device.
     #[default]
     Slice,
@@ -70,7 +70,7 @@ pub struct TensorPlan {
     #[serde(rename = "values")]
     pub partial_format: Format,
     #[serde(default)]
-    pub head_loads: HeadLoads,
+    pub head_loads: HeadWeights,
     /// Maximum number of prompt tokens in one batch; not limited if absent.
     #[serde(default, rename = "batch", skip_serializing_if = "Option::is_none")]
     pub max_batch: Option<u32>,

@@ -43,7 +43,7 @@ impl CacheConfig<'_> {
     /// Returns an empty page cache with the policy of the profile.
     pub fn page_cache(&self) -> Box<dyn PageCache> {
         let (share, memory, capacity) = (self.share, &self.device.memory, self.initial_capacity());
-        let two_list = || TwoList::new(share, capacity).with_size(self.memory_budget.0 >> 30);
+        let two_list = || TwoList::new(share, capacity).with_inactive_ratio_for(self.memory_budget.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
         match memory.page_cache {
             PageCachePolicy::PaperLinear => Box::new(PaperLinear::new(share, capacity)),

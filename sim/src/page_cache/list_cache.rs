@@ -71,12 +71,12 @@ impl Pages {
     }
 
     /// Whether a chunk is in flight.
-    pub fn is_locked(&self, chunk: Chunk) -> bool {
+    pub fn is_in_flight(&self, chunk: Chunk) -> bool {
         self.chunks[chunk as usize].locked
     }
 
     /// Whether all allocated chunks are in flight.
-    pub fn all_locked(&self) -> bool {
+    pub fn all_in_flight(&self) -> bool {
         self.in_flight == self.resident
     }
 
@@ -103,7 +103,7 @@ impl Pages {
         for _ in 0..self.len(list) {
             let chunk = self.oldest(list)?;
             self.scanned += 1;
-            if !self.is_locked(chunk) {
+            if !self.is_in_flight(chunk) {
                 return Some(chunk);
             }
             self.put(chunk, list);

@@ -48,7 +48,7 @@ impl EvictionRules for MacosQueues {
     }
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_locked() {
+        if pages.all_in_flight() {
             return None;
         }
         if let Some(chunk) = pages.oldest_idle(SPECULATIVE) {

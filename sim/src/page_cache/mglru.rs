@@ -64,7 +64,7 @@ impl EvictionRules for Generations {
     }
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_locked() {
+        if pages.all_in_flight() {
             return None;
         }
         // Each round removes a generation, and after two agings no page is young, so some round finds a page that is
@@ -73,7 +73,7 @@ impl EvictionRules for Generations {
             let oldest = list(self.oldest);
             for _ in 0..pages.len(oldest) {
                 let chunk = pages.oldest(oldest)?;
-                if pages.is_locked(chunk) {
+                if pages.is_in_flight(chunk) {
                     pages.put(chunk, list(self.oldest + 1));
                 } else if pages.scan(chunk) {
                     pages.put(chunk, list(self.youngest));

@@ -44,18 +44,18 @@ impl EvictionRules for RandomVictims {
     }
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_locked() {
+        if pages.all_in_flight() {
             return None;
         }
         let count = self.held.len();
         for _ in 0..MAX_DRAWS {
             let chunk = self.held[(self.stream.next_u64() % count as u64) as usize];
             pages.scanned += 1;
-            if !pages.is_locked(chunk) {
+            if !pages.is_in_flight(chunk) {
                 return Some(chunk);
             }
         }
-        self.held.iter().copied().find(|&chunk| !pages.is_locked(chunk))
+        self.held.iter().copied().find(|&chunk| !pages.is_in_flight(chunk))
     }
 
     fn on_evict(&mut self, chunk: Chunk) {

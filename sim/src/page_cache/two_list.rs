@@ -172,7 +172,7 @@ impl TwoList {
     /// Sets the maximum ratio of the active list to the inactive one as Linux does for a page cache of this
     /// size, rounded down to GiB; it exceeds 1 from 1 GiB on.
     #[must_use]
-    pub fn with_size(mut self, gibibytes: u64) -> Self {
+    pub fn with_inactive_ratio_for(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
         self
     }

@@ -29,7 +29,7 @@ use crate::device::context::{Event, Message, Outgoing, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
-use crate::input::{Disturbances, Input, Run};
+use crate::input::{Input, Run, ScenarioEvents};
 use crate::network::{Network, link_order};
 use crate::speculation::Acceptance;
 use crate::trace::{TraceCollector, memory_readings, start_record};
@@ -55,7 +55,7 @@ pub(crate) struct Ring<'a> {
 #[derive(Debug)]
 pub(crate) struct Simulation<'a> {
     pub(crate) input: Input<'a>,
-    pub(crate) disturbances: Disturbances<'a>,
+    pub(crate) scenario_events: ScenarioEvents<'a>,
     pub(crate) engine: Engine<Event>,
     pub(crate) ring: Ring<'a>,
     pub(crate) network: Network<Event>,
@@ -83,13 +83,13 @@ pub(crate) struct Simulation<'a> {
 /// Simulates a ring plan that fits in the memory of its devices.
 pub fn simulate(
     input: &Input,
-    disturbances: &Disturbances,
+    scenario_events: &ScenarioEvents,
     devices: &[&Device],
     memories: Vec<DeviceMemory>,
     header: Header,
 ) -> Result<Run, SimError> {
     let models = setup::stored_models(input);
-    let mut simulation = Simulation::new(*input, *disturbances, devices, memories, &models, header);
+    let mut simulation = Simulation::new(*input, *scenario_events, devices, memories, &models, header);
     simulation.run()?;
     let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
     let unreached_events = timeline.unreached_events();
@@ -102,7 +102,7 @@ pub fn simulate(
 impl<'a> Simulation<'a> {
     fn new(
         input: Input<'a>,
-        disturbances: Disturbances<'a>,
+        scenario_events: ScenarioEvents<'a>,
         devices: &[&'a Device],
         memories: Vec<DeviceMemory>,
         models: &'a [Cow<'a, ModelProfile>],
@@ -126,7 +126,7 @@ impl<'a> Simulation<'a> {
         let timeline_timer = engine.new_timer();
         let mut simulation = Self {
             input,
-            disturbances,
+            scenario_events,
             engine,
             ring: Ring {
                 order: (0..devices.len()).collect(),
@@ -140,7 +140,7 @@ impl<'a> Simulation<'a> {
             acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
             tokens: 0,
-            timeline: EventTimeline::new(disturbances.events),
+            timeline: EventTimeline::new(scenario_events.events),
             timeline_timer,
             reachability: Reachability::new(input.cluster.members.len()),
             recovery: Recovery::running(plan),

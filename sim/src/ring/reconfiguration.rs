@@ -290,7 +290,7 @@ impl<'a> Simulation<'a> {
                 recovery::Event::DeviceAbsent { device }
             });
         }
-        let found = match self.disturbances.replanner {
+        let found = match self.scenario_events.replanner {
             None => Err(NoPlan { reason: "this run has no replanner".into() }),
             Some(replanner) => self.recovery.replan(replanner, all),
         };

@@ -14,7 +14,7 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_with_disturbances};
+use hearth_sim::{Input, Options, Run, ScenarioEvents, SimError, simulate_with_events};
 
 use crate::small_rings::{
     OS, PLENTY, assert_near, count, layers, llama_8b, readings, records, replanned, ring, tpot, use_wifi,
@@ -45,12 +45,12 @@ impl Replanner for NoPlanFound {
 pub fn run_with(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
     let options = Options { warm_start: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    simulate_with_disturbances(&input, &Disturbances { events, replanner }).expect("a run that ends")
+    simulate_with_events(&input, &ScenarioEvents { events, replanner }).expect("a run that ends")
 }
 
 fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     let input = Input { cluster, plan, options: &Options::default() };
-    simulate_with_disturbances(&input, &Disturbances { events, replanner: None }).expect_err("a refusal")
+    simulate_with_events(&input, &ScenarioEvents { events, replanner: None }).expect_err("a refusal")
 }
 
 /// Simulates two devices with half of the layers each and enough memory. Returns the trace and its metrics.

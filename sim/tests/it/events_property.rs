@@ -13,7 +13,7 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Disturbances, Input, Options, simulate_with_disturbances};
+use hearth_sim::{Input, Options, ScenarioEvents, simulate_with_events};
 use proptest::prelude::*;
 
 use crate::small_rings::{cluster, count, memories, planned, readings, replanned, use_wifi, with_drafts};
@@ -136,7 +136,7 @@ proptest! {
         let options = Options { warm_start: warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
-            simulate_with_disturbances(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace
+            simulate_with_events(&input, &ScenarioEvents { events: &events, replanner }).expect("a run that ends").trace
         };
         let trace = run();
         check_invariants(&trace, generate * sequences, policy == Residency::Managed)?;

@@ -5,7 +5,7 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
+use hearth_schema::plan::tensor::{AllReduce, HeadWeights, Slice, TensorPlan};
 use hearth_schema::plan::{Plan, PlanKind};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
@@ -28,7 +28,7 @@ fn plan(cluster: &Cluster, all_reduce: AllReduce, slices: &[(u32, u32)], options
         all_reduce,
         air_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
         partial_format: Format::F32,
-        head_loads: HeadLoads::Slice,
+        head_loads: HeadWeights::Slice,
         max_batch: None,
         embedding_as: None,
         slices: slices.iter().enumerate().map(slice).collect(),
@@ -140,7 +140,7 @@ fn head_needs_memory_to_load_the_model() {
     let pressure = |plan: &Plan| run(&cluster, plan).devices[0].memory_pressure;
     let slices = pressure(&plan);
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
-    (tensor.head_loads, tensor.embedding_as) = (HeadLoads::Model, Some(Format::F32));
+    (tensor.head_loads, tensor.embedding_as) = (HeadWeights::Model, Some(Format::F32));
     // 8 030 261 248 weights, of which the 525 336 576 of the embedding take 4 bytes and are stored twice.
     let (embedding, weights) = (525_336_576.0, 8_030_261_248.0);
     let model = (weights - embedding) * 18.0 / 32.0 + embedding * 4.0;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
-    DeviceLimits, DeviceProcess, DeviceUsage, Group, Groups, LabError, Meter, ModelCopies, Placement,
+    Cgroup, Cgroups, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies, Placement,
     WatchedDevice, copies,
 };
 use hearth_profiles::{Bytes, Device, Document};
@@ -22,11 +22,11 @@ use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::{DeviceEntry, Limits};
 use hearth_schema::{Plan, Scenario, Trace};
-use hearth_sim::{Disturbances, Run};
+use hearth_sim::{Run, ScenarioEvents};
 use hearth_workflow::documents::{read, read_trace, write_run};
 use hearth_workflow::files::{create_folder, write_in_folder};
-use hearth_workflow::simulation::{MemoryOptions, simulate_with_disturbances};
-use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
+use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
+use hearth_workflow::{Error, LoadedScenario, ScenarioReplanner, limits};
 
 use super::events::{DeviceProcesses, HeadReport, apply};
 use super::{links, steadiness};
@@ -49,7 +49,7 @@ const RUN_DEADLINE: Duration = Duration::from_mins(30);
 pub struct Lab<'l> {
     loaded: &'l LoadedScenario,
     children: BTreeMap<String, DeviceProcess>,
-    groups: BTreeMap<String, Group>,
+    groups: BTreeMap<String, Cgroup>,
     copies: ModelCopies,
     program: PathBuf,
     folder: PathBuf,
@@ -71,7 +71,7 @@ impl<'l> Lab<'l> {
         let devices = &loaded.scenario.devices;
         let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
         let limited = devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
-        let found = Groups::find(Path::new("/sys/fs/cgroup"));
+        let found = Cgroups::find(Path::new("/sys/fs/cgroup"));
         // Also done by a lab without groups, because a killed lab leaves processes that occupy memory.
         if let Ok(found) = &found {
             found.remove_stale();
@@ -81,7 +81,7 @@ impl<'l> Lab<'l> {
         }
         let found = limited.then_some(found).transpose()?;
         clean_up_on_signal(found.clone(), copies::folder(&scratch));
-        let copies = ModelCopies::make(&scratch, &parts, &names)?;
+        let copies = ModelCopies::create(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
@@ -90,7 +90,7 @@ impl<'l> Lab<'l> {
             // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
             let limits = DeviceLimits { memory, disk_read: None, cpu };
             let group = found.create(index, copies.file(index), limits)?;
-            group.set_cpu_quota(None)?;
+            group.set_cpu_limit(None)?;
             groups.insert(entry.name.clone(), group);
         }
         let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
@@ -130,7 +130,7 @@ impl<'l> Lab<'l> {
 
     fn placement<'s>(&'s self, entry: &'s DeviceEntry) -> Placement<'s> {
         let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
-        Placement { group: self.groups.get(&entry.name), processors: affinity.unwrap_or_default() }
+        Placement { cgroup: self.groups.get(&entry.name), processors: affinity.unwrap_or_default() }
     }
 
     /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
@@ -247,7 +247,7 @@ impl<'l> Lab<'l> {
         if self.groups.is_empty() {
             return Ok(());
         }
-        self.groups.values().for_each(Group::drop_page_cache);
+        self.groups.values().for_each(Cgroup::drop_page_cache);
         let failed = |what: &'static str| move |error: io::Error| Error::file(&self.program, what, &error);
         let mut program = File::open(&self.program).map_err(failed("open"))?;
         io::copy(&mut program, &mut io::sink()).map_err(failed("read"))?;
@@ -262,10 +262,10 @@ impl<'l> Lab<'l> {
     /// Simulates the plan and writes the trace and its hash. Returns both.
     pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
-        let replanner = MidRunPlanner::new(self.loaded);
-        let disturbances = Disturbances { events: &scenario.events, replanner: Some(&replanner) };
+        let replanner = ScenarioReplanner::new(self.loaded);
+        let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
         let Run { trace, unreached_events, .. } =
-            simulate_with_disturbances(cluster, plan, scenario, memory, &disturbances)?;
+            simulate_with_events(cluster, plan, scenario, memory, &events)?;
         for index in unreached_events {
             tracing::warn!("events[{index}] did not happen before the predicted run ended");
         }
@@ -294,7 +294,7 @@ impl<'l> Lab<'l> {
             let (index, entry) = self.entry(&device.name)?;
             watched.push(WatchedDevice {
                 name: device.name.clone(),
-                group: self.groups.get(&device.name),
+                cgroup: self.groups.get(&device.name),
                 is_throttled: limits_of(entry).disk_read.is_some(),
                 resident_before: self.copies.resident_bytes(index),
             });
@@ -418,7 +418,7 @@ pub fn limits_of(entry: &DeviceEntry) -> Limits {
 }
 
 /// Removes control groups and model copies after a signal, because destructors do not run then.
-fn clean_up_on_signal(groups: Option<Groups>, folder: PathBuf) {
+fn clean_up_on_signal(groups: Option<Cgroups>, folder: PathBuf) {
     interruption::on_signal(move || {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {

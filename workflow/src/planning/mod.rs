@@ -108,12 +108,12 @@ fn no_plan(error: StrategyError) -> Error {
 /// The head does not change, because it has the tokens. The default strategy replaces `refine`, because the ring
 /// waits for the plan, and `manual`, because its windows fit only the first ring.
 #[derive(Debug)]
-pub struct MidRunPlanner<L> {
+pub struct ScenarioReplanner<L> {
     loaded: L,
     options: PlannerOptions,
 }
 
-impl<L: Borrow<LoadedScenario>> MidRunPlanner<L> {
+impl<L: Borrow<LoadedScenario>> ScenarioReplanner<L> {
     pub fn new(loaded: L) -> Self {
         let mut options = loaded.borrow().scenario.planner.clone();
         options.best_head = false;
@@ -125,7 +125,7 @@ impl<L: Borrow<LoadedScenario>> MidRunPlanner<L> {
     }
 }
 
-impl<L: Borrow<LoadedScenario> + Debug> Replanner for MidRunPlanner<L> {
+impl<L: Borrow<LoadedScenario> + Debug> Replanner for ScenarioReplanner<L> {
     fn replan(&self, remaining: &Cluster) -> Result<Plan, NoPlan> {
         make(self.loaded.borrow(), remaining, &self.options, Budget::NONE)
             .map_err(|error| NoPlan { reason: error.what() })

@@ -111,7 +111,8 @@ fn sentence(found: &RefineResult, first: &str) -> String {
         StopReason::StoppedByCaller => "stopped before every neighbour was tried",
     };
     format!(
-        "The simulator: from {from} a token (the plan of `{first}`) to {to} in {evaluations} {plans}; {ended}."
+        "Refinement by simulation: the plan of `{first}` takes {from} per token, the best plan found {to} \
+         ({evaluations} {plans}; {ended})."
     )
 }
 

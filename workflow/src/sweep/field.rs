@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::tree;
-use super::values::{self, Setting};
+use super::values::{self, FieldValue};
 use crate::Error;
 
 /// Keys that only describe a document and have no effect on a plan or a run.
@@ -42,7 +42,7 @@ pub struct Field {
     /// Path of the field, which is its name in the table.
     pub path: String,
     /// The values in the order of the sweep, at least one and without duplicates.
-    pub values: Vec<Setting>,
+    pub values: Vec<FieldValue>,
     target: Target,
     keys: Vec<String>,
     /// Whether a new value needs a `source`, because the document has no value at this path yet.
@@ -68,12 +68,16 @@ impl Documents {
     }
 
     /// Returns the scenario after setting those varied fields that belong to the scenario document.
-    pub fn scenario(&self, settings: &[(&Field, &Setting)]) -> Result<Scenario, String> {
+    pub fn scenario(&self, settings: &[(&Field, &FieldValue)]) -> Result<Scenario, String> {
         with_fields(self.tree.clone(), Target::Scenario, settings)
     }
 
     /// Returns a device after setting those varied fields that belong to its document.
-    pub fn device(index: usize, device: Device, settings: &[(&Field, &Setting)]) -> Result<Device, String> {
+    pub fn device(
+        index: usize,
+        device: Device,
+        settings: &[(&Field, &FieldValue)],
+    ) -> Result<Device, String> {
         let target = Target::Device(index);
         if settings.iter().all(|(field, _)| field.target != target) {
             return Ok(device);
@@ -227,7 +231,7 @@ impl Field {
 fn with_fields<D: DeserializeOwned>(
     mut tree: Value,
     target: Target,
-    settings: &[(&Field, &Setting)],
+    settings: &[(&Field, &FieldValue)],
 ) -> Result<D, String> {
     for (field, setting) in settings.iter().filter(|(field, _)| field.target == target) {
         tree::set(&mut tree, &field.keys, &setting.json, field.sourced);
@@ -243,7 +247,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-fn wrong_value(path: &str, setting: &Setting, why: &str) -> Error {
+fn wrong_value(path: &str, setting: &FieldValue, why: &str) -> Error {
     let failure =
         Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text)).at(format!("--vary {path}"));
     if why.starts_with("missing field") {

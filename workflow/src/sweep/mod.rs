@@ -29,7 +29,7 @@ use crate::evaluation::Evaluation;
 use crate::planning::REFINE;
 use crate::{Error, LoadedScenario, Overrides, Progress, workers};
 use field::{Documents, Field};
-use values::{MAX_ROWS, Setting};
+use values::{FieldValue, MAX_ROWS};
 
 /// Maximum number of varied fields: in a chart, one is the axis, and the other has a line for each value.
 const MAX_FIELDS: usize = 2;
@@ -54,7 +54,7 @@ pub struct SweepOptions {
 
 /// One row of a sweep: one point with one seed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct SweepRow {
     /// Index of the row in the whole sweep, from 0.
     pub index: usize,
     /// The values of the fields, written as in a document.
@@ -123,7 +123,7 @@ impl Sweep {
 
     /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
     /// last.
-    fn settings(&self, index: usize) -> Vec<(&Field, &Setting)> {
+    fn settings(&self, index: usize) -> Vec<(&Field, &FieldValue)> {
         let mut point = index / self.seeds_per_point;
         let mut settings = Vec::new();
         for field in self.fields.iter().rev() {
@@ -135,7 +135,7 @@ impl Sweep {
         settings
     }
 
-    pub fn compute_row(&self, index: usize) -> Row {
+    pub fn compute_row(&self, index: usize) -> SweepRow {
         let settings = self.settings(index);
         let repetition = (index % self.seeds_per_point) as u64;
         let values = settings.iter().map(|(_, setting)| setting.text.clone()).collect();
@@ -148,7 +148,7 @@ impl Sweep {
             Ok(Evaluation::new(&loaded, cluster, self.plan.as_ref()))
         });
         let evaluation = evaluation.unwrap_or_else(|why| Evaluation::refused(&why));
-        Row { index, values, seed, evaluation }
+        SweepRow { index, values, seed, evaluation }
     }
 
     /// Computes the rows with these indices; after a cancellation only some of them. `save` is called with
@@ -158,15 +158,19 @@ impl Sweep {
         indices: &[usize],
         threads: usize,
         progress: &dyn Progress,
-        mut save: impl FnMut(&[Row]) -> Result<(), Error>,
-    ) -> Result<Vec<Row>, Error> {
-        let rows = |done: &[(usize, Row)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
+        mut save: impl FnMut(&[SweepRow]) -> Result<(), Error>,
+    ) -> Result<Vec<SweepRow>, Error> {
+        let rows = |done: &[(usize, SweepRow)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
         let job = |position: usize| self.compute_row(indices[position]);
         let done = workers::run(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
 
-    fn cluster(&self, loaded: &LoadedScenario, settings: &[(&Field, &Setting)]) -> Result<Cluster, String> {
+    fn cluster(
+        &self,
+        loaded: &LoadedScenario,
+        settings: &[(&Field, &FieldValue)],
+    ) -> Result<Cluster, String> {
         let mut devices = Vec::new();
         for (member, entry) in loaded.scenario.devices.iter().enumerate() {
             let found = self.devices.get(&device_key(member, entry));

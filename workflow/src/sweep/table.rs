@@ -12,13 +12,13 @@ use hearth_reports::csv_field;
 use hearth_reports::exports::csv;
 pub use hearth_reports::exports::csv::fields as cells;
 
-use super::{Row, Sweep};
+use super::{Sweep, SweepRow};
 
 /// Beginning of the first line of the table of a sweep.
 const MARK: &str = "# hearth sweep/1, ";
 
 /// The name of a column, and the function that returns the cell of a row in that column.
-pub type Column = (&'static str, fn(&Row) -> String);
+pub type Column = (&'static str, fn(&SweepRow) -> String);
 
 /// Names of the columns before the fields.
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
@@ -72,7 +72,7 @@ impl fmt::Display for TableHeader {
 }
 
 /// Returns the table of some rows of a sweep, which must be in order.
-pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
+pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow]) -> String {
     let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);
@@ -81,7 +81,7 @@ pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> Strin
     format!("{header}\n{}", String::from_utf8_lossy(&rows))
 }
 
-fn cells_of(row: &Row) -> Vec<String> {
+fn cells_of(row: &SweepRow) -> Vec<String> {
     let values = row.values.iter().map(|value| csv_field(value));
     let results = RESULT_COLUMNS.iter().map(|(_, cell)| cell(row));
     [row.index.to_string()].into_iter().chain(values).chain(results).collect()

@@ -26,7 +26,7 @@ const MAX_RANGE_COUNT: f64 = (1u64 << 53) as f64;
 
 /// One value of a field.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Setting {
+pub struct FieldValue {
     /// The value as text, as in a document.
     pub text: String,
     pub json: Value,
@@ -34,7 +34,7 @@ pub struct Setting {
 
 /// Parses the values of a field, the part after the `=`. Returns at least one, in the order of the sweep and without
 /// duplicates. `field` is used in errors.
-pub fn parse(field: &str, text: &str) -> Result<Vec<Setting>, Error> {
+pub fn parse(field: &str, text: &str) -> Result<Vec<FieldValue>, Error> {
     let values = if text.contains("..") { range(text) } else { list(text) };
     let values = values.map_err(|why| {
         Error::invalid(format!("invalid values of `{field}`: {why}"))
@@ -78,10 +78,10 @@ fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64>
 
 impl QuantityKind {
     /// Returns the setting for a number of base units.
-    fn setting(self, number: f64) -> Result<Setting, String> {
+    fn setting(self, number: f64) -> Result<FieldValue, String> {
         let json = KINDS[self.0].1(number).map_err(|error| error.to_string())?;
         let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
-        Ok(Setting { text, json })
+        Ok(FieldValue { text, json })
     }
 }
 
@@ -91,7 +91,7 @@ pub fn parse_quantity(text: &str) -> Option<(QuantityKind, f64)> {
     kinds.find_map(|(kind, (parse, _))| Some((QuantityKind(kind), parse(text)?)))
 }
 
-fn list(text: &str) -> Result<Vec<Setting>, String> {
+fn list(text: &str) -> Result<Vec<FieldValue>, String> {
     let words: Vec<&str> = text.split(',').map(str::trim).collect();
     if words.len() > MAX_ROWS {
         return Err(format!("{} values; a sweep has at most {MAX_ROWS} rows", words.len()));
@@ -104,18 +104,18 @@ fn list(text: &str) -> Result<Vec<Setting>, String> {
 
 /// Parses a value of a list. If it is not a quantity, it is a word, and the type of the field determines whether it
 /// is valid.
-fn setting(word: &str) -> Result<Setting, String> {
+fn setting(word: &str) -> Result<FieldValue, String> {
     match parse_quantity(word) {
         // Seeds use all their bits.
         Some((COUNT, _)) => {
             let json = word.parse::<u64>().map_or(Value::Null, Value::from);
-            Ok(Setting { text: json.to_string(), json })
+            Ok(FieldValue { text: json.to_string(), json })
         }
         // Keeps the text, because documents print 9.7 GiB as an integer number of bytes.
         Some((kind, number)) => {
             let (digits, unit) = split(word);
             let text = format!("{digits} {unit}");
-            Ok(Setting { text, ..kind.setting(number)? })
+            Ok(FieldValue { text, ..kind.setting(number)? })
         }
         None => {
             let whole = word.parse::<i64>().ok().map(Value::from);
@@ -125,12 +125,12 @@ fn setting(word: &str) -> Result<Setting, String> {
                 "false" => Value::Bool(false),
                 _ => whole.or_else(fraction).unwrap_or_else(|| Value::from(word)),
             };
-            Ok(Setting { text: word.to_owned(), json })
+            Ok(FieldValue { text: word.to_owned(), json })
         }
     }
 }
 
-fn range(text: &str) -> Result<Vec<Setting>, String> {
+fn range(text: &str) -> Result<Vec<FieldValue>, String> {
     let (rest, by_ratio) = text.strip_suffix("/log").map_or((text, false), |rest| (rest, true));
     let missing = || "give the number of values at the end of the range, as `/7`".to_owned();
     let (ends, count) = rest.rsplit_once('/').ok_or_else(missing)?;
@@ -169,14 +169,14 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     (0..count).map(|index| Ok(kind.setting(between(index))?.in_unit(kind, unit))).collect()
 }
 
-impl Setting {
+impl FieldValue {
     /// Writes the value in another unit if that is exact; otherwise returns it unchanged.
-    fn in_unit(self, kind: QuantityKind, unit: &str) -> Setting {
+    fn in_unit(self, kind: QuantityKind, unit: &str) -> FieldValue {
         let base = parse_quantity(&self.text).map(|(_, base)| base);
         let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);
         let Some((base, one)) = base.zip(one).filter(|_| !unit.is_empty()) else { return self };
         let text = format!("{} {unit}", rounded(base / one));
-        if parse_quantity(&text) == Some((kind, base)) { Setting { text, ..self } } else { self }
+        if parse_quantity(&text) == Some((kind, base)) { FieldValue { text, ..self } } else { self }
     }
 }
 

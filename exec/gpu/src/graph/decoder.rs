@@ -79,8 +79,8 @@ impl Builder<'_> {
             q = self.graph.add_node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
             k = self.graph.add_node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
         }
-        q = self.graph.add_node(Operation::Rotate, &[q], "q.rope", widths[0]);
-        k = self.graph.add_node(Operation::Rotate, &[k], "k.rope", widths[1]);
+        q = self.graph.add_node(Operation::Rope, &[q], "q.rope", widths[0]);
+        k = self.graph.add_node(Operation::Rope, &[k], "k.rope", widths[1]);
         v = self.graph.add_node(Operation::TransposeValues, &[v], "v.t", widths[2]);
         let scores = self.rows(self.size.context) * u64::from(shape.heads);
         let mut s = self.graph.add_node(Operation::Scores, &[q, k], "qk", scores);

@@ -75,7 +75,7 @@ impl Node {
 fn is_layout(operation: Operation) -> bool {
     match operation {
         Operation::Norm(norm) => matches!(norm, Norm::QueryHeads | Norm::KeyHeads),
-        Operation::Rotate | Operation::TransposeValues => true,
+        Operation::Rope | Operation::TransposeValues => true,
         _ => false,
     }
 }

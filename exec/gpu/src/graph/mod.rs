@@ -62,7 +62,7 @@ pub enum Operation {
     Matmul(LayerMatrix),
     Bias(LayerMatrix),
     /// Applies the rotary embedding and writes the rows in the layout that attention reads.
-    Rotate,
+    Rope,
     /// Writes the values in the layout that attention reads.
     TransposeValues,
     /// Multiplies queries by keys.

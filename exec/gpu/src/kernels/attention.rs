@@ -10,8 +10,8 @@
 use std::fmt::Write;
 
 use super::Declarations;
-use super::rotate::AttentionShape;
-use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage};
+use super::rope::AttentionShape;
+use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage};
 
 /// Number of positions in a tile, and of threads in a workgroup.
 const TILE: u32 = 64;
@@ -37,13 +37,13 @@ impl AttentionKernel {
     pub fn kernel(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
-        let queries = heads.query_accessor(Direction::Read);
-        let out = Accessor::rows("out", self.storage, width, Direction::Write);
+        let queries = heads.query_accessor(AccessMode::Read);
+        let out = Accessor::rows("out", self.storage, width, AccessMode::Write);
         let mut kernel = Declarations::new(false);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         kernel.tensor(&queries);
-        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, Direction::Read);
-        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, Direction::Read);
+        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, AccessMode::Read);
+        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, AccessMode::Read);
         kernel.tensor(&out);
         let _ = write!(
             kernel.text,

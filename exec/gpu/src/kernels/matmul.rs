@@ -25,7 +25,7 @@ use super::Declarations;
 use super::packing::{PackedFormat, scale_texel};
 use super::quantise::{self, Granularity, UNIT_LENGTH};
 use crate::device::Capabilities;
-use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage, WeightOrder, WeightShape};
+use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage, WeightOrder, WeightShape};
 use blocks::{DOT_FUNCTIONS, FACTOR_FUNCTIONS};
 
 /// The phase of inference: decode has one token, prefill a batch.
@@ -156,18 +156,18 @@ impl MatmulKernel {
             kernel.buffer("read", "scales_object", "f32");
             kernel.buffer("read", "sums_object", "i32");
         } else {
-            kernel.tensor(&rows("x", self.length, Direction::Read));
+            kernel.tensor(&rows("x", self.length, AccessMode::Read));
         }
         if self.writes_integers {
             kernel.buffer("read_write", "integers", "vec4<i32>");
         } else {
-            kernel.tensor(&rows("out", self.total_rows, Direction::Write));
+            kernel.tensor(&rows("out", self.total_rows, AccessMode::Write));
         }
         if self.has_bias {
             kernel.buffer("read", "bias", "vec4<f32>");
         }
         if self.multiplies_by_gate {
-            kernel.tensor(&rows("gate", self.total_rows, Direction::Read));
+            kernel.tensor(&rows("gate", self.total_rows, AccessMode::Read));
         }
         Ok(kernel.text + &self.functions()? + &self.main())
     }

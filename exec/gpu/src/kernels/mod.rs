@@ -11,7 +11,7 @@ pub mod norm;
 pub mod packing;
 pub mod quantise;
 pub mod reorder;
-pub mod rotate;
+pub mod rope;
 
 use std::fmt::Write;
 

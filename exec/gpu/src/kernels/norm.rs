@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use super::{Declarations, group_sum, lane_arguments};
 use crate::device::Capabilities;
-use crate::virtual_tensor::{Accessor, Direction, Storage};
+use crate::virtual_tensor::{AccessMode, Accessor, Storage};
 
 const THREADS: u32 = 64;
 
@@ -22,9 +22,9 @@ pub struct NormKernel {
     /// Constant that is added to the mean square.
     pub epsilon: f32,
     /// Whether the change (the output of a block) is first added to the hidden rows: the residual addition.
-    pub adds_change: bool,
+    pub adds_residual: bool,
     /// Whether the change is normalised before it is added.
-    pub normalises_change: bool,
+    pub has_post_norm: bool,
     /// Whether the hidden rows are normalised after the addition.
     pub normalises_hidden: bool,
     pub capabilities: Capabilities,
@@ -34,23 +34,23 @@ impl NormKernel {
     /// Generates the kernel. Its bindings after the parameters are, each only if it is used: hidden rows, change,
     /// weights of the norm of the change, weights of the norm, result.
     pub fn kernel(&self) -> String {
-        let hidden = if self.adds_change { Direction::ReadWrite } else { Direction::Read };
+        let hidden = if self.adds_residual { AccessMode::ReadWrite } else { AccessMode::Read };
         let rows = |name, direction| Accessor::rows(name, Storage::Linear, self.width, direction);
         let hidden = rows("h", hidden);
-        let (change, out) = (rows("change", Direction::Read), rows("out", Direction::Write));
+        let (change, out) = (rows("change", AccessMode::Read), rows("out", AccessMode::Write));
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         kernel.tensor(&hidden);
-        if self.adds_change {
+        if self.adds_residual {
             kernel.tensor(&change);
         }
-        if self.normalises_change {
+        if self.has_post_norm {
             kernel.buffer("read", "post_weight", "vec4<f32>");
         }
         if self.normalises_hidden {
             kernel.buffer("read", "weight", "vec4<f32>");
             kernel.tensor(&out);
         }
-        if self.normalises_change || self.normalises_hidden {
+        if self.has_post_norm || self.normalises_hidden {
             kernel.text += &group_sum(self.capabilities, THREADS);
         }
         kernel.text + &self.main()
@@ -67,7 +67,7 @@ impl NormKernel {
              var squares = 0.0;\n"
         );
         let mut factor = "";
-        if self.normalises_change {
+        if self.has_post_norm {
             let _ = write!(
                 text,
                 "{each}        let c = change_read(0u, token, 0u, s);\n        squares += dot(c, c);\n    }}\n    \
@@ -78,7 +78,7 @@ impl NormKernel {
         }
         text += &each;
         text += "        var h = h_read(0u, token, 0u, s);\n";
-        if self.adds_change {
+        if self.adds_residual {
             let _ = write!(
                 text,
                 "        h += change_read(0u, token, 0u, s){factor};\n        h_write(0u, token, 0u, s, h);\n"

@@ -9,7 +9,7 @@
 //! memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
 
 use super::Declarations;
-use crate::virtual_tensor::{Accessor, Direction, Storage};
+use crate::virtual_tensor::{AccessMode, Accessor, Storage};
 
 /// Number of values that one thread quantises.
 pub const UNIT_LENGTH: u32 = 32;
@@ -144,7 +144,7 @@ pub fn kernel(length: u32, granularity: Granularity) -> String {
         ),
     };
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::rows("x", Storage::Linear, length, Direction::Read));
+    kernel.tensor(&Accessor::rows("x", Storage::Linear, length, AccessMode::Read));
     for (name, kind) in [("quants_object", "vec4<u32>"), ("scales_object", "f32"), ("sums_object", "i32")] {
         kernel.buffer("read_write", name, kind);
     }

@@ -2,15 +2,15 @@
 
 use super::packing::{self, MAX_WORKGROUPS_X, WORKGROUP_SIZE};
 use crate::kernels::Declarations;
-use crate::virtual_tensor::{Accessor, Direction, Shape, Storage};
+use crate::virtual_tensor::{AccessMode, Accessor, Shape, Storage};
 
 /// Generates the kernel. Its bindings after the parameters are: source, target.
 pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
     let (slices, texels) = (shape.slices(), shape.texels());
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::fixed("src", from, shape, Direction::Read));
-    kernel.tensor(&Accessor::fixed("dst", to, shape, Direction::Write));
+    kernel.tensor(&Accessor::fixed("src", from, shape, AccessMode::Read));
+    kernel.tensor(&Accessor::fixed("dst", to, shape, AccessMode::Write));
     format!(
         "{}@compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \

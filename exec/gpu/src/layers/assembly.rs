@@ -15,7 +15,7 @@ use crate::kernels::attention::AttentionKernel;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::norm::NormKernel;
 use crate::kernels::quantise::{self, Granularity};
-use crate::kernels::rotate::RotateKernel;
+use crate::kernels::rope::RopeKernel;
 use crate::memory::{TensorUsageRecord, greedy_by_size_improved};
 use crate::virtual_tensor::Storage;
 
@@ -88,7 +88,7 @@ impl Assembly<'_> {
         for operation in &node.operations {
             match *operation {
                 Operation::Matmul(matrix) => return self.matmul(matrix, node),
-                Operation::Rotate => return self.rotate(node),
+                Operation::Rope => return self.rope(node),
                 Operation::Scores => return self.attention(node),
                 _ => {}
             }
@@ -135,8 +135,8 @@ impl Assembly<'_> {
             }
         }
         let kernel = NormKernel {
-            adds_change: adds,
-            normalises_change: post.is_some(),
+            adds_residual: adds,
+            has_post_norm: post.is_some(),
             normalises_hidden: after.is_some(),
             ..weights::plain_norm(&self.own.gpu, &self.own.model)
         };
@@ -198,16 +198,16 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    fn rotate(&mut self, node: &Node) -> Result<(), GpuError> {
+    fn rope(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
         let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
-        let kernel = RotateKernel {
+        let kernel = RopeKernel {
             shape: weights::attention_shape(shape, self.own.options),
             pairs: parameters.rope.pairs,
             pair_count: parameters.rope.frequencies.len() as u32,
             storage: Storage::Linear,
-            norm_epsilon: norms.map(|_| parameters.epsilon),
+            norm_epsilon: norms.map(|_| parameters.rms_norm_epsilon),
             capabilities: self.own.gpu.capabilities(),
         };
         let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
@@ -219,7 +219,7 @@ impl Assembly<'_> {
             self.launch("rotate", &text, &[&shared[..], &[keys, values], &norms].concat())
         });
         let launches = launches.collect::<Result<_, _>>()?;
-        self.push(Grid::Rotate(kernel), launches);
+        self.push(Grid::Rope(kernel), launches);
         Ok(())
     }
 

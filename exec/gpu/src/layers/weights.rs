@@ -12,7 +12,7 @@ use crate::error::GpuError;
 use crate::graph::{LayerMatrix, Norm};
 use crate::kernels::matmul::MatmulKernel;
 use crate::kernels::norm::NormKernel;
-use crate::kernels::rotate::AttentionShape;
+use crate::kernels::rope::AttentionShape;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::WeightOrder;
 
@@ -61,9 +61,9 @@ pub(super) fn attention_shape(shape: &ModelShape, options: CacheOptions) -> Atte
 pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
         width: model.shape().embedding,
-        epsilon: model.hyperparameters().epsilon,
-        adds_change: false,
-        normalises_change: false,
+        epsilon: model.hyperparameters().rms_norm_epsilon,
+        adds_residual: false,
+        has_post_norm: false,
         normalises_hidden: true,
         capabilities: gpu.capabilities(),
     }
@@ -83,7 +83,7 @@ impl GpuLayer {
         let heads = attention_shape(model.shape(), options);
         let cache = |bytes| gpu.zeros("the key-value cache", bytes);
         let caches = (0..options.sequences.max(1)).map(|_| {
-            let [keys, values] = heads.cache_bytes()?;
+            let [keys, values] = heads.kv_cache_bytes()?;
             Ok([cache(keys)?, cache(values)?])
         });
         let matrices = own.matrices.into_iter().zip(LayerMatrix::ALL).map(|(matrix, role)| {
@@ -114,7 +114,7 @@ impl GpuLayer {
         self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(Tensor::bytes).sum::<u64>()
     }
 
-    pub(super) fn cache_bytes(&self) -> u64 {
+    pub(super) fn kv_cache_bytes(&self) -> u64 {
         self.caches.iter().flatten().map(Tensor::bytes).sum()
     }
 }

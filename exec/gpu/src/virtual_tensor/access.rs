@@ -22,7 +22,7 @@ pub enum AxisExtent {
 
 /// Whether a kernel reads a tensor, writes it, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum AccessMode {
     Read,
     Write,
     /// Reading and writing, which only buffers support.
@@ -38,7 +38,7 @@ pub struct Accessor {
     /// The extents of batch, height and width.
     pub extents: [AxisExtent; 3],
     pub slices: AxisExtent,
-    pub direction: Direction,
+    pub direction: AccessMode,
 }
 
 /// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
@@ -54,13 +54,13 @@ fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
 
 impl Accessor {
     /// Returns the accessor of a tensor with `width` channels and one position per token, along the width axis.
-    pub fn rows(name: &'static str, storage: Storage, width: u32, direction: Direction) -> Accessor {
+    pub fn rows(name: &'static str, storage: Storage, width: u32, direction: AccessMode) -> Accessor {
         let extents = [AxisExtent::Fixed(1), AxisExtent::Fixed(1), AxisExtent::Expression("params.tokens")];
         Accessor { name, storage, extents, slices: AxisExtent::Fixed(width / super::SLICE), direction }
     }
 
     /// Returns the accessor of a tensor whose extents are known when the shader is generated.
-    pub fn fixed(name: &'static str, storage: Storage, shape: &Shape, direction: Direction) -> Accessor {
+    pub fn fixed(name: &'static str, storage: Storage, shape: &Shape, direction: AccessMode) -> Accessor {
         let (extents, slices) = (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slices()));
         Accessor { name, storage, extents, slices, direction }
     }
@@ -85,10 +85,10 @@ impl Accessor {
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.direction) {
-            (Storage::Buffer | Storage::Linear, Direction::Read) => ("<storage, read>", "array<vec4<f32>>"),
+            (Storage::Buffer | Storage::Linear, AccessMode::Read) => ("<storage, read>", "array<vec4<f32>>"),
             (Storage::Buffer | Storage::Linear, _) => ("<storage, read_write>", "array<vec4<f32>>"),
-            (Storage::Texture2d, Direction::Read) => ("", "texture_2d<f32>"),
-            (Storage::Texture3d, Direction::Read) => ("", "texture_3d<f32>"),
+            (Storage::Texture2d, AccessMode::Read) => ("", "texture_2d<f32>"),
+            (Storage::Texture3d, AccessMode::Read) => ("", "texture_3d<f32>"),
             (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba16float, write>"),
             (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba16float, write>"),
         };
@@ -109,10 +109,10 @@ impl Accessor {
         };
         let index = "b: u32, x: u32, y: u32, s: u32";
         let mut text = String::new();
-        if self.direction != Direction::Write {
+        if self.direction != AccessMode::Write {
             let _ = writeln!(text, "fn {name}_read({index}) -> vec4<f32> {{ return {texel}; }}");
         }
-        if self.direction != Direction::Read {
+        if self.direction != AccessMode::Read {
             let _ = writeln!(text, "fn {name}_write({index}, value: vec4<f32>) {{ {store}; }}");
         }
         text
@@ -171,7 +171,7 @@ mod tests {
     fn generated_functions_contain_the_index_arithmetic() {
         let functions = |storage| {
             let shape = Shape::new(2, 3, 4, 12).unwrap();
-            Accessor::fixed("src", storage, &shape, Direction::Read).functions()
+            Accessor::fixed("src", storage, &shape, AccessMode::Read).functions()
         };
         assert_eq!(
             functions(Storage::Buffer),
@@ -180,7 +180,7 @@ mod tests {
         );
         let text = functions(Storage::Texture2d);
         assert!(text.contains("textureLoad(src_object, vec2<u32>((x) * 2u + b, (y) * 3u + s), 0)"), "{text}");
-        let rows = Accessor::rows("out", Storage::Buffer, 64, Direction::Write);
+        let rows = Accessor::rows("out", Storage::Buffer, 64, AccessMode::Write);
         assert_eq!(
             rows.functions(),
             "fn out_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) \
@@ -200,7 +200,7 @@ mod tests {
             let [batch, height, width] = extents;
             let shape = Shape::new(batch, height, width, channels).unwrap();
             for storage in Storage::ALL {
-                let text = Accessor::fixed("src", storage, &shape, Direction::Read).position();
+                let text = Accessor::fixed("src", storage, &shape, AccessMode::Read).position();
                 let inner = text.split_once(">(").map_or(&text[..], |(_, rest)| &rest[..rest.len() - 1]);
                 for texel in shape.all_texels() {
                     let found: Vec<u32> = inner.split(", ").map(|part| value(part, texel)).collect();

@@ -11,7 +11,7 @@ pub mod access;
 pub mod layout;
 pub mod weights;
 
-pub use access::{Accessor, AxisExtent, Direction};
+pub use access::{AccessMode, Accessor, AxisExtent};
 pub use layout::{Shape, Storage, Texel};
 pub use weights::{WeightOrder, WeightShape};
 

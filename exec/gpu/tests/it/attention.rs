@@ -5,7 +5,7 @@
 
 use hearth_gpu::device::{Params, Tensor};
 use hearth_gpu::kernels::attention::AttentionKernel;
-use hearth_gpu::kernels::rotate::{AttentionShape, RotateKernel};
+use hearth_gpu::kernels::rope::{AttentionShape, RopeKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::CacheFormat;
@@ -68,10 +68,10 @@ impl Sequence {
         let pair_count = heads.key_length / 2;
         let is_naive = storage == Storage::Linear;
         let (shape, pairs, norm_epsilon) = (heads, Pairs::Halves, None);
-        let rotate = RotateKernel { shape, pairs, pair_count, storage, norm_epsilon, capabilities };
+        let rotate = RopeKernel { shape, pairs, pair_count, storage, norm_epsilon, capabilities };
         let (scale, cap, window) = (SCALE, self.cap, self.window);
         let attention = AttentionKernel { shape, scale, soft_cap: cap, window, storage };
-        let [key_bytes, value_bytes] = heads.cache_bytes().unwrap();
+        let [key_bytes, value_bytes] = heads.kv_cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.params().unwrap();
         let positions: usize = passes.iter().sum();

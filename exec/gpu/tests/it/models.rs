@@ -336,8 +336,8 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
         Some((layers, gpu.memory_used()))
     };
     let Some((layers, taken)) = upload(1 << 30) else { return };
-    let [weight_bytes, cache_bytes] = layers.unwrap().bytes();
-    assert!(taken > weight_bytes + cache_bytes, "{taken} of {weight_bytes} and {cache_bytes}");
+    let [weight_bytes, kv_cache_bytes] = layers.unwrap().bytes();
+    assert!(taken > weight_bytes + kv_cache_bytes, "{taken} of {weight_bytes} and {kv_cache_bytes}");
     let (layers, left) = upload(taken / 2).unwrap();
     let error = layers.unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
@@ -391,7 +391,7 @@ fn shared_memory_is_counted_once() {
         let gpu = open(CapabilityMask::default())?;
         let part = backend_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
         let (backend, _) = gpu_backend(&gpu, part, Tiling::DEFAULT.into());
-        Some((gpu.memory_used(), backend.cache_bytes(), gpu.info().kind))
+        Some((gpu.memory_used(), backend.kv_cache_bytes(), gpu.info().kind))
     };
     let Some((alone, own_caches, kind)) = taken(0..1) else { return };
     let (beside, all_caches, _) = taken(0..4).unwrap();

@@ -36,8 +36,8 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
     let kernel = NormKernel {
         width: width as u32,
         epsilon: EPSILON,
-        adds_change: true,
-        normalises_change: true,
+        adds_residual: true,
+        has_post_norm: true,
         normalises_hidden: true,
         capabilities: gpu.capabilities(),
     };

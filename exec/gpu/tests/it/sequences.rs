@@ -145,15 +145,15 @@ fn rolled_back_nan_does_not_affect_later_passes() {
 fn rows_rounded_after_every_layer_equal_the_oracle() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, Some(round));
-    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.compiled_kernels(), gpu.memory_used());
+    let (bytes, kernels, taken) = (pair.gpu.kv_cache_bytes(), gpu.compiled_kernels(), gpu.memory_used());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         pair.check(0, first, count, first);
-        assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is allocated at the start");
+        assert_eq!(pair.gpu.kv_cache_bytes(), bytes, "memory is allocated at the start");
         let after = (gpu.compiled_kernels(), gpu.memory_used());
         assert_eq!(after, (kernels, taken), "a pass compiles and allocates nothing");
     }
     // Rows are saved once per window, whether they are rounded between layers or not.
-    let plain = Pair::new(&gpu, None).gpu.cache_bytes();
+    let plain = Pair::new(&gpu, None).gpu.kv_cache_bytes();
     let kept = BackendOptions::saved_row_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
     assert_eq!(bytes, plain);
     assert!(kept > 0 && bytes > kept, "{kept} of {bytes}");

@@ -326,7 +326,7 @@ impl<T: Transport> Coordinator<T> {
                 Ok(vec![])
             }
             // The trace of a request that has ended.
-            Message::Report { .. } => Ok(vec![]),
+            Message::TraceLines { .. } => Ok(vec![]),
             other => {
                 let error = protocol_error(&device, format!("unexpected message {other:?}"));
                 self.lose(&device, error, wall_nanos())
@@ -348,7 +348,7 @@ impl<T: Transport> Coordinator<T> {
         for name in self.reconfiguration.recovery.awaited_devices().clone() {
             let error = RingError::Deadline {
                 what: format!("preparing worker `{name}`"),
-                seconds: self.reconfiguration.ready_limit.as_secs_f64(),
+                seconds: self.reconfiguration.ready_timeout.as_secs_f64(),
                 hint: "check that the worker still runs and that the network is up",
             };
             steps.extend(self.lose(&name, error, wall_nanos())?);

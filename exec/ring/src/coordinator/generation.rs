@@ -99,7 +99,7 @@ async fn run<T: Transport>(
         let progress = match pipeline.advance(coordinator).await? {
             Progress::Idle if pipeline.generation.is_over() => return Ok(()),
             Progress::Idle => {
-                let limit = coordinator.options.pass_deadline;
+                let limit = coordinator.options.pass_timeout;
                 let deadline = pipeline.next_deadline(limit, coordinator.plan().rounds);
                 let event = timeout_at(deadline, coordinator.events.recv()).await;
                 pipeline.handle(event_or_timeout(event, limit), coordinator).await?
@@ -121,14 +121,14 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
         coordinator.log.add_lines(&head, lines, 0);
     }
     let plan = coordinator.plan().clone();
-    let mut awaited = coordinator.connections.broadcast(&plan, &Message::Collect);
+    let mut awaited = coordinator.connections.broadcast(&plan, &Message::CollectTrace);
     let mut collected: BTreeMap<String, Vec<(u32, TraceLines)>> = BTreeMap::new();
     while !awaited.is_empty() {
         let Ok(Some(event)) = timeout_at(deadline, coordinator.events.recv()).await else { break };
         match event {
             HeadEvent::Message {
                 connection,
-                frame: Frame { message: Message::Report { epoch, more }, payload },
+                frame: Frame { message: Message::TraceLines { epoch, more }, payload },
             } => {
                 let Some(name) = coordinator.connections.name_of(connection) else { continue };
                 if let Some(lines) = parse_trace_lines(&payload) {

@@ -19,4 +19,4 @@ pub use generation::{FailedRequest, GenerationResult};
 pub use options::{OnFetch, OnRunEvent, RecoveryPolicy, RingOptions};
 pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};
-pub use scheduler::{OnReport, Request, ResponseEvent, ServeOptions};
+pub use scheduler::{OnTraceLines, Request, ResponseEvent, ServeOptions};

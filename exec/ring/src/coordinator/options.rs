@@ -16,9 +16,9 @@ pub struct RingOptions {
     /// Number of compute threads of the head; 0 uses all cores.
     pub threads: usize,
     /// The time limit of one pass, counted from its start or from the end of the previous pass, whichever is later.
-    pub pass_deadline: Duration,
+    pub pass_timeout: Duration,
     /// The time limit for workers to get ready. It starts again when a worker reports progress.
-    pub ready_deadline: Duration,
+    pub ready_timeout: Duration,
     /// The draft model, which a plan with speculative decoding needs on the head.
     pub draft: Option<Arc<LocalModel>>,
     pub recovery: RecoveryPolicy,
@@ -37,9 +37,9 @@ impl Default for RingOptions {
     fn default() -> Self {
         Self {
             threads: 0,
-            pass_deadline: Duration::from_mins(10),
+            pass_timeout: Duration::from_mins(10),
             // source: assumed, far more than loading mapped layers takes
-            ready_deadline: Duration::from_mins(1),
+            ready_timeout: Duration::from_mins(1),
             draft: None,
             recovery: RecoveryPolicy::default(),
             compute_mode: ComputeMode::default(),

@@ -114,7 +114,7 @@ impl PassPipeline {
             return self.finish_pass(output, coordinator);
         }
         if let (HeadEvent::Message { connection, frame }, Some(reports)) = (&event, &mut self.reports)
-            && let Message::Report { .. } = frame.message
+            && let Message::TraceLines { .. } = frame.message
         {
             let name = coordinator.connections.name_of(*connection);
             reports.extend(name.zip(parse_trace_lines(&frame.payload)));

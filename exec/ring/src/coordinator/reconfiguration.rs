@@ -16,7 +16,7 @@ use crate::execution::LocalModel;
 pub(super) struct Reconfiguration {
     pub(super) recovery: Recovery,
     policy: RecoveryPolicy,
-    pub(super) ready_limit: Duration,
+    pub(super) ready_timeout: Duration,
     /// The time at which a device that is not ready counts as lost.
     pub(super) ready_deadline: Instant,
     /// Index of the first pass after the next reconfiguration.
@@ -30,7 +30,7 @@ impl Reconfiguration {
         Self {
             recovery: Recovery::new(Arc::new(plan)),
             policy: options.recovery.clone(),
-            ready_limit: options.ready_deadline,
+            ready_timeout: options.ready_timeout,
             ready_deadline: Instant::now(),
             first_pass: 0,
             recomputed_tokens: 0,
@@ -57,7 +57,7 @@ impl Reconfiguration {
     }
 
     pub(super) fn extend_ready_deadline(&mut self) {
-        self.ready_deadline = Instant::now() + self.ready_limit;
+        self.ready_deadline = Instant::now() + self.ready_timeout;
     }
 
     /// Finds a plan for the remaining devices that fits `model`. Returns it, or the reason why there is none.

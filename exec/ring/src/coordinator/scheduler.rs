@@ -53,7 +53,7 @@ pub enum ResponseEvent {
 }
 
 /// Receives the name of a device and its new trace lines, at intervals.
-pub type OnReport = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
+pub type OnTraceLines = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
 
 /// Options for serving requests.
 pub struct ServeOptions {
@@ -63,7 +63,7 @@ pub struct ServeOptions {
     pub draft_tokens: u32,
     /// Tokens that end a sequence.
     pub stop_tokens: Vec<u32>,
-    pub on_report: Option<OnReport>,
+    pub on_report: Option<OnTraceLines>,
 }
 
 impl ServeOptions {
@@ -236,7 +236,7 @@ impl<T: Transport> Scheduler<'_, T> {
     }
 
     async fn wait(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<Progress> {
-        let limit = self.coordinator.options.pass_deadline;
+        let limit = self.coordinator.options.pass_timeout;
         let deadline = if self.pipeline.is_empty() {
             // No pass is in flight.
             Instant::now() + MAX_WAIT
@@ -276,7 +276,7 @@ impl<T: Transport> Scheduler<'_, T> {
             self.reported_at = Instant::now();
             pipeline.passes.clear();
             let plan = self.coordinator.plan().clone();
-            self.coordinator.connections.broadcast(&plan, &Message::Collect);
+            self.coordinator.connections.broadcast(&plan, &Message::CollectTrace);
             let head = &plan.devices[0].name;
             let own = self.coordinator.runner()?.take_trace().into_iter();
             pipeline.reports.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));

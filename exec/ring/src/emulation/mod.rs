@@ -5,4 +5,4 @@ mod paths;
 mod shaped;
 
 pub use delayed::DelayedTransport;
-pub use paths::{EmulatedPath, EmulatedPaths, EmulatedTransport};
+pub use paths::{EmulatedPath, EmulatedTransport, PathLookup};

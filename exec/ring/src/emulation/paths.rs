@@ -75,7 +75,7 @@ fn nanos(seconds: f64) -> u64 {
 }
 
 /// Returns the path to the peer at an address or, without an address, to a peer that has connected to this end.
-pub type EmulatedPaths = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
+pub type PathLookup = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
 /// A transport over emulated paths.
 pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
@@ -83,14 +83,14 @@ pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
 /// Delays messages as on the path to each peer.
 #[derive(Clone)]
 pub struct PathShaper {
-    paths: EmulatedPaths,
+    paths: PathLookup,
     /// The number of connections so far, which selects the random delays of the next connection.
     connection_count: Arc<AtomicU64>,
 }
 
 impl<T> EmulatedTransport<T> {
     /// Delays everything that is sent to a peer as on the path to that peer.
-    pub fn new(transport: T, paths: EmulatedPaths) -> Self {
+    pub fn new(transport: T, paths: PathLookup) -> Self {
         Self { transport, shaper: PathShaper { paths, connection_count: Arc::default() } }
     }
 }
@@ -276,7 +276,7 @@ mod tests {
             bandwidth: Some(BytesPerSecond(100e6)),
             ..EmulatedPath::with_latency(Seconds(0.02))
         };
-        let paths: EmulatedPaths = Arc::new(move |_| Ok(path.clone()));
+        let paths: PathLookup = Arc::new(move |_| Ok(path.clone()));
         let begin = machine_nanos();
         check_frames_arrive_whole(EmulatedTransport::new(MemoryTransport::default(), paths), || ()).await;
         // 1.5 MB at 100 MB/s and 20 ms.
@@ -318,7 +318,7 @@ mod tests {
 
     #[tokio::test]
     async fn unknown_path_refuses_the_connection() {
-        let paths: EmulatedPaths = Arc::new(|_| Err(io::Error::other("no such path")));
+        let paths: PathLookup = Arc::new(|_| Err(io::Error::other("no such path")));
         let transport = EmulatedTransport::new(MemoryTransport::default(), paths);
         assert!(transport.connect("a").await.is_err());
     }

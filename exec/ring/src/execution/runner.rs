@@ -275,7 +275,7 @@ impl StageRunner {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
             let positions = u64::from(plan.context) * u64::from(plan.sequences);
-            let cache = self.stage.cache_bytes() / positions.max(1);
+            let cache = self.stage.kv_cache_bytes() / positions.max(1);
             let shape = self.weights.shape();
             let logits = u64::from(pass.drafted) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
             let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;

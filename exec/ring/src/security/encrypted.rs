@@ -48,7 +48,7 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
     async fn connect(&self, address: &str) -> io::Result<Self::Stream> {
         let link = self.transport.connect(address).await?;
         let local_ip = self.transport.local_ip(&link);
-        let stream = EncryptedStream::new(link, self.key.clone(), HandshakeRole::Connecting);
+        let stream = EncryptedStream::new(link, self.key.clone(), HandshakeRole::Initiator);
         Ok(EncryptedStream { local_ip, ..stream })
     }
 
@@ -75,7 +75,7 @@ impl<L: Listener> Listener for EncryptedListener<L> {
     type Stream = EncryptedStream<L::Stream>;
 
     async fn accept(&mut self) -> io::Result<Self::Stream> {
-        Ok(EncryptedStream::new(self.listener.accept().await?, self.key.clone(), HandshakeRole::Accepting))
+        Ok(EncryptedStream::new(self.listener.accept().await?, self.key.clone(), HandshakeRole::Responder))
     }
 
     fn address(&self) -> String {

@@ -31,8 +31,8 @@ const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 /// The role of an end in the handshake. The connecting end sends the first message.
 #[derive(Debug, Clone, Copy)]
 pub enum HandshakeRole {
-    Connecting,
-    Accepting,
+    Initiator,
+    Responder,
 }
 
 /// Performs the handshake, which needs the key. Returns the link and the state of its cipher.
@@ -53,8 +53,8 @@ async fn exchange(
 ) -> Result<TransportState, EncryptionError> {
     let builder = Builder::new(PROTOCOL.parse()?).psk(0, key.secret())?.prologue(&ENCRYPTED_PREFIX)?;
     let mut state = match role {
-        HandshakeRole::Connecting => builder.build_initiator()?,
-        HandshakeRole::Accepting => builder.build_responder()?,
+        HandshakeRole::Initiator => builder.build_initiator()?,
+        HandshakeRole::Responder => builder.build_responder()?,
     };
     while !state.is_handshake_finished() {
         if state.is_my_turn() {

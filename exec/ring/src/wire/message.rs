@@ -141,9 +141,9 @@ pub enum Message {
     /// Activations of a pass. The payload is `[tokens, embedding]`.
     Activations(ActivationsHeader),
     /// Requests the trace since the last reset.
-    Collect,
+    CollectTrace,
     /// Trace lines of an epoch, as payload. `more` says whether more reports follow.
-    Report { epoch: u32, more: bool },
+    TraceLines { epoch: u32, more: bool },
     /// Requests a pong with the same nonce.
     Ping { nonce: u64 },
     /// The reply to a ping. `clock` is the time of the replying device, in nanoseconds.

@@ -103,7 +103,7 @@ impl<T: Transport> Session<T> {
                 self.configure(config, plan)?;
             }
             Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
-            Message::Collect => drop(self.inbox.send(RunnerEvent::CollectTrace)),
+            Message::CollectTrace => drop(self.inbox.send(RunnerEvent::CollectTrace)),
             other => return Err(protocol_error("the head", format!("unexpected message {other:?}"))),
         }
         Ok(true)
@@ -183,7 +183,7 @@ impl<T: Transport> Session<T> {
         for (index, (epoch, chunk)) in reports.into_iter().enumerate() {
             let payload = serde_json::to_vec(&chunk)
                 .map_err(|error| protocol_error("this worker", error.to_string()))?;
-            let message = Message::Report { epoch, more: index < last };
+            let message = Message::TraceLines { epoch, more: index < last };
             self.head.send(Frame { message, payload }).await?;
         }
         Ok(())

@@ -103,7 +103,7 @@ pub async fn workers(model: &Arc<LocalModel>, count: usize) -> MemoryTransport {
 }
 
 pub fn one_thread() -> RingOptions {
-    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
+    RingOptions { threads: 1, pass_timeout: Duration::from_mins(1), ..RingOptions::default() }
 }
 
 /// Connects a ring whose head computes on one thread.

@@ -390,14 +390,14 @@ fn slow_upload(step: Duration, reports: bool) -> BackendFactory {
 async fn upload_progress_extends_the_ready_deadline() {
     let (model, prompt) = (open(Q4), prompt());
     // The upload takes far longer than the deadline, but each step takes far less.
-    let (step, ready_deadline) = (Duration::from_millis(500), Duration::from_secs(2));
+    let (step, ready_timeout) = (Duration::from_millis(500), Duration::from_secs(2));
     for reports in [true, false] {
         let accelerated = LocalModel::open(&data(Q4)).unwrap();
         let accelerated = Arc::new(accelerated.with_backend_factory(Some(slow_upload(step, reports))));
         let transport = workers(&accelerated, 1).await;
         let mut plan = plan(&model, &[6, 2]);
         plan.devices[1].gpu_layers = 1;
-        let options = RingOptions { ready_deadline, ..one_thread() };
+        let options = RingOptions { ready_timeout, ..one_thread() };
         let connected = Ring::connect(&transport, plan, model.clone(), options).await;
         assert_eq!(connected.is_ok(), reports, "a worker is waited for while it reports progress");
         match connected {

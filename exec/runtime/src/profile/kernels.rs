@@ -9,7 +9,7 @@ use hearth_profiles::{Bytes, Flops, Format};
 use crate::cache::{CacheFormat, HeadRows, LayerCache};
 use crate::cpu::{Attention, Cpu, Matmul};
 use hearth_kernels::Activations;
-use hearth_kernels::attention::Scoring;
+use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::Matrix;
 
 // Number and dimension of heads, as in an 8B model.
@@ -106,7 +106,7 @@ impl Kernels for CpuKernels {
             query: &self.query,
             heads: HEADS,
             group: HEADS / KV_HEADS,
-            scoring: Scoring { scale: 0.1, softcap: None },
+            scoring: ScoreOptions { scale: 0.1, softcap: None },
         };
         self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.scores, &mut self.mixed);
         // As `ModelShape::attention_flops_per_layer` counts it.

@@ -141,9 +141,9 @@ impl Tokenizer {
         };
         let tokens = texts.iter().enumerate().map(token).collect();
         let special = SpecialTokens::new(texts, kind_of);
-        let is_end =
+        let is_eog =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TEXTS.contains(&texts[at].as_str());
-        let by_text = (0..texts.len()).filter(is_end).map(|at| at as u32);
+        let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
             return Err(invalid(
@@ -174,7 +174,7 @@ impl Tokenizer {
     }
 
     /// Whether a token ends a turn or a text.
-    pub fn is_end(&self, token: u32) -> bool {
+    pub fn is_eog(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
 

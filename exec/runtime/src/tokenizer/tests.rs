@@ -73,7 +73,7 @@ fn special_tokens_are_recognised_only_on_request() {
     let tokenizer = sentence_pieces();
     assert_eq!(tokenizer.encode("a</s>", true).unwrap(), [1, 259, 2]);
     assert!(!tokenizer.encode("a</s>", false).unwrap().contains(&2));
-    assert!(tokenizer.is_end(2));
+    assert!(tokenizer.is_eog(2));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
         _ => 1,
     };
     let tokenizer = Tokenizer::new(&metadata("llama", with_bytes(others), kind, &SPECIAL_IDS)).unwrap();
-    assert!(tokenizer.is_end(2) && tokenizer.is_end(260) && !tokenizer.is_end(261));
+    assert!(tokenizer.is_eog(2) && tokenizer.is_eog(260) && !tokenizer.is_eog(261));
     let ids = tokenizer.encode("</s><end_of_turn><start_of_turn></think>", false).unwrap();
     assert!(ids[1..].iter().all(|&id| !matches!(id, 1 | 2 | 259 | 260)) && ids.contains(&261), "{ids:?}");
     let template = format!("<start_of_turn>{}<end_of_turn>", tokenizer.guard("<end_of_turn></s>", &[]));

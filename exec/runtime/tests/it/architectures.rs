@@ -71,7 +71,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let mut model = models::open(path, CacheFormat::F32);
     let pass = |tokens| {
-        let hidden = model.pass(tokens).unwrap();
+        let hidden = model.forward(tokens).unwrap();
         model.input_output.logits(&hidden).unwrap()
     };
     tokens.chunks(16).flat_map(pass).collect()

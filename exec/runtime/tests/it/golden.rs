@@ -36,7 +36,7 @@ fn golden(file: &str) -> Vec<Run> {
 
 /// Returns the logits after the prompt of a run, and their maximum difference from the golden logits.
 fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
-    model.restart();
+    model.reset();
     let logits = model.next_logits(&run.prompt_ids).unwrap();
     let difference = |&(token, logit): &(u32, f32)| (logits[token as usize] - logit).abs();
     let off = run.first_step_top5.iter().map(difference).fold(0.0, f32::max);

@@ -17,7 +17,7 @@ use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, TensorPlan};
+use hearth_schema::plan::tensor::{AllReduce, HeadWeights, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
@@ -56,7 +56,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     ];
     let tensor = TensorPlan {
         partial_format: Format::Q8_0,
-        head_loads: HeadLoads::Model,
+        head_loads: HeadWeights::Model,
         max_batch: Some(1),
         embedding_as: Some(Format::F32),
         ..base_tensor_plan(AllReduce::AllGather)

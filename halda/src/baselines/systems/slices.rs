@@ -4,7 +4,7 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_schema::plan::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
+use hearth_schema::plan::tensor::{AllReduce, HeadWeights, Slice, TensorPlan};
 use hearth_schema::plan::{
     DroppedDevice, Plan, PlanKind, PlannedDevice, PlannerRecord, Role, ScenarioRecord,
 };
@@ -35,7 +35,7 @@ pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
         all_reduce,
         air_time: None,
         partial_format: Format::F32,
-        head_loads: HeadLoads::Slice,
+        head_loads: HeadWeights::Slice,
         max_batch: None,
         embedding_as: None,
         slices: Vec::new(),

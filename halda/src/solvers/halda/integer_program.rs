@@ -35,7 +35,7 @@ pub(crate) struct DeviceColumns {
 }
 
 pub(crate) struct IntegerProgram {
-    pub ring_layers: i64,
+    pub layers_per_round: i64,
     pub devices: Vec<DeviceColumns>,
 }
 
@@ -68,7 +68,7 @@ impl DeviceColumns {
 impl IntegerProgram {
     /// Checks whether the program has a solution. `no_window` is the reason if a device has no possible window.
     pub fn check(&self, no_window: impl Fn(usize) -> InfeasibleReason) -> Result<(), InfeasibleReason> {
-        let ring_layers = self.ring_layers as u32;
+        let layers_per_round = self.layers_per_round as u32;
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
             let (from, to) = columns.window_range();
@@ -78,11 +78,11 @@ impl IntegerProgram {
             least += from;
             most += to;
         }
-        if least > self.ring_layers {
-            return Err(InfeasibleReason::CasesRequireMoreLayers { ring_layers, least });
+        if least > self.layers_per_round {
+            return Err(InfeasibleReason::CasesRequireMoreLayers { layers_per_round, least });
         }
-        if most < self.ring_layers {
-            return Err(InfeasibleReason::CasesAllowTooFewLayers { ring_layers, held: most });
+        if most < self.layers_per_round {
+            return Err(InfeasibleReason::CasesAllowTooFewLayers { layers_per_round, held: most });
         }
         Ok(())
     }
@@ -126,8 +126,9 @@ impl IntegerProgram {
             });
             columns.push((window, gpu));
         }
-        let ring_layers = self.ring_layers as f64;
-        problem.add_row(ring_layers..=ring_layers, columns.iter().map(|(window, _)| (*window, 1.0)));
+        let layers_per_round = self.layers_per_round as f64;
+        problem
+            .add_row(layers_per_round..=layers_per_round, columns.iter().map(|(window, _)| (*window, 1.0)));
         let values = problem.minimise().map_err(|reason| InfeasibleReason::Solver { reason })?;
         let found =
             |(window, gpu): &(usize, Option<usize>)| (values[*window], gpu.map_or(0.0, |gpu| values[gpu]));
@@ -143,7 +144,7 @@ impl IntegerProgram {
         };
         let windows: Option<Vec<SplitWindow>> = self.devices.iter().zip(found).map(round).collect();
         let windows = windows.ok_or_else(|| unsolved("its solution violates a bound"))?;
-        if windows.iter().map(|window| i64::from(window.layers)).sum::<i64>() != self.ring_layers {
+        if windows.iter().map(|window| i64::from(window.layers)).sum::<i64>() != self.layers_per_round {
             return Err(unsolved("its windows do not sum to the layers of a round"));
         }
         Ok(windows)
@@ -180,12 +181,12 @@ mod tests {
 
     /// Returns the minimum of the objective by a dynamic program over the devices that tries every (w, n).
     fn least_value(program: &IntegerProgram) -> Option<f64> {
-        let ring_layers = program.ring_layers as usize;
-        let mut least = no_layers(ring_layers as u32);
+        let layers_per_round = program.layers_per_round as usize;
+        let mut least = no_layers(layers_per_round as u32);
         for device in &program.devices {
-            let mut next = vec![f64::INFINITY; ring_layers + 1];
+            let mut next = vec![f64::INFINITY; layers_per_round + 1];
             for (placed, before) in least.iter().enumerate() {
-                for window in 0..=ring_layers - placed {
+                for window in 0..=layers_per_round - placed {
                     for gpu in 0..=window {
                         if device.allows(window as i64, gpu as i64) {
                             let cost = device.window_cost * window as f64 + device.gpu_cost * gpu as f64;
@@ -196,7 +197,7 @@ mod tests {
             }
             least = next;
         }
-        Some(least[ring_layers]).filter(|value| value.is_finite())
+        Some(least[layers_per_round]).filter(|value| value.is_finite())
     }
 
     prop_compose! {
@@ -223,14 +224,14 @@ mod tests {
 
         #[test]
         fn highs_equals_a_dynamic_program(
-            ring_layers in 1..40_i64,
+            layers_per_round in 1..40_i64,
             devices in prop::collection::vec(columns(), 1..6),
         ) {
-            let program = IntegerProgram { ring_layers, devices };
+            let program = IntegerProgram { layers_per_round, devices };
             match (solved(&program), least_value(&program)) {
                 (Ok(optimum), Some(least)) => {
                     let found = value(&program, &optimum);
-                    prop_assert!((found - least).abs() <= 1e-9 * ring_layers as f64, "{} is not {}", found, least);
+                    prop_assert!((found - least).abs() <= 1e-9 * layers_per_round as f64, "{} is not {}", found, least);
                 }
                 (Err(InfeasibleReason::Solver { reason }), _) => return Err(TestCaseError::fail(reason)),
                 (Err(_), None) => {}
@@ -247,7 +248,7 @@ mod tests {
             cpu_layer_bounds: (0, 8),
             max_gpu_layers: 2,
         };
-        IntegerProgram { ring_layers: 8, devices: vec![device, DeviceColumns { window_cost, ..device }] }
+        IntegerProgram { layers_per_round: 8, devices: vec![device, DeviceColumns { window_cost, ..device }] }
     }
 
     #[test]
@@ -275,12 +276,12 @@ mod tests {
             solved(&program)
         };
         assert_eq!(with((1, 8), (0, -1)), Err(no_window(1)));
-        let too_many = InfeasibleReason::CasesRequireMoreLayers { ring_layers: 8, least: 9 };
+        let too_many = InfeasibleReason::CasesRequireMoreLayers { layers_per_round: 8, least: 9 };
         assert_eq!(with((8, 8), (0, 8)), Err(too_many));
         assert!(with((1, 8), (0, 0)).is_ok());
         let mut program = two(1.0);
-        program.ring_layers = 17;
-        let too_few = InfeasibleReason::CasesAllowTooFewLayers { ring_layers: 17, held: 16 };
+        program.layers_per_round = 17;
+        let too_few = InfeasibleReason::CasesAllowTooFewLayers { layers_per_round: 17, held: 16 };
         assert_eq!(solved(&program), Err(too_few));
     }
 }

@@ -130,8 +130,8 @@ impl Search<'_, '_> {
                 keep_better(&mut best, found);
                 seconds
             });
-            let ring_layers = model.model_layers() / rounds;
-            self.record.steps.push(SearchStep { head, rounds, ring_layers, outcome });
+            let layers_per_round = model.model_layers() / rounds;
+            self.record.steps.push(SearchStep { head, rounds, layers_per_round, outcome });
         }
         best
     }
@@ -144,10 +144,10 @@ impl Search<'_, '_> {
     ) -> Result<CandidatePlan, InfeasibleReason> {
         let objective = self.objective;
         let program = objective.program(over, rounds);
-        let ring_layers = program.ring_layers as u32;
+        let layers_per_round = program.layers_per_round as u32;
         let devices = objective.devices.len();
-        if devices > ring_layers as usize {
-            return Err(InfeasibleReason::MoreDevicesThanLayers { ring_layers, devices });
+        if devices > layers_per_round as usize {
+            return Err(InfeasibleReason::MoreDevicesThanLayers { layers_per_round, devices });
         }
         program.check(|position| InfeasibleReason::NoWindowInCase {
             device: objective.model.device_name(objective.devices[position]),

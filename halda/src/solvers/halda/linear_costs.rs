@@ -36,19 +36,20 @@ use crate::{Gpu, LatencyModel, MemoryCase};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostTerms {
     /// Whether xi counts, that is, hops and copies between memory and GPU. Without it more rounds take no more time.
-    pub window_costs: bool,
+    pub includes_window_costs: bool,
     /// Whether `b'/T` counts, that is, reading weights from memory.
-    pub memory_bandwidth: bool,
+    pub includes_weight_reads: bool,
     /// The factor by which the arithmetic of the head is assumed to be faster than it is.
     pub head_priority: f64,
 }
 
 impl CostTerms {
-    pub const PAPER: CostTerms = CostTerms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
+    pub const PAPER: CostTerms =
+        CostTerms { includes_window_costs: true, includes_weight_reads: true, head_priority: 1.0 };
 
     /// The terms of the public implementation of prima.cpp, as decision 14 gives them.
     pub const PRIMA_CPP: CostTerms =
-        CostTerms { window_costs: false, memory_bandwidth: false, head_priority: 1.01 };
+        CostTerms { includes_window_costs: false, includes_weight_reads: false, head_priority: 1.01 };
 }
 
 /// The linear objective for a subset of the devices. Positions in its methods are indices of `devices`.
@@ -106,20 +107,21 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
-        let ring_layers = i64::from(self.model.model_layers() / rounds);
-        let columns = |(position, over): (usize, &bool)| self.columns(position, *over, rounds, ring_layers);
-        IntegerProgram { ring_layers, devices: over.iter().enumerate().map(columns).collect() }
+        let layers_per_round = i64::from(self.model.model_layers() / rounds);
+        let columns =
+            |(position, over): (usize, &bool)| self.columns(position, *over, rounds, layers_per_round);
+        IntegerProgram { layers_per_round, devices: over.iter().enumerate().map(columns).collect() }
     }
 
-    fn columns(&self, position: usize, over: bool, rounds: u32, ring_layers: i64) -> DeviceColumns {
+    fn columns(&self, position: usize, over: bool, rounds: u32, layers_per_round: i64) -> DeviceColumns {
         let (window_cost, gpu_cost) = self.slopes(position, over);
         let costs = self.costs(position);
         let fit = costs.layers_that_fit(self.is_head(position), &self.model.model);
         let fit = fit.div_euclid(i64::from(rounds));
         let device = &self.model.instance().devices[self.devices[position]];
         let whole_window = device.os == Os::Macos;
-        let unbounded = (0, ring_layers);
-        let bound = if over { ((fit + 1).max(0), ring_layers) } else { (0, fit.min(ring_layers)) };
+        let unbounded = (0, layers_per_round);
+        let bound = if over { ((fit + 1).max(0), layers_per_round) } else { (0, fit.min(layers_per_round)) };
         let (window_bounds, cpu_layer_bounds) =
             if whole_window { (bound, unbounded) } else { (unbounded, bound) };
         DeviceColumns {
@@ -127,7 +129,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             gpu_cost,
             window_bounds: (window_bounds.0.max(1), window_bounds.1),
             cpu_layer_bounds,
-            max_gpu_layers: self.max_gpu_layers(position, rounds).unwrap_or(0).min(ring_layers),
+            max_gpu_layers: self.max_gpu_layers(position, rounds).unwrap_or(0).min(layers_per_round),
         }
     }
 
@@ -176,18 +178,18 @@ fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerm
     let costs = &model.devices[device];
     let described = &model.instance().devices[device];
     let speed_up = if head { terms.head_priority } else { 1.0 };
-    let (cpu_memory, gpu_memory) = match (terms.memory_bandwidth, described.gpu) {
+    let (cpu_memory, gpu_memory) = match (terms.includes_weight_reads, described.gpu) {
         (true, _) => (costs.cpu_memory_seconds, costs.gpu_memory_seconds),
         (false, Gpu::None) => (described.cpu_cache_write, described.cpu_cache_write),
         (false, _) => (described.cpu_cache_write, described.gpu_cache_write),
     };
     let layer = costs.cpu_compute / speed_up + cpu_memory;
-    let head_memory = if terms.memory_bandwidth { costs.head_memory_seconds } else { 0.0 };
+    let head_memory = if terms.includes_weight_reads { costs.head_memory_seconds } else { 0.0 };
     let row = model.model.head_row(true) / costs.disk_read_rate;
     DeviceCoefficients {
         layer,
         gpu: costs.gpu_compute / speed_up + gpu_memory - layer,
-        window: if terms.window_costs { costs.window_copy + costs.hop } else { 0.0 },
+        window: if terms.includes_window_costs { costs.window_copy + costs.hop } else { 0.0 },
         fixed: if head { costs.output_compute / speed_up + head_memory + row } else { 0.0 },
     }
 }

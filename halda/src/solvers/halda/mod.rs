@@ -91,7 +91,7 @@ impl Strategy for Halda {
         HeadChoice::Fixed(self.head).candidates(count)?;
         let layers = model.model_layers();
         let rings = ring_sizes(layers, false, self.rounds)?;
-        let rounds: Vec<u32> = rings.iter().map(|ring_layers| layers / ring_layers).collect();
+        let rounds: Vec<u32> = rings.iter().map(|layers_per_round| layers / layers_per_round).collect();
         let mut record = SearchRecord::default();
         let mut solve = |devices: Vec<usize>| {
             let objective = LinearCosts::new(model, devices, self.head, self.terms);

@@ -76,8 +76,8 @@ impl Strategy for Overlap {
         let bound = reorders.then_some(f64::INFINITY);
         let mut search = Search { model, rules: self.rules, cycles, steps: Vec::new(), best: None, bound };
         for head in self.head.candidates(model.device_count())? {
-            for &ring_layers in &rings {
-                search.try_ring(head, ring_layers);
+            for &layers_per_round in &rings {
+                search.try_ring(head, layers_per_round);
             }
         }
         let Search { steps, best, bound, .. } = search;
@@ -102,14 +102,15 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    fn try_ring(&mut self, head: usize, ring_layers: u32) {
+    fn try_ring(&mut self, head: usize, layers_per_round: u32) {
         let model = self.model;
         let min_windows = min_windows(model, self.rules, head);
-        let mut tables = ChoiceTables::new(model, head, ring_layers);
+        let mut tables = ChoiceTables::new(model, head, layers_per_round);
         let mut step: Option<Result<f64, InfeasibleReason>> = None;
         for cycle in &self.cycles {
             let order = from_head(cycle, head);
-            let problem = RingSizeProblem { model, order: &order, ring_layers, min_windows: &min_windows };
+            let problem =
+                RingSizeProblem { model, order: &order, layers_per_round, min_windows: &min_windows };
             let outcome = fastest_plan(&problem, &mut tables, 0.0).map(|proposal| {
                 let seconds = model.steady_state_seconds(&proposal.assignment, &proposal.residencies);
                 // Fewer rounds come first; more rounds must be faster by more than rounding errors.
@@ -127,8 +128,8 @@ impl Search<'_, '_> {
                 (_, outcome) => Some(outcome),
             };
         }
-        let rounds = model.model_layers().div_ceil(ring_layers);
-        self.steps.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
+        let rounds = model.model_layers().div_ceil(layers_per_round);
+        self.steps.extend(step.map(|outcome| SearchStep { head, rounds, layers_per_round, outcome }));
     }
 }
 

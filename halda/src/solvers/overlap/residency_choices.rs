@@ -38,7 +38,7 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
         let all = residency_options(&model.instance().devices[work.device].runtime.residencies);
         let timing = |residency| {
             let timing = model.timing(work, &residency)?;
-            Some((residency, timing.own_seconds(), timing.busy_seconds))
+            Some((residency, timing.own_seconds(), timing.disk_busy_seconds))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();
         bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));

@@ -26,7 +26,7 @@ pub(crate) struct Choice {
     /// The seconds that the device adds to a token.
     pub own_seconds: f64,
     /// The seconds for which a token occupies the disk.
-    pub busy_seconds: f64,
+    pub disk_busy_seconds: f64,
 }
 
 /// The Pareto-optimal choices of a device for each offset (layers before the window) and window, by ascending `busy`.
@@ -49,31 +49,36 @@ pub(crate) struct ChoiceTables {
 }
 
 impl ChoiceTables {
-    pub(crate) fn new(model: &LatencyModel, head: usize, ring_layers: u32) -> Self {
-        let columns = ring_layers as usize + 1;
+    pub(crate) fn new(model: &LatencyModel, head: usize, layers_per_round: u32) -> Self {
+        let columns = layers_per_round as usize + 1;
         // If all layers are equal, the offset matters only because of a partial last round.
         let uniform = model.model.uniform_layers;
-        let offsets = if uniform { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
+        let offsets = if uniform { (model.model_layers() % layers_per_round) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
             let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
             for layers_before in 0..offsets as u32 {
-                for layers in 0..=ring_layers {
-                    if layers > 0 && layers_before + layers <= ring_layers {
-                        let window =
-                            RoundWindow { device, head: device == head, ring_layers, layers_before, layers };
+                for layers in 0..=layers_per_round {
+                    if layers > 0 && layers_before + layers <= layers_per_round {
+                        let window = RoundWindow {
+                            device,
+                            head: device == head,
+                            layers_per_round,
+                            layers_before,
+                            layers,
+                        };
                         add_choices(model, window, &residencies, &mut table.choices);
                     }
                     table.ends.push(table.choices.len());
                 }
             }
             table.timings =
-                table.choices.iter().map(|choice| [choice.busy_seconds, choice.own_seconds]).collect();
+                table.choices.iter().map(|choice| [choice.disk_busy_seconds, choice.own_seconds]).collect();
             table
         };
         let devices: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
         let mut bounds: Vec<f64> =
-            devices.iter().flat_map(|table| &table.choices).map(|choice| choice.busy_seconds).collect();
+            devices.iter().flat_map(|table| &table.choices).map(|choice| choice.disk_busy_seconds).collect();
         bounds.sort_unstable_by(f64::total_cmp);
         bounds.dedup();
         Self { devices, columns, offsets, bounds, bound: 0.0 }
@@ -162,15 +167,15 @@ pub(crate) fn fastest_plan(
 /// hop of each sender and the best offset of each window, and ignores `busy`. Infinite if there is no plan.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;
-    let whole_rounds = f64::from(problem.model.model_layers() / problem.ring_layers);
+    let whole_rounds = f64::from(problem.model.model_layers() / problem.layers_per_round);
     let best = |device: usize, window: u32| {
         let offsets = (0..tables.offsets).map(|layers_before| tables.seconds(device, window, layers_before));
         offsets.fold(f64::INFINITY, f64::min)
     };
-    let mut least = no_layers(problem.ring_layers);
+    let mut least = no_layers(problem.layers_per_round);
     for &device in problem.order {
         let hops = whole_rounds * problem.model.hops.shortest_hop(device);
-        let own = (0..=problem.ring_layers).map(|window| match window {
+        let own = (0..=problem.layers_per_round).map(|window| match window {
             0 if problem.min_windows[device] == 0 => 0.0,
             0 => f64::INFINITY,
             window => best(device, window) + hops,
@@ -178,14 +183,14 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
         least = min_plus_convolution(&least, &own.collect::<Vec<f64>>());
     }
     // A ring of one device has no hop.
-    least[tables.columns - 1].min(best(problem.head(), problem.ring_layers))
+    least[tables.columns - 1].min(best(problem.head(), problem.layers_per_round))
 }
 
 pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<Choice> {
     let residencies = residency_options(&model.instance().devices[window.device].runtime.residencies);
     let mut found = Vec::new();
     add_choices(model, window, &residencies, &mut found);
-    let seconds = |choice: &Choice| choice.own_seconds.max(choice.busy_seconds);
+    let seconds = |choice: &Choice| choice.own_seconds.max(choice.disk_busy_seconds);
     found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
 }
 
@@ -221,15 +226,15 @@ fn add_choices(
             if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
                 sufficient = Some(residency);
             }
-            let (own_seconds, busy_seconds) = (timing.own_seconds(), timing.busy_seconds);
-            all.push(Choice { gpu_layers, residency: *residency, own_seconds, busy_seconds });
-            if timing.busy_seconds == 0.0 && timing.terms.disk == 0.0 {
+            let (own_seconds, disk_busy_seconds) = (timing.own_seconds(), timing.disk_busy_seconds);
+            all.push(Choice { gpu_layers, residency: *residency, own_seconds, disk_busy_seconds });
+            if timing.disk_busy_seconds == 0.0 && timing.terms.disk == 0.0 {
                 break;
             }
         }
     }
     all[start..].sort_by(|a, b| {
-        a.busy_seconds.total_cmp(&b.busy_seconds).then(a.own_seconds.total_cmp(&b.own_seconds))
+        a.disk_busy_seconds.total_cmp(&b.disk_busy_seconds).then(a.own_seconds.total_cmp(&b.own_seconds))
     });
     let mut kept = start;
     for index in start..all.len() {

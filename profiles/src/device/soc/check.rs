@@ -73,7 +73,7 @@ impl Soc {
             ("synchronisation.submission", self.synchronisation.submission.value),
             ("synchronisation.sleep", self.synchronisation.min_sleep.value),
             ("graphs.preparation", self.graphs.preparation_time.value),
-            ("graphs.each_token", self.graphs.time_per_token.value),
+            ("graphs.each_token", self.graphs.preparation_time_per_token.value),
         ];
         let (key, time) = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS)?;
         Some((key, format!("is {time}: it must be at most an hour")))

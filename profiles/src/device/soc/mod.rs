@@ -30,7 +30,7 @@ pub struct Soc {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub npu: Option<SocNpu>,
     /// Bandwidths of the memory that all processors share.
-    pub bus: Bus,
+    pub bus: MemoryBandwidths,
     /// Costs of synchronising the GPU and the NPU.
     pub synchronisation: SyncCosts,
     /// Compiled graphs of the NPU, each for a fixed number of tokens.
@@ -128,7 +128,7 @@ pub struct MeasuredMatmul {
 /// Bandwidths of the memory bus that all processors share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
-pub struct Bus {
+pub struct MemoryBandwidths {
     /// Peak bandwidth of the memory.
     pub peak: Sourced<BytesPerSecond>,
     /// Bandwidth that one processor alone achieves: `B_g`.
@@ -172,9 +172,9 @@ pub struct Graphs {
     /// Token count to which `preparation` applies.
     #[serde(rename = "prepared_for")]
     pub preparation_tokens: Sourced<u32>,
-    /// Additional time to compile for each further token.
+    /// Additional time to compile a layer's graphs, for each token above `prepared_for`.
     #[serde(rename = "each_token")]
-    pub time_per_token: Sourced<Seconds>,
+    pub preparation_time_per_token: Sourced<Seconds>,
 }
 
 /// Power consumption of the whole SoC during prefill, by the processors in use.

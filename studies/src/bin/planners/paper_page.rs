@@ -10,7 +10,7 @@ use std::fmt::Write;
 use crate::evaluation::Score;
 use crate::paper::{ScenarioResults, StrategyResult, Testbeds};
 use crate::population::{RESIDENCIES, label};
-use crate::published::{TABLE_4, TOLERANCE, fig_10, is_within_tolerance};
+use crate::published::{TABLE_4, TOLERANCE, heuristic_slowdown, is_within_tolerance};
 use crate::tables::{Table, ratio};
 
 /// The strategies that correspond to the planner of the prima.cpp paper.
@@ -125,7 +125,7 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
         for reference in planners(scenarios) {
             for scenario in scenarios {
-                let range = fig_10(heuristic, &scenario.size);
+                let range = heuristic_slowdown(heuristic, &scenario.size);
                 let (Some(slow), Some(fast)) =
                     (strategy_result(scenario, heuristic), strategy_result(scenario, reference))
                 else {

@@ -47,7 +47,7 @@ impl Row {
 
 /// Returns the published range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda,
 /// for 8B to 45B or for 60B and 65B; both ends are equal for 70B. source: prima.cpp paper, appendix A.10, Fig. 10
-pub fn fig_10(heuristic: &str, size: &str) -> [f64; 2] {
+pub fn heuristic_slowdown(heuristic: &str, size: &str) -> [f64; 2] {
     let (mem, perf) = match size {
         "70b" => ([3.3, 3.3], [1.6, 1.6]),
         "60b" | "65b" => ([1.9, 3.3], [1.6, 1.8]),
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn ranges_are_extended_by_a_quarter() {
         // 4.5 - 25 % = 3.375, 8.8 + 25 % = 11.
-        let range = fig_10("mem", "8b");
+        let range = heuristic_slowdown("mem", "8b");
         assert!(is_within_tolerance(3.4, range) && is_within_tolerance(10.9, range));
         assert!(!is_within_tolerance(3.3, range) && !is_within_tolerance(11.1, range));
     }

@@ -15,11 +15,11 @@ fn key() -> Key {
 }
 
 fn connecting(link: DuplexStream) -> EncryptedStream<DuplexStream> {
-    EncryptedStream::new(link, key(), HandshakeRole::Connecting)
+    EncryptedStream::new(link, key(), HandshakeRole::Initiator)
 }
 
 fn accepting(link: DuplexStream) -> EncryptedStream<DuplexStream> {
-    EncryptedStream::new(link, key(), HandshakeRole::Accepting)
+    EncryptedStream::new(link, key(), HandshakeRole::Responder)
 }
 
 fn frame() -> Frame {
@@ -35,8 +35,8 @@ fn sent_len() -> usize {
 async fn first_error(link: DuplexStream, key: Key, role: HandshakeRole) -> WireError {
     let mut stream = EncryptedStream::new(link, key, role);
     match role {
-        HandshakeRole::Connecting => frame().write(&mut stream).await.unwrap_err(),
-        HandshakeRole::Accepting => Frame::read(&mut stream, 1 << 10).await.unwrap_err(),
+        HandshakeRole::Initiator => frame().write(&mut stream).await.unwrap_err(),
+        HandshakeRole::Responder => Frame::read(&mut stream, 1 << 10).await.unwrap_err(),
     }
 }
 
@@ -111,8 +111,8 @@ async fn ciphertext_hides_the_frame() {
 #[tokio::test]
 async fn wrong_key_is_refused_at_both_ends() {
     let (near, far) = duplex(1 << 16);
-    let near = first_error(near, key(), HandshakeRole::Connecting);
-    let far = first_error(far, Key::parse("a phrase for a rest").unwrap(), HandshakeRole::Accepting);
+    let near = first_error(near, key(), HandshakeRole::Initiator);
+    let far = first_error(far, Key::parse("a phrase for a rest").unwrap(), HandshakeRole::Responder);
     let (near, far) = soon(async { tokio::join!(near, far) }).await;
     for error in [near, far] {
         assert!(error.to_string().contains("no key or a different key"), "{error}");
@@ -122,12 +122,12 @@ async fn wrong_key_is_refused_at_both_ends() {
 #[tokio::test]
 async fn plain_and_encrypted_peers_refuse_each_other() {
     for (role, expected) in [
-        (HandshakeRole::Accepting, "it does not encrypt"),
-        (HandshakeRole::Connecting, "it closed the connection"),
+        (HandshakeRole::Responder, "it does not encrypt"),
+        (HandshakeRole::Initiator, "it closed the connection"),
     ] {
         let (mut plain, link) = duplex(1 << 16);
         let plain = async move {
-            if matches!(role, HandshakeRole::Accepting) {
+            if matches!(role, HandshakeRole::Responder) {
                 frame().write(&mut plain).await.unwrap();
             }
             Frame::read(&mut plain, 1 << 10).await.unwrap_err()
@@ -142,7 +142,7 @@ async fn plain_and_encrypted_peers_refuse_each_other() {
 #[tokio::test]
 async fn silent_peer_is_disconnected_after_the_deadline() {
     let (_silent, far) = duplex(1 << 16);
-    let error = soon(first_error(far, key(), HandshakeRole::Accepting)).await;
+    let error = soon(first_error(far, key(), HandshakeRole::Responder)).await;
     assert!(error.to_string().contains("it does not respond"), "{error}");
 }
 
@@ -171,7 +171,7 @@ async fn reflected_handshake_message_is_refused() {
         mirror.write_all(&message).await.unwrap();
         let _ = mirror.read(&mut message).await;
     };
-    let write = first_error(near, key(), HandshakeRole::Connecting);
+    let write = first_error(near, key(), HandshakeRole::Initiator);
     let ((), error) = soon(async { tokio::join!(reflect, write) }).await;
     assert!(error.to_string().contains("another key"), "{error}");
 }

@@ -158,7 +158,7 @@ fn inline(model: &Arc<LocalModel>) -> RingOptions {
     RingOptions {
         draft: Some(model.clone()),
         threads: 1,
-        pass_deadline: Duration::from_mins(5),
+        pass_timeout: Duration::from_mins(5),
         compute_mode: ComputeMode::Inline,
         ..RingOptions::default()
     }

@@ -16,7 +16,9 @@ use hearth_runtime::rope::Pairs;
 
 use super::{Declarations, group_sum, lane_arguments};
 use crate::device::Capabilities;
-use crate::virtual_tensor::{Accessor, AxisExtent, Direction, ShapeError, Storage, WeightOrder, WeightShape};
+use crate::virtual_tensor::{
+    AccessMode, Accessor, AxisExtent, ShapeError, Storage, WeightOrder, WeightShape,
+};
 
 const THREADS: u32 = 32;
 
@@ -55,7 +57,7 @@ impl AttentionShape {
     }
 
     /// Returns the bytes of the key cache, and of the value cache, of one sequence.
-    pub fn cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
+    pub fn kv_cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
         let texel_bytes = match self.format {
             CacheFormat::F16 => 8,
             CacheFormat::F32 => 16,
@@ -74,7 +76,7 @@ impl AttentionShape {
     }
 
     /// Returns the accessor of the queries in the layout of the attention kernel.
-    pub(crate) fn query_accessor(&self, direction: Direction) -> Accessor {
+    pub(crate) fn query_accessor(&self, direction: AccessMode) -> Accessor {
         // A key head has one row for each token and query head that shares it.
         let rows = AxisExtent::Expression("params.tokens * QUERY_GROUP");
         let extents = [AxisExtent::Fixed(self.kv_heads), AxisExtent::Fixed(1), rows];
@@ -89,9 +91,9 @@ impl AttentionShape {
         kernel: &mut Declarations,
         name: &str,
         shape: &WeightShape,
-        direction: Direction,
+        direction: AccessMode,
     ) {
-        let access = if direction == Direction::Read { "read" } else { "read_write" };
+        let access = if direction == AccessMode::Read { "read" } else { "read_write" };
         let texels = shape.elements() / 4;
         let place = shape.texel_wgsl(self.order, "output", "input");
         let (kind, load, store) = match self.format {
@@ -108,7 +110,7 @@ impl AttentionShape {
             "fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
              let texel = {name}_object[head * {texels}u + {place}];\n    return {load};\n}}\n"
         );
-        if direction != Direction::Read {
+        if direction != AccessMode::Read {
             let _ = write!(
                 kernel.text,
                 "fn {name}_store(head: u32, output: u32, input: u32, value: vec4<f32>) {{\n    \
@@ -120,7 +122,7 @@ impl AttentionShape {
 
 /// The kernel of a layer that rotates queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RotateKernel {
+pub struct RopeKernel {
     pub shape: AttentionShape,
     /// Which dimensions of a head form a pair.
     pub pairs: Pairs,
@@ -133,7 +135,7 @@ pub struct RotateKernel {
     pub capabilities: Capabilities,
 }
 
-impl RotateKernel {
+impl RopeKernel {
     /// Generates the kernel. Its bindings after the parameters are: the projections q, k and v; angles [tokens,
     /// pairs] of cosine and sine; queries; keys; values; and the norm weights of query heads and key heads, if the
     /// model has these norms.
@@ -144,8 +146,8 @@ impl RotateKernel {
             ("key", heads.kv_heads * heads.key_length),
             ("value", heads.kv_heads * heads.value_length),
         ]
-        .map(|(name, width)| Accessor::rows(name, self.storage, width, Direction::Read));
-        let queries = heads.query_accessor(Direction::Write);
+        .map(|(name, width)| Accessor::rows(name, self.storage, width, AccessMode::Read));
+        let queries = heads.query_accessor(AccessMode::Write);
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         for input in &inputs {
@@ -153,8 +155,8 @@ impl RotateKernel {
         }
         kernel.buffer("read", "angles", "vec2<f32>");
         kernel.tensor(&queries);
-        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, Direction::ReadWrite);
-        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, Direction::ReadWrite);
+        heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, AccessMode::ReadWrite);
+        heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, AccessMode::ReadWrite);
         if self.norm_epsilon.is_some() {
             kernel.buffer("read", "query_weight", "f32");
             kernel.buffer("read", "key_weight", "f32");
