@@ -18,11 +18,11 @@ use clap::{Parser, Subcommand};
 
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
-pub use self::measure::{BenchArgs, GpuArgs, GpuWeights, MeasureGpu, ProfileArgs};
+pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
 use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::report::{ReportArgs, ReproduceArgs};
-pub use self::ring::{Announce, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
+pub use self::ring::{AnnouncePolicy, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
 pub use self::sweep::{MergeArgs, SweepArgs, SweepCommand};
 pub use self::synth::SynthArgs;

@@ -51,9 +51,9 @@ impl Failure {
     /// Splits the message into what is wrong and a hint: the message of a library may end with a hint after a
     /// semicolon, which is printed on a separate line.
     fn parts(&self) -> (&str, Option<&str>) {
-        match (self.error.hint_text(), self.error.text().rsplit_once("; ")) {
+        match (self.error.hint_text(), self.error.message().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),
-            (hint, _) => (self.error.text(), hint),
+            (hint, _) => (self.error.message(), hint),
         }
     }
 

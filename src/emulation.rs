@@ -44,7 +44,7 @@ impl EmulatedLinks {
 }
 
 /// Returns a function that looks up the path to an address; it reads the file at each call.
-pub fn paths(path: &Path) -> PathLookup {
+pub fn path_lookup(path: &Path) -> PathLookup {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
         let EmulatedLinks { default_path, paths_by_address } = EmulatedLinks::read(&path)?;
@@ -71,7 +71,7 @@ mod tests {
     fn each_known_address_has_its_own_path() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("links.json");
-        let paths = paths(&file);
+        let paths = path_lookup(&file);
         assert!(paths(Some("a:1")).is_err(), "there is no file yet");
         let (near, far) = (
             EmulatedPath::with_latency(Seconds(0.001)),

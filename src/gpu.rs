@@ -7,11 +7,12 @@ use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as GpuProfile;
 use hearth_runtime::BackendFactory;
 
-use crate::cli::{GpuWeights, ProfileArgs};
+use crate::cli::{GpuWeightFormat, ProfileArgs};
 use crate::diagnostics::Failure;
 
 #[cfg(not(feature = "gpu"))]
-pub const NO_GPU: &str = "this build computes on CPUs only: it was compiled without the feature `gpu`";
+pub const NO_GPU_MESSAGE: &str =
+    "this build computes on CPUs only: it was compiled without the feature `gpu`";
 
 /// Returns `None`: this build has no GPU backend.
 #[cfg(not(feature = "gpu"))]
@@ -22,14 +23,14 @@ pub fn backend_factory(_: GpuWeights) -> Option<BackendFactory> {
 /// Returns the factory of GPU backends. The GPU is opened only when a plan needs it.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the build without a GPU returns `None`
-pub fn backend_factory(weights: GpuWeights) -> Option<BackendFactory> {
+pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
     use hearth_gpu::Conversion;
     use hearth_gpu::layers::UploadOptions;
 
     let conversion = match weights {
-        GpuWeights::AsStored => Conversion::None,
-        GpuWeights::Q8 => Conversion::Q8,
-        GpuWeights::Mixed => Conversion::Mixed,
+        GpuWeightFormat::AsStored => Conversion::None,
+        GpuWeightFormat::Q8 => Conversion::Q8,
+        GpuWeightFormat::Mixed => Conversion::Mixed,
     };
     let notes = std::sync::Arc::new(|note: &str| tracing::info!("{note}"));
     let upload = move |gpu: &hearth_gpu::Gpu| {
@@ -77,15 +78,15 @@ pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Fai
 #[cfg(feature = "gpu")]
 pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
     use hearth_gpu::{CapabilityMask, Gpu, adapters, layers};
-    use hearth_profiles::measure::Effort;
+    use hearth_profiles::measure::MeasurementOptions;
     use hearth_profiles::{Bytes, Format, Sourced};
 
-    use crate::cli::MeasureGpu;
+    use crate::cli::GpuMeasurementMode;
 
     let facts = match (args.gpu, adapters().into_iter().next()) {
-        (MeasureGpu::Always, None) => return Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
-        (MeasureGpu::Always, Some(facts)) => facts,
-        (MeasureGpu::Auto, Some(facts)) if !facts.is_software() => facts,
+        (GpuMeasurementMode::Always, None) => return Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
+        (GpuMeasurementMode::Always, Some(facts)) => facts,
+        (GpuMeasurementMode::Auto, Some(facts)) if !facts.is_software() => facts,
         _ => return Ok(None),
     };
     let shares_memory = matches!(facts.kind, "integrated" | "software");
@@ -93,7 +94,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         Some(memory) => Sourced::new(memory, "given with --gpu-memory"),
         None if shares_memory => device.memory.available.clone(),
         // If the GPU was not requested explicitly, the device is profiled without it.
-        None if args.gpu == MeasureGpu::Auto => {
+        None if args.gpu == GpuMeasurementMode::Auto => {
             tracing::info!("`{}` is not measured: set its usable memory with --gpu-memory", facts.name);
             return Ok(None);
         }
@@ -106,7 +107,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let tiling = tuned_kernels::load().get(&gpu).unwrap_or(Tiling::DEFAULT);
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
-        let groups = model.layers.iter().chain([&model.output]);
+        let groups = model.layers.iter().chain([&model.output_head]);
         groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect()
     });
     let buffers = match &model {
@@ -116,7 +117,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         ),
         None => Sourced::new(Bytes::mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
-    let effort = if args.quick { Effort::quick() } else { Effort::full() };
+    let effort = if args.quick { MeasurementOptions::quick() } else { MeasurementOptions::full() };
     let measured = hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort);
     measured.map(Some).map_err(Failure::failed)
 }

@@ -16,14 +16,14 @@ static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
 
 /// While this value exists, Ctrl-C cancels the current work instead of exiting.
-pub struct Cancellation(());
+pub struct CancellationGuard(());
 
-impl Cancellation {
-    pub fn begin() -> Cancellation {
+impl CancellationGuard {
+    pub fn begin() -> CancellationGuard {
         LISTENING.call_once(|| spawn_listener(exit_or_cancel()));
         IS_CANCELLED.store(false, Ordering::SeqCst);
         IS_CANCELLABLE.store(true, Ordering::SeqCst);
-        Cancellation(())
+        CancellationGuard(())
     }
 
     pub fn is_requested() -> bool {
@@ -31,7 +31,7 @@ impl Cancellation {
     }
 }
 
-impl Drop for Cancellation {
+impl Drop for CancellationGuard {
     fn drop(&mut self) {
         IS_CANCELLABLE.store(false, Ordering::SeqCst);
     }

@@ -10,16 +10,16 @@ use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_schema::scenario::DeviceEntry;
 use hearth_workflow::{Error, LoadedScenario, Resolver, check_model_exists};
 
-use crate::cli::{GpuWeights, PlanningArgs};
+use crate::cli::{GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::progress;
 
 /// Resolves references in scenarios by measuring this machine and opening model files.
 #[derive(Debug)]
-pub struct ThisMachine;
+pub struct LocalMachineResolver;
 
-impl Resolver for ThisMachine {
+impl Resolver for LocalMachineResolver {
     fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
         tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
         let spinner = progress::spinner();
@@ -32,13 +32,13 @@ impl Resolver for ThisMachine {
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
-        open_model(path, GpuWeights::AsStored).map(|model| model.profile).map_err(Failure::into_error)
+        open_model(path, GpuWeightFormat::AsStored).map(|model| model.profile).map_err(Failure::into_error)
     }
 }
 
 /// Reads a scenario whose references are resolved on this machine, and warns about deprecated keys.
 pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
-    let loaded = LoadedScenario::read(path, &ThisMachine)?;
+    let loaded = LoadedScenario::read(path, &LocalMachineResolver)?;
     for deprecation in &loaded.deprecations {
         tracing::warn!("{}: {deprecation}", path.display());
     }
@@ -60,7 +60,7 @@ pub fn read_scenario_with(
 }
 
 /// Opens a model file for the CPU and GPU of this machine; `gpu_weights` is the format of the weights on the GPU.
-pub fn open_model(path: &Path, gpu_weights: GpuWeights) -> Result<LocalModel, Failure> {
+pub fn open_model(path: &Path, gpu_weights: GpuWeightFormat) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
     Ok(model.with_backend_factory(gpu::backend_factory(gpu_weights)))

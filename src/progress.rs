@@ -7,19 +7,19 @@ use std::time::Duration;
 use hearth_workflow::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::interruption::Cancellation;
+use crate::interruption::CancellationGuard;
 
 const SPINNER: &str = "{spinner} {msg} {elapsed}";
 /// Template of a bar that counts items.
-pub const ITEMS: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
+pub const ITEMS_TEMPLATE: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
 /// Template of a bar that counts bytes.
-pub const BYTES: &str = "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+pub const BYTES_TEMPLATE: &str = "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
 /// Shows the progress of a workflow; Ctrl-C cancels work that can end early.
 pub struct TerminalProgress {
     bar: ProgressBar,
     /// Set by the first call of `is_cancelled`; from then on Ctrl-C cancels the work instead of exiting.
-    cancellation: OnceLock<Cancellation>,
+    cancellation: OnceLock<CancellationGuard>,
 }
 
 impl TerminalProgress {
@@ -34,7 +34,7 @@ impl Progress for TerminalProgress {
             return;
         }
         if self.bar.length() != Some(total) {
-            self.bar.set_style(style(if total == 0 { SPINNER } else { ITEMS }));
+            self.bar.set_style(style(if total == 0 { SPINNER } else { ITEMS_TEMPLATE }));
             self.bar.set_length(total);
         }
         self.bar.set_position(done);
@@ -42,8 +42,8 @@ impl Progress for TerminalProgress {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.cancellation.get_or_init(Cancellation::begin);
-        Cancellation::is_requested()
+        self.cancellation.get_or_init(CancellationGuard::begin);
+        CancellationGuard::is_requested()
     }
 }
 

@@ -45,7 +45,7 @@ impl Prompts {
     pub fn read(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
-            if standard && args.ring.exit_with_stdin {
+            if standard && args.ring.exit_on_stdin_eof {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::invalid(what).hint("give the messages in a file"));
             }
@@ -60,7 +60,7 @@ impl Prompts {
             return Ok(Prompts::Fixed { tokens: count, sequences: args.sequences });
         }
         let mut texts = args.prompt.clone();
-        if let Some(path) = &args.prompts {
+        if let Some(path) = &args.prompts_file {
             let text = read_at_most(path, MAX_FILE_LEN)?;
             texts.extend(lines(path, &text)?);
         }

@@ -16,13 +16,13 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
 
-use crate::cli::{GpuWeights, RingArgs};
+use crate::cli::{GpuWeightFormat, RingArgs};
 use crate::diagnostics::Failure;
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
 /// Line that a head with `--mark-tokens` prints when the prompt enters the ring.
-pub const PROMPT_MARK: &str = "begins";
+pub const PROMPT_START_LINE: &str = "begins";
 
 /// Default number of tokens drafted at a time.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
@@ -50,7 +50,7 @@ impl RingBuilder {
     ) -> Result<Self, Failure> {
         let scenario = args.scenario.as_deref().map(read_scenario).transpose()?;
         let mut plan = plan_for_sequences(plan, sequences);
-        let open_draft = |path| open_model(path, GpuWeights::AsStored).map(Arc::new);
+        let open_draft = |path| open_model(path, GpuWeightFormat::AsStored).map(Arc::new);
         let draft = args.draft_model.as_deref().map(open_draft).transpose()?;
         if let (Some(draft), None) = (&draft, &plan.draft) {
             plan = plan_with_draft(plan, &model, draft)?;
@@ -62,14 +62,14 @@ impl RingBuilder {
         let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
             threads: args.threads.unwrap_or(0),
-            pass_timeout: Duration::from_secs(args.deadline),
+            pass_timeout: Duration::from_secs(args.pass_timeout_seconds),
             draft,
             recovery: recovery_policy(args, scenario, path)?,
             on_fetch: Some(report_fetching()),
             ..RingOptions::default()
         };
         let micro_batch = args.micro_batch.unwrap_or(default_batch);
-        let discovery_timeout = args.discover.map(Duration::from_secs);
+        let discovery_timeout = args.discovery_timeout_seconds.map(Duration::from_secs);
         Ok(Self { plan, model, options, micro_batch, draft_tokens, discovery_timeout })
     }
 
@@ -106,7 +106,7 @@ pub struct LinkEmulation<'a> {
     /// The delay of all messages.
     pub delay: Option<Duration>,
     /// The file with the emulated paths to other devices.
-    pub paths: Option<&'a Path>,
+    pub emulated_links_file: Option<&'a Path>,
 }
 
 /// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
@@ -132,9 +132,9 @@ async fn run_emulated<K: TransportTask>(
     emulation: LinkEmulation<'_>,
     task: K,
 ) -> K::Output {
-    let (output, delay) = match (emulation.paths, emulation.delay) {
+    let (output, delay) = match (emulation.emulated_links_file, emulation.delay) {
         (Some(file), _) => {
-            let transport = EmulatedTransport::new(transport, emulation::paths(file));
+            let transport = EmulatedTransport::new(transport, emulation::path_lookup(file));
             (task.run(transport).await, emulation::max_delay(file))
         }
         (None, Some(delay)) => (task.run(DelayedTransport::new(transport, delay)).await, delay),
@@ -163,14 +163,14 @@ fn recovery_policy(
     model: &Path,
 ) -> Result<RecoveryPolicy, Failure> {
     let Some(loaded) = scenario else {
-        return Ok(if args.give_up { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
+        return Ok(if args.stop_on_device_loss { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
     Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)) })
 }
 
 /// Exits when standard input ends, which happens when the parent process ends.
-pub fn exit_with_stdin() {
+pub fn exit_on_stdin_eof() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(0);

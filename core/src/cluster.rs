@@ -12,7 +12,7 @@ use crate::schedule::Schedule;
 use crate::tensor::Collective;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Workload};
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, UnreachableDirections, Workload};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
@@ -54,11 +54,11 @@ impl LinkTable {
     pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
-        if let Some(named) = self.links.between.iter().find(|named| joins(&named.devices)) {
+        if let Some(named) = self.links.pair_links.iter().find(|named| joins(&named.devices)) {
             match named.unreachable {
-                Some(Unreachable::Both) => return None,
-                Some(Unreachable::Forward) if forward(&named.devices) => return None,
-                Some(Unreachable::Forward) | None => {}
+                Some(UnreachableDirections::Both) => return None,
+                Some(UnreachableDirections::Forward) if forward(&named.devices) => return None,
+                Some(UnreachableDirections::Forward) | None => {}
             }
             if let Some(link) = &named.link {
                 return Some(Connection::Link(link));
@@ -96,7 +96,7 @@ impl LinkTable {
     pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachableReceiver> {
         let (shared, devices) = (Arc::new(plan.clone()), plan.devices.len());
         for (index, sender) in plan.devices.iter().enumerate() {
-            let receivers = match plan.kind.tensor() {
+            let receivers = match plan.kind.tensor_parallel() {
                 None => Schedule::new(shared.clone(), index).receivers(),
                 Some(tensor) => Collective { pattern: tensor.all_reduce, devices }.receivers(index),
             };

@@ -11,7 +11,7 @@
 //! Not here: waiting for weights and contention for the cores, which are simulated.
 
 use hearth_profiles::device::{Cpu, Device, Disk, Gpu, Transfer, nearest_rate};
-use hearth_profiles::model::{FormatShare, ModelProfile, TensorGroup};
+use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
 use crate::soc::SocLatencyModel;
@@ -32,15 +32,15 @@ pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
 /// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
 /// disk: the rate in the profile, or a default from [`PAGE_INSERT_COST`] and [`PAGE_DISCARD_COST`].
-pub fn turnover_rate(disk: &Disk) -> BytesPerSecond {
+pub fn page_replacement_rate(disk: &Disk) -> BytesPerSecond {
     let default = 1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST));
-    disk.turnover.as_ref().map_or(BytesPerSecond(default), |rate| rate.value)
+    disk.page_cache_throughput.as_ref().map_or(BytesPerSecond(default), |rate| rate.value)
 }
 
 /// Returns the rate at which a thread reads ahead while the operating system evicts: the rate of the disk, or the
 /// lower rate to which the CPU time for inserting, scanning, unmapping and freeing pages limits it.
 pub fn os_read_ahead_rate(disk: &Disk) -> BytesPerSecond {
-    let evicting = 1.0 / (1.0 / turnover_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST));
+    let evicting = 1.0 / (1.0 / page_replacement_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST));
     BytesPerSecond(disk.read_ahead_rate().0.min(evicting))
 }
 
@@ -49,9 +49,9 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
 }
 
 /// Returns the rate at which a device streams weights that it does not keep in memory: bounded by its disk
-/// and by [`turnover_rate`].
+/// and by [`page_replacement_rate`].
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.read_ahead_rate().0.min(turnover_rate(disk).0))
+    BytesPerSecond(disk.read_ahead_rate().0.min(page_replacement_rate(disk).0))
 }
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
@@ -127,19 +127,19 @@ impl<'a> ComputeCost<'a> {
         match &self.soc_model {
             _ if positions == 0 => Seconds(0.0),
             Some(soc_model) => soc_model.output_time(positions),
-            None => self.matmul_time(&self.model.output, positions),
+            None => self.matmul_time(&self.model.output_head, positions),
         }
     }
 
     /// Returns the time to look up the embedding rows of `tokens` tokens.
     pub fn embed_time(&self, tokens: u32) -> Seconds {
-        self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
+        self.model.embedding_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
     /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a tensor group.
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         let streamed = self.streamed.filter(|_| tokens == 1);
-        let time = |(format, share): (Format, FormatShare)| {
+        let time = |(format, share): (Format, FormatTotals)| {
             if let Some(rate) = streamed.and_then(|rates| nearest_rate(rates, format)) {
                 return share.flops / rate;
             }

@@ -10,7 +10,7 @@ use hearth_profiles::{Bytes, Flops, Format};
 
 /// Whether the tensors of a group that have this format are matrices. In a group with several formats, the tensors in
 /// f32 are norms.
-pub fn is_matrix(group: &TensorGroup, format: Format) -> bool {
+pub fn is_matrix_format(group: &TensorGroup, format: Format) -> bool {
     format != Format::F32 || group.by_format().count() == 1
 }
 
@@ -20,7 +20,7 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
     let mut result = TensorGroup::default();
     let (mut weights, mut work) = (0u128, Flops(0.0));
     for (from, share) in group.by_format() {
-        if is_matrix(group, from) {
+        if is_matrix_format(group, from) {
             let elements = u128::from(share.bytes.0) * u128::from(from.block_len());
             weights += elements / u128::from(from.block_bytes());
             work = Flops(work.0 + share.flops.0);
@@ -43,19 +43,20 @@ pub fn converted_model(
     of_layer: impl Fn(u32) -> Option<Format>,
 ) -> ModelProfile {
     let layers = (0..).zip(&model.layers).map(|(at, group)| converted_group(group, of_layer(at))).collect();
-    let (input, output) = (converted_group(&model.input, ends), converted_group(&model.output, ends));
-    ModelProfile { layers, input, output, ..model.clone() }
+    let (input, output) =
+        (converted_group(&model.input_embedding, ends), converted_group(&model.output_head, ends));
+    ModelProfile { layers, input_embedding: input, output_head: output, ..model.clone() }
 }
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::model::shipped;
+    use hearth_profiles::model::shipped_profile;
 
     use super::*;
 
     #[test]
     fn a_layer_of_llama_8b_in_other_formats() {
-        let model = shipped("llama-8b").expect("shipped");
+        let model = shipped_profile("llama-8b").expect("shipped");
         // 218 103 808 weights in matrices, and two norms of 4096 elements of 4 bytes.
         let bytes = |format| converted_group(&model.layers[0], Some(format)).bytes();
         assert_eq!(bytes(Format::Q4_0), Bytes(218_103_808 / 32 * 18 + 32_768));
@@ -68,11 +69,11 @@ mod tests {
 
     #[test]
     fn each_layer_may_have_its_own_format() {
-        let model = shipped("llama-8b").expect("shipped");
+        let model = shipped_profile("llama-8b").expect("shipped");
         let mixed = converted_model(&model, Some(Format::F16), |layer| (layer < 2).then_some(Format::F32));
         assert_eq!(mixed.layer_bytes(2), model.layer_bytes(2));
         assert_eq!(mixed.layer_bytes(1), Bytes(4 * 218_103_808 + 32_768));
-        assert_eq!(mixed.output_bytes(), Bytes(2 * 128_256 * 4096 + 16_384));
+        assert_eq!(mixed.output_head_bytes(), Bytes(2 * 128_256 * 4096 + 16_384));
         assert_eq!(mixed.shape_digest(), model.shape_digest());
     }
 }

@@ -29,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(solution) => {
                 let plan = &solution.assignment;
                 let (k, w, n) = (plan.rounds, &plan.window_layers, &plan.gpu_layers);
-                let line = json!({"name": instance.name, "t": solution.seconds(), "k": k, "w": w, "n": n});
+                let line =
+                    json!({"name": instance.name, "t": solution.seconds_per_token(), "k": k, "w": w, "n": n});
                 println!("{line}");
             }
             Err(error) => {

@@ -15,8 +15,8 @@ use crate::{Assignment, LatencyModel, Proposal, StrategyError};
 /// The number of layers that fit in the memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerCapacity {
-    pub gpu: u32,
-    pub cpu: u32,
+    pub max_gpu_layers: u32,
+    pub max_cpu_layers: u32,
     /// Whether the device has a GPU that is at least as fast as its CPU.
     pub gpu_first: bool,
 }
@@ -34,21 +34,25 @@ impl LayerCapacity {
         let gpu = costs.gpu_layers_that_fit(head, &model.model, 1);
         // Without a GPU the GPU capacity is zero.
         let gpu_first = gpu > 0 && costs.gpu_layer() <= costs.cpu_layer();
-        let (gpu, cpu) = match (costs.metal, gpu_first) {
+        let (gpu, cpu) = match (costs.uses_metal, gpu_first) {
             _ if fit < 0 => (0, 0),
             (true, true) => (fit.min(gpu), fit - fit.min(gpu)),
             (true, false) => (0, fit),
             (false, _) => (gpu, fit),
         };
-        Self { gpu: gpu.min(most) as u32, cpu: cpu.min(most) as u32, gpu_first }
+        Self { max_gpu_layers: gpu.min(most) as u32, max_cpu_layers: cpu.min(most) as u32, gpu_first }
     }
 
     pub(crate) fn layers(self) -> u32 {
-        self.gpu + self.cpu
+        self.max_gpu_layers + self.max_cpu_layers
     }
 
     pub(crate) fn gpu_layers(self, window: u32) -> u32 {
-        if self.gpu_first { window.min(self.gpu) } else { window.saturating_sub(self.cpu).min(self.gpu) }
+        if self.gpu_first {
+            window.min(self.max_gpu_layers)
+        } else {
+            window.saturating_sub(self.max_cpu_layers).min(self.max_gpu_layers)
+        }
     }
 }
 
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn faster_processor_is_filled_first() {
-        let fast_gpu = LayerCapacity { gpu: 3, cpu: 4, gpu_first: true };
+        let fast_gpu = LayerCapacity { max_gpu_layers: 3, max_cpu_layers: 4, gpu_first: true };
         let slow_gpu = LayerCapacity { gpu_first: false, ..fast_gpu };
         let split = |capacity: LayerCapacity| [2, 3, 5, 7].map(|window| capacity.gpu_layers(window));
         assert_eq!(split(fast_gpu), [2, 3, 3, 3]);

@@ -7,8 +7,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::overlap::{ChoiceTables, best_choice, fastest_plan};
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, Breakdown, DeviceTiming, Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective,
-    OrderChoice, Overlap, Proposal, Rules, SearchLimit, SearchStep, Strategy,
+    Assignment, Breakdown, DeviceTiming, Exact, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel,
+    Objective, OrderChoice, Overlap, PlanRules, Proposal, SearchStep, Strategy,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -18,11 +18,11 @@ pub struct Explanation {
     /// One explanation for each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
     /// The optimal seconds per token (T) with the same objective and head; the plan's T if the strategy is optimal.
-    pub optimum: Option<f64>,
+    pub optimal_seconds: Option<f64>,
     /// The excess of the plan's time per token (T) over the optimum: T / optimum - 1.
-    pub gap: Option<f64>,
+    pub optimality_gap: Option<f64>,
     /// What the search skipped; `None` if it covered every allowed plan.
-    pub limit: Option<SearchLimit>,
+    pub incomplete_search: Option<IncompleteSearch>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -82,20 +82,20 @@ pub(crate) struct PlanToExplain<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     pub assignment: &'a Assignment,
     pub breakdown: &'a Breakdown,
-    pub rules: Rules,
+    pub rules: PlanRules,
     pub objective: Objective,
     pub is_optimal: bool,
 }
 
 impl Explanation {
     pub(crate) fn new(plan: &PlanToExplain, search_steps: Vec<SearchStep>) -> Self {
-        let seconds = plan.breakdown.seconds;
+        let seconds = plan.breakdown.seconds_per_token;
         let optimum = if plan.is_optimal { Some(seconds) } else { plan.best_with_the_same_head() };
         let gap = optimum.filter(|optimum| *optimum > 0.0).map(|optimum| seconds / optimum - 1.0);
         let mut tables = None;
         let devices = 0..plan.model.device_count();
         let devices = devices.map(|device| plan.explain_device(device, &mut tables)).collect();
-        Self { search_steps, devices, optimum, gap, limit: None }
+        Self { search_steps, devices, optimal_seconds: optimum, optimality_gap: gap, incomplete_search: None }
     }
 }
 
@@ -104,7 +104,7 @@ impl PlanToExplain<'_, '_> {
     /// Returns `None` if the search was limited, or if the plan has a partial last round and is faster.
     fn best_with_the_same_head(&self) -> Option<f64> {
         let model = self.model;
-        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
         let head = HeadChoice::Fixed(self.assignment.head);
         let order = if self.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
         let proposal = match self.objective {
@@ -112,13 +112,13 @@ impl PlanToExplain<'_, '_> {
             Objective::Paper => Exact { rules, head, rounds: Some(1), order }.propose(model),
             Objective::SteadyState => Overlap { rules, head, rounds: None, order }.propose(model),
         };
-        let Proposal { assignment, residencies, limit, .. } = proposal.ok()?;
+        let Proposal { assignment, residencies, incomplete_search: limit, .. } = proposal.ok()?;
         let limited = limit.is_some_and(|limit| limit.lower_bound.is_some());
         let optimum = (!limited).then(|| match self.objective {
-            Objective::Paper => model.seconds(&assignment),
+            Objective::Paper => model.seconds_per_token(&assignment),
             Objective::SteadyState => model.steady_state_seconds(&assignment, &residencies),
         });
-        optimum.filter(|optimum| *optimum <= self.breakdown.seconds * (1.0 + 1e-9))
+        optimum.filter(|optimum| *optimum <= self.breakdown.seconds_per_token * (1.0 + 1e-9))
     }
 
     /// Explains one device. `tables` are computed on first use and shared by all devices.
@@ -129,7 +129,7 @@ impl PlanToExplain<'_, '_> {
         let wider = RoundWindow { layers: window + 1, ..model.round_window(self.assignment, device) };
         let timing = self.wider_window_timing(wider);
         // If hops depend on the next device, this is an estimate; it is the same before and after.
-        let hops = f64::from(terms.share.windows) * model.devices[device].hop;
+        let hops = f64::from(terms.layer_counts.windows) * model.devices[device].hop;
         let (slowest, wait) = self.breakdown.disk_wait.unwrap_or((device, 0.0));
         let own =
             terms.compute + terms.memory + terms.disk + hops - if slowest == device { wait } else { 0.0 };
@@ -140,7 +140,7 @@ impl PlanToExplain<'_, '_> {
                 Objective::Paper => wider.terms.seconds() - own,
                 // The wait for the slowest disk remains, and no token is faster than the slowest disk.
                 Objective::SteadyState => {
-                    let all = self.breakdown.seconds;
+                    let all = self.breakdown.seconds_per_token;
                     let others = all - wait - own;
                     let floor = if wait > 0.0 { all } else { 0.0 };
                     (others + wider.terms.seconds()).max(wider.disk_busy_seconds).max(floor) - all
@@ -154,7 +154,7 @@ impl PlanToExplain<'_, '_> {
     /// Evaluates a window that is one layer wider, with its best split and an estimate of its hops. Returns `None` if
     /// it is not allowed.
     fn wider_window_timing(&self, window: RoundWindow) -> Option<DeviceTiming> {
-        let (model, RoundWindow { device, head, .. }) = (self.model, window);
+        let (model, RoundWindow { device, is_head: head, .. }) = (self.model, window);
         match self.objective {
             Objective::Paper => {
                 let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
@@ -166,7 +166,7 @@ impl PlanToExplain<'_, '_> {
                 let choice = best_choice(model, window)?;
                 let work = model.device_work(window, choice.gpu_layers);
                 let mut timing = model.timing(&work, &choice.residency)?;
-                timing.terms.communication = f64::from(work.share.windows) * model.devices[device].hop;
+                timing.terms.communication = f64::from(work.layer_counts.windows) * model.devices[device].hop;
                 Some(timing)
             }
         }
@@ -185,13 +185,13 @@ impl PlanToExplain<'_, '_> {
         wider: RoundWindow,
         timing: Option<&DeviceTiming>,
     ) -> Vec<BindingConstraint> {
-        let RoundWindow { device, head, .. } = wider;
+        let RoundWindow { device, is_head: head, .. } = wider;
         let (window, gpu) = (self.assignment.window_layers[device], self.assignment.gpu_layers[device]);
         let mut found = Vec::new();
         if window == 0 {
             return found;
         }
-        if window == 1 && (head || !self.rules.may_drop) {
+        if window == 1 && (head || !self.rules.may_drop_devices) {
             found.push(BindingConstraint::SmallestWindow);
         }
         let most = self.model.max_gpu_layers(wider);
@@ -227,17 +227,17 @@ impl PlanToExplain<'_, '_> {
         };
         let problem = RingSizeProblem { model, order: &order, layers_per_round, min_windows };
         let with_device = match self.objective {
-            Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
+            Objective::Paper => problem.optimum().map(|assignment| model.seconds_per_token(&assignment)),
             Objective::SteadyState => {
                 let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, layers_per_round));
                 // The optimal plan is a lower bound for plans that use this device.
-                let at_least = if self.is_optimal { self.breakdown.seconds } else { 0.0 };
+                let at_least = if self.is_optimal { self.breakdown.seconds_per_token } else { 0.0 };
                 fastest_plan(&problem, tables, at_least)
                     .map(|proposal| model.steady_state_seconds(&proposal.assignment, &proposal.residencies))
             }
         };
         match with_device {
-            Ok(seconds) => DropReason::Slower(seconds - self.breakdown.seconds),
+            Ok(seconds) => DropReason::Slower(seconds - self.breakdown.seconds_per_token),
             Err(InfeasibleReason::NoRoute { .. }) => DropReason::Unreachable,
             Err(_) => DropReason::NoLayerFits,
         }

@@ -3,18 +3,18 @@
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::{
-    EdgeShard, Even, Exact, Exhaustive, Halda, HeadChoice, LinguaLinked, Manual, MemoryProportional,
-    OrderChoice, Overlap, PerformanceProportional, Rules, Single, Strategy,
+    EdgeShard, EvenWindows, Exact, ExhaustiveSearch, Halda, HeadChoice, LinguaLinked, ManualPlan,
+    MemoryProportional, OrderChoice, Overlap, PerformanceProportional, PlanRules, SingleDevice, Strategy,
 };
 
 /// The options of all strategies. Each strategy uses those that apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
-    pub rules: Rules,
+    pub rules: PlanRules,
     /// The index of the head. If `None`, `single` uses the fastest device, and other strategies use device 0.
     pub head: Option<usize>,
     /// Whether `overlap` and `exact` choose the head; they then ignore `head`.
-    pub best_head: bool,
+    pub choose_best_head: bool,
     /// The order of the ring for `overlap`, `exact` and `exhaustive`.
     pub order: OrderChoice,
     /// The number of rounds per token (k); `None` lets the strategy choose it.
@@ -28,8 +28,8 @@ pub struct StrategyOptions {
 impl From<&PlannerOptions> for StrategyOptions {
     fn from(options: &PlannerOptions) -> Self {
         Self {
-            best_head: options.best_head,
-            rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            choose_best_head: options.choose_best_head,
+            rules: PlanRules { may_drop_devices: !options.keep_all_devices, may_have_partial_round: false },
             order: options.order.unwrap_or_default(),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
@@ -72,15 +72,15 @@ pub const STRATEGY_NAMES: [&str; 13] = [
 pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
     let StrategyOptions { rules, rounds, order, .. } = *options;
     let first = options.head.unwrap_or(0);
-    let head = if options.best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
+    let head = if options.choose_best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
     Ok(match name {
         "exact" => Box::new(Exact { rules, head, rounds, order }),
         "overlap" => Box::new(Overlap { rules, head, rounds, order }),
         "halda" | "halda-shipped" => {
             let base = if name == "halda" { Halda::default() } else { Halda::PRIMA_CPP };
-            Box::new(Halda { may_drop: rules.may_drop, head: first, rounds, ..base })
+            Box::new(Halda { may_drop_devices: rules.may_drop_devices, head: first, rounds, ..base })
         }
-        "single" => Box::new(Single { device: options.head }),
+        "single" => Box::new(SingleDevice { device: options.head }),
         "mem" => Box::new(MemoryProportional::Available),
         "mem-total" => {
             let total =
@@ -90,15 +90,15 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
         "perf" => Box::new(PerformanceProportional),
         "edgeshard" => Box::new(EdgeShard),
         "lingualinked" => Box::new(LinguaLinked),
-        "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
-        "manual" => Box::new(Manual {
+        "even" => Box::new(EvenWindows { rounds: rounds.unwrap_or(1) }),
+        "manual" => Box::new(ManualPlan {
             head: first,
             rounds,
             window_layers: required("manual", options.window_layers.clone(), "a window for every device")?,
             gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
             residencies: Vec::new(),
         }),
-        "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
+        "exhaustive" => Box::new(ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }),
         _ => return Err(LookupError::UnknownStrategy { name: name.to_owned() }),
     })
 }

@@ -12,9 +12,11 @@ pub struct RuntimeModel {
     /// The residencies that a planner may choose. If several are equally fast, it chooses the first of them.
     pub residencies: Vec<ResidencyOptions>,
     /// What the page cache reads again for each token if the weights do not fit.
-    pub rereads: Rereads,
+    #[serde(rename = "rereads")]
+    pub reread_scope: RereadScope,
     /// The number of processors. The kernel keeps some pages free for each processor.
-    pub processors: u32,
+    #[serde(rename = "processors")]
+    pub cpu_count: u32,
     /// Seconds per token that the head spends outside the layers.
     pub token_overhead: f64,
     /// Disk read rates by access pattern; if `None`, the instance's single rate (`s_disk`) is used.
@@ -30,12 +32,14 @@ pub struct RuntimeModel {
 #[serde(deny_unknown_fields)]
 pub struct ReadRates {
     /// The rate of reading by page faults during a computation, in bytes per second.
-    pub fault: f64,
+    #[serde(rename = "fault")]
+    pub fault_read_rate: f64,
     /// The rate of reading ahead by a thread, while the operating system evicts pages, in bytes per second.
     #[serde(rename = "ahead")]
-    pub read_ahead: f64,
+    pub read_ahead_rate: f64,
     /// The rate of streaming by a thread, which also releases the pages, in bytes per second.
-    pub stream: f64,
+    #[serde(rename = "stream")]
+    pub stream_rate: f64,
 }
 
 /// Compute times of one token in seconds, with all weights in memory.
@@ -43,15 +47,17 @@ pub struct ReadRates {
 #[serde(deny_unknown_fields)]
 pub struct ComputeTimes {
     /// The seconds of each layer of the model on the CPU.
-    pub cpu_layers: Vec<f64>,
+    #[serde(rename = "cpu_layers")]
+    pub cpu_layer_seconds: Vec<f64>,
     /// The seconds of each layer of the model on the GPU; empty without a GPU.
-    pub gpu_layers: Vec<f64>,
+    #[serde(rename = "gpu_layers")]
+    pub gpu_layer_seconds: Vec<f64>,
     /// The seconds of the output head on the CPU.
     #[serde(rename = "output")]
-    pub cpu_output: f64,
+    pub cpu_output_seconds: f64,
     /// The seconds of the output head on the GPU; `None` without a GPU.
     #[serde(rename = "output_on_gpu", default)]
-    pub gpu_output: Option<f64>,
+    pub gpu_output_seconds: Option<f64>,
     /// The overhead of a window with layers on the CPU, in seconds.
     #[serde(rename = "cpu_window")]
     pub cpu_window_overhead: f64,
@@ -63,7 +69,7 @@ pub struct ComputeTimes {
 /// What a page cache reads again for each token if the weights do not fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Rereads {
+pub enum RereadScope {
     /// All weights: the cache evicts the least recently used pages, which are the next ones to be used.
     #[default]
     Everything,
@@ -75,8 +81,8 @@ impl Default for RuntimeModel {
     fn default() -> Self {
         Self {
             residencies: vec![ResidencyOptions::default()],
-            rereads: Rereads::default(),
-            processors: 1,
+            reread_scope: RereadScope::default(),
+            cpu_count: 1,
             token_overhead: 0.0,
             read_rates: None,
             compute_times: None,

@@ -23,8 +23,8 @@ pub struct Solution {
 }
 
 impl Solution {
-    pub fn seconds(&self) -> f64 {
-        self.breakdown.seconds
+    pub fn seconds_per_token(&self) -> f64 {
+        self.breakdown.seconds_per_token
     }
 }
 
@@ -33,7 +33,8 @@ impl Solution {
 /// # Errors
 /// If the strategy finds no plan, or its plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
-    let Proposal { assignment, mut residencies, mut search_steps, limit } = strategy.propose(model)?;
+    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search: limit } =
+        strategy.propose(model)?;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
@@ -59,7 +60,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             head: assignment.head,
             rounds: assignment.rounds,
             layers_per_round: assignment.layers_per_round() as u32,
-            outcome: Ok(breakdown.seconds),
+            outcome: Ok(breakdown.seconds_per_token),
         });
     }
     let is_limited = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
@@ -67,7 +68,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let (planned, times) = (&assignment, &breakdown);
     let explained =
         PlanToExplain { model, assignment: planned, breakdown: times, rules, objective, is_optimal };
-    let explanation = Explanation { limit, ..Explanation::new(&explained, search_steps) };
+    let explanation = Explanation { incomplete_search: limit, ..Explanation::new(&explained, search_steps) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

@@ -7,7 +7,7 @@ use std::mem::discriminant;
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::{Assignment, LatencyModel, MemoryCase, Rules, Violation};
+use crate::{Assignment, LatencyModel, MemoryCase, PlanRules, Violation};
 
 /// The time per token that a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,8 +25,8 @@ pub trait Strategy {
     fn name(&self) -> &'static str;
 
     /// Returns the optional rules of a plan. By default devices may be dropped, and all rounds are whole.
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: false }
+    fn rules(&self) -> PlanRules {
+        PlanRules { may_drop_devices: true, may_have_partial_round: false }
     }
 
     /// Chooses an assignment.
@@ -59,12 +59,12 @@ pub struct Proposal {
     /// The outcome of each ring size (layers per round) that was searched; empty if the strategy searches none.
     pub search_steps: Vec<SearchStep>,
     /// What the search skipped; `None` if it was complete.
-    pub limit: Option<SearchLimit>,
+    pub incomplete_search: Option<IncompleteSearch>,
 }
 
 /// The part of the search space that was skipped because it would take too long.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SearchLimit {
+pub struct IncompleteSearch {
     /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
     /// A lower bound of the time per token (T) in seconds; `None` if the skipped part contains no faster plan.
@@ -74,7 +74,7 @@ pub struct SearchLimit {
 impl Proposal {
     /// Creates a proposal that was found without a search over ring sizes (layers per round).
     pub fn new(assignment: Assignment) -> Self {
-        Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), limit: None }
+        Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), incomplete_search: None }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use hearth_profiles::Bytes;
 use hearth_profiles::gguf::GgufModel;
-use hearth_profiles::model::{ModelProfile, shipped, shipped_names};
+use hearth_profiles::model::{ModelProfile, shipped_names, shipped_profile};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(());
     }
     for name in shipped_names() {
-        show(&shipped(name)?);
+        show(&shipped_profile(name)?);
     }
     Ok(())
 }
@@ -31,8 +31,8 @@ fn show(profile: &ModelProfile) {
         profile.total_bytes().0,
         profile.mean_layer_bytes().to_string(),
         profile.max_layer_bytes().to_string(),
-        profile.input_bytes().to_string(),
-        profile.output_bytes().to_string(),
+        profile.input_embedding_bytes().to_string(),
+        profile.output_head_bytes().to_string(),
         profile.shape.kv_bytes_per_layer(4096, Bytes(2)).to_string(),
     );
 }

@@ -2,12 +2,12 @@
 
 /// The error for a name that no shipped document has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no {kind} `{name}` is shipped: use one of {known}")]
+#[error("no {kind} `{name}` is shipped: use one of {known_names}")]
 pub struct UnknownName {
     pub kind: &'static str,
     pub name: String,
     /// All names of shipped documents of this kind, separated by commas.
-    pub known: String,
+    pub known_names: String,
 }
 
 /// Defines `shipped_names` and `shipped_yaml` for a list of documents.
@@ -29,7 +29,7 @@ macro_rules! shipped {
             found.map(|&(_, text)| text).ok_or_else(|| $crate::UnknownName {
                 kind: $kind,
                 name: name.to_owned(),
-                known: shipped_names().collect::<Vec<_>>().join(", "),
+                known_names: shipped_names().collect::<Vec<_>>().join(", "),
             })
         }
     };

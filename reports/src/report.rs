@@ -79,7 +79,7 @@ impl Report {
             files.push((format!("{}.perfetto.json", run.label), perfetto::export(&[(None, trace)])));
         }
         for pair in &self.comparison.pairs {
-            let both = [pair.predicted, pair.measured];
+            let both = [pair.predicted_run, pair.measured_run];
             let labels = both.map(|run| self.comparison.runs[run].label.as_str());
             let traces = both.map(|run| (Some(self.comparison.runs[run].label.as_str()), &self.traces[run]));
             files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export(&traces)));
@@ -97,7 +97,7 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
     // The kind, the device (`None` if the trace only has its name), the start and the end of each line.
     let events = trace.run_events.iter().map(|it| ("event", None, it.start, it.end.unwrap_or(it.start)));
     let steps = trace.records.iter().map(|it| ("step", Some(it.device), it.start, it.end));
-    let counters = trace.readings.iter().map(|it| ("counter", Some(it.device), it.at, it.at));
+    let counters = trace.readings.iter().map(|it| ("counter", Some(it.device), it.time_ns, it.time_ns));
     let lines = events.enumerate().chain(steps.enumerate()).chain(counters.enumerate());
     for (index, (what, device, start, end)) in lines {
         let location = || format!("trace {number}, {what} {index}");

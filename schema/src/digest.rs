@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 
 /// Returns the digest of a document's text.
-pub fn of_text(text: &str) -> String {
+pub fn digest_text(text: &str) -> String {
     format!("sha256:{:.16x}", Sha256::digest(text))
 }
 
@@ -12,7 +12,7 @@ mod tests {
     #[test]
     fn equal_texts_have_equal_digests() {
         // SHA-256 of the empty text begins e3b0c442 98fc1c14 (FIPS 180-4).
-        assert_eq!(super::of_text(""), "sha256:e3b0c44298fc1c14");
-        assert_ne!(super::of_text("a"), super::of_text("b"));
+        assert_eq!(super::digest_text(""), "sha256:e3b0c44298fc1c14");
+        assert_ne!(super::digest_text("a"), super::digest_text("b"));
     }
 }

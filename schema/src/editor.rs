@@ -11,7 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use crate::{Plan, Scenario};
 
 /// The kinds of documents that have a JSON Schema for editors.
-pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
+pub const DOCUMENT_KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 
 /// Returns the JSON Schema of a document kind, `None` if it has none.
 pub fn schema(kind: &str) -> Option<Schema> {

@@ -41,11 +41,11 @@ const MIN_SHARE_LEFT: f64 = 0.01;
 #[serde(expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`")]
 pub struct Event {
     /// The time of the event from the start of the run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at: Option<Seconds>,
+    #[serde(rename = "at", default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Seconds>,
     /// The number of generated tokens, over all sequences, after which the event happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub token: Option<u32>,
+    #[serde(rename = "token", default, skip_serializing_if = "Option::is_none")]
+    pub after_tokens: Option<u32>,
     /// The duration of the event; it lasts until the end of the run if absent.
     #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
     pub duration: Option<Seconds>,
@@ -63,7 +63,7 @@ pub struct Event {
     pub swap: Option<Swap>,
     /// The share of the clock rate of CPU and GPU that remains, for example during thermal throttling.
     #[serde(default, rename = "slow", skip_serializing_if = "Option::is_none")]
-    pub clock_share: Option<Fraction>,
+    pub clock_rate_fraction: Option<Fraction>,
     /// The share of the disk's bandwidth that other programs use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_load: Option<Fraction>,
@@ -71,8 +71,8 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves: bool,
     /// A device that had left returns; the value says when it rejoins the ring.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub returns: Option<RejoinTime>,
+    #[serde(rename = "returns", default, skip_serializing_if = "Option::is_none")]
+    pub rejoin_time: Option<RejoinTime>,
     /// Whether messages to and from the device are delayed until the event ends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalls: bool,
@@ -160,10 +160,10 @@ impl Event {
             self.load.map(Change::Load),
             self.memory.map(Change::Memory),
             self.swap.map(Change::Swap),
-            self.clock_share.map(Change::Slow),
+            self.clock_rate_fraction.map(Change::Slow),
             self.disk_load.map(Change::DiskLoad),
             self.leaves.then_some(Change::Leaves),
-            self.returns.map(Change::Returns),
+            self.rejoin_time.map(Change::Returns),
             self.stalls.then_some(Change::Stalls),
         ];
         let mut changes = changes.into_iter().flatten();
@@ -179,16 +179,16 @@ impl Event {
             return Err(format!("give exactly one of {known}"));
         };
         let key = change.key();
-        if self.at.is_some() == self.token.is_some() {
+        if self.start_time.is_some() == self.after_tokens.is_some() {
             return Err("give either `at` (a time) or `token` (a number of generated tokens)".into());
         }
-        if self.token == Some(0) {
+        if self.after_tokens == Some(0) {
             return Err("`token` counts from 1; use `at: 0 s` for the start of the run".into());
         }
         if self.device.is_none() && change != Change::Stalls {
             return Err(format!("`{key}` needs a `device`"));
         }
-        for (name, time) in [("at", self.at), ("for", self.duration)] {
+        for (name, time) in [("at", self.start_time), ("for", self.duration)] {
             if time.is_some_and(|time| time > MAX_TIME) {
                 return Err(format!("`{name}` is longer than {MAX_TIME}"));
             }
@@ -232,7 +232,7 @@ impl Event {
 
     /// Returns start and end in seconds from the start of the run, `None` for an event that happens after a token.
     fn span(&self) -> Option<(f64, f64)> {
-        let at = self.at?.0;
+        let at = self.start_time?.0;
         Some((at, self.duration.map_or(f64::INFINITY, |duration| at + duration.0)))
     }
 }
@@ -286,12 +286,12 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
     let mut moves: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     for (index, (event, change)) in events.iter().zip(changes).enumerate() {
         if let (Change::Leaves | Change::Returns(_), Some(device)) = (change, &event.device) {
-            let when = event.at.map_or_else(|| f64::from(event.token.unwrap_or(0)), |at| at.0);
+            let when = event.start_time.map_or_else(|| f64::from(event.after_tokens.unwrap_or(0)), |at| at.0);
             moves.entry(device).or_default().push((when, index));
         }
     }
     for (device, mut moves) in moves {
-        let by_time = moves.iter().filter(|(_, index)| events[*index].at.is_some()).count();
+        let by_time = moves.iter().filter(|(_, index)| events[*index].start_time.is_some()).count();
         if by_time != 0 && by_time != moves.len() {
             continue;
         }

@@ -21,7 +21,8 @@ pub struct Pass {
     /// The number of tokens, at least 1.
     pub tokens: u32,
     /// Whether a token is sampled after the last position.
-    pub output: bool,
+    #[serde(rename = "output")]
+    pub has_output: bool,
     /// The index of the sequence, from 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sequence: u32,
@@ -39,13 +40,13 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Pass {
     /// Creates a pass of sequence 0 without drafted tokens.
     pub const fn new(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
-        Self { index, first_position, tokens, output, sequence: 0, drafted: 0 }
+        Self { index, first_position, tokens, has_output: output, sequence: 0, drafted: 0 }
     }
 
     /// Returns the number of positions after which a token is sampled: 0 without `output`, else the last one
     /// and one for each drafted token.
     pub fn output_count(&self) -> u32 {
-        if self.output { self.drafted.saturating_add(1) } else { 0 }
+        if self.has_output { self.drafted.saturating_add(1) } else { 0 }
     }
 
     /// Returns the position after the last token, `None` if it overflows.

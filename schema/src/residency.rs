@@ -61,28 +61,28 @@ pub struct ResidencyOptions {
     pub prefetch_budget: Option<Bytes>,
     /// `os`: whether the next window is advised in one call, as in the paper's implementation. The kernel then reads
     /// only one read-ahead window. Used for comparisons.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub one_call: bool,
+    #[serde(rename = "one_call", default, skip_serializing_if = "std::ops::Not::not")]
+    pub prefetch_in_one_call: bool,
     /// `os`, `windowed`: whether a window is evicted after its computation. `managed` evicts the pieces that it does
     /// not keep.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub release: bool,
+    #[serde(rename = "release", default, skip_serializing_if = "std::ops::Not::not")]
+    pub evict_after_use: bool,
     /// `managed`: the size of the buffer for streamed pieces; [`DEFAULT_STREAM_BUFFER`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_buffer: Option<Bytes>,
     /// `managed`: the maximum size of the kept set; limited only by the available memory if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kept: Option<Bytes>,
+    #[serde(rename = "kept", default, skip_serializing_if = "Option::is_none")]
+    pub kept_limit: Option<Bytes>,
     /// `pinned`, `sliding`: the format to which matrices are converted; not converted if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights_as: Option<Format>,
+    #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
+    pub converted_format: Option<Format>,
     /// `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in main
     /// memory. If absent, they are stored only in GPU memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_weights_as: Option<Format>,
+    #[serde(rename = "gpu_weights_as", default, skip_serializing_if = "Option::is_none")]
+    pub gpu_converted_format: Option<Format>,
     /// `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocks: Option<u32>,
+    #[serde(rename = "blocks", default, skip_serializing_if = "Option::is_none")]
+    pub resident_blocks: Option<u32>,
 }
 
 /// Default size of a managed device's stream buffer, so that some pieces can be in flight while others are in use.
@@ -135,19 +135,19 @@ impl ResidencyOptions {
             policy,
             prefetch: true,
             prefetch_budget: None,
-            one_call: false,
-            release: false,
+            prefetch_in_one_call: false,
+            evict_after_use: false,
             stream_buffer: None,
-            kept: None,
-            weights_as: None,
-            gpu_weights_as: None,
-            blocks: None,
+            kept_limit: None,
+            converted_format: None,
+            gpu_converted_format: None,
+            resident_blocks: None,
         }
     }
 
     /// Creates the options for weights copied into anonymous memory, converted to `weights_as` if it is given.
     pub const fn pinned(weights_as: Option<Format>) -> Self {
-        Self { weights_as, ..Self::with_policy(Residency::Pinned) }
+        Self { converted_format: weights_as, ..Self::with_policy(Residency::Pinned) }
     }
 
     /// Returns the options without prefetch.
@@ -183,12 +183,12 @@ impl ResidencyOptions {
 
     /// Returns the format to which matrices are converted, on the GPU if `gpu` is true; `None` for no conversion.
     pub fn weight_format(&self, gpu: bool) -> Option<Format> {
-        if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
+        if gpu { self.gpu_converted_format.or(self.converted_format) } else { self.converted_format }
     }
 
     /// Whether weights are evicted after use.
-    pub fn releases(&self) -> bool {
-        self.policy == Residency::Managed || self.release
+    pub fn evicts_after_use(&self) -> bool {
+        self.policy == Residency::Managed || self.evict_after_use
     }
 
     /// Returns the size of the stream buffer of a managed device: the option or its default.
@@ -198,7 +198,7 @@ impl ResidencyOptions {
 
     /// Returns how many bytes of weights a device may keep in memory, if its part of the model has `share` bytes.
     pub fn max_kept(&self, share: u64) -> u64 {
-        self.kept.map_or(share, |kept| kept.0.min(share))
+        self.kept_limit.map_or(share, |kept| kept.0.min(share))
     }
 
     /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
@@ -208,7 +208,7 @@ impl ResidencyOptions {
     }
 
     /// Checks the options in a scenario, in which `pinned` and `sliding` are errors. `place` is the key.
-    pub fn validate_requested(&self, place: &str) -> Result<(), DocumentError> {
+    pub fn validate_in_scenario(&self, place: &str) -> Result<(), DocumentError> {
         if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
                 "{place}: `{}` belongs to the plans of other systems: use `os`, `windowed` or `managed`, or plan with \
@@ -229,7 +229,8 @@ impl ResidencyOptions {
                 [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())];
             (stray, "`os` and `windowed`", "`managed`")
         } else {
-            let stray = [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept.is_some())];
+            let stray =
+                [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept_limit.is_some())];
             (stray, "`managed`", "`os` or `windowed`")
         };
         if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
@@ -237,10 +238,10 @@ impl ResidencyOptions {
                 "`{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
             ));
         }
-        if self.one_call && self.policy != Residency::Os {
+        if self.prefetch_in_one_call && self.policy != Residency::Os {
             return refuse("`one_call` is for `os`: remove it".into());
         }
-        if managed && self.release {
+        if managed && self.evict_after_use {
             return refuse("`managed` always evicts weights that it does not keep: remove `release`".into());
         }
         let buffer = self.stream_buffer_bytes();
@@ -257,18 +258,18 @@ impl ResidencyOptions {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
         let stray = [
-            ("weights_as", self.weights_as.is_some() && !self.is_pinned(), "`pinned` and `sliding`"),
-            ("gpu_weights_as", self.gpu_weights_as.is_some() && !pinned, "`pinned`"),
-            ("blocks", self.blocks.is_some() && !sliding, "`sliding`"),
+            ("weights_as", self.converted_format.is_some() && !self.is_pinned(), "`pinned` and `sliding`"),
+            ("gpu_weights_as", self.gpu_converted_format.is_some() && !pinned, "`pinned`"),
+            ("blocks", self.resident_blocks.is_some() && !sliding, "`sliding`"),
             ("prefetch", !self.prefetch && self.is_pinned(), "`os` and `windowed`"),
             ("prefetch_budget", self.prefetch_budget.is_some() && self.is_pinned(), "`os` and `windowed`"),
-            ("release", self.release && self.is_pinned(), "`os` and `windowed`"),
+            ("release", self.evict_after_use && self.is_pinned(), "`os` and `windowed`"),
         ];
         if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
             let policy = self.policy;
             return refuse(format!("`{key}` is for {policies}, but the policy is `{policy}`: remove it"));
         }
-        if sliding && !self.blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
+        if sliding && !self.resident_blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
             return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
         }
         Ok(())

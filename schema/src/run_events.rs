@@ -68,8 +68,8 @@ pub struct RunEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u64>,
     /// Details of the event as text for users, such as the allocated memory or the cause of a loss.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub what: String,
+    #[serde(rename = "what", default, skip_serializing_if = "String::is_empty")]
+    pub details: String,
     /// Digest of the new plan, if the ring was planned again.
     #[serde(default, rename = "plan", skip_serializing_if = "Option::is_none")]
     pub plan_digest: Option<String>,

@@ -72,8 +72,8 @@ pub struct DeviceEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Whether the device is the head, which computes embedding and output and samples tokens.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub head: bool,
+    #[serde(rename = "head", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_head: bool,
     /// Residency of this device; the residency of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
@@ -171,8 +171,8 @@ pub struct Links {
     /// The link between any two devices without an entry in `between`.
     pub default: Link,
     /// Links between two named devices, in both directions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub between: Vec<NamedLink>,
+    #[serde(rename = "between", default, skip_serializing_if = "Vec::is_empty")]
+    pub pair_links: Vec<PairLink>,
     /// Wi-Fi channels and their stations. Stations use Wi-Fi for all devices to which `between` has no link. Other
     /// devices are wired to the access point with the default link.
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
@@ -184,13 +184,13 @@ pub struct Links {
 
 impl Links {
     /// Creates links with the latency and the bandwidth of `default` between any two devices, without Wi-Fi.
-    pub fn constant(default: Link) -> Self {
-        Self { default, between: Vec::new(), wifi: None, emulated: false }
+    pub fn uniform(default: Link) -> Self {
+        Self { default, pair_links: Vec::new(), wifi: None, emulated: false }
     }
 
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
         validate_link("links.default", &self.default)?;
-        for named in &self.between {
+        for named in &self.pair_links {
             if let Some(name) = named.devices.iter().find(|name| !devices.contains(name.as_str())) {
                 let what = format!("links.between names `{name}`, which is not a device here");
                 return Err(DocumentError::invalid(what));
@@ -230,7 +230,7 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[serde(expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`")]
-pub struct NamedLink {
+pub struct PairLink {
     /// The names of the two devices.
     pub devices: [String; 2],
     /// Latency and bandwidth of every direction that is not `unreachable`; the default link if absent.
@@ -238,13 +238,13 @@ pub struct NamedLink {
     pub link: Option<Link>,
     /// The directions in which the devices cannot send; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unreachable: Option<Unreachable>,
+    pub unreachable: Option<UnreachableDirections>,
 }
 
 /// The directions in which a pair cannot send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Unreachable {
+pub enum UnreachableDirections {
     /// Neither device can send to the other.
     Both,
     /// The first device cannot connect to the second, for example because the second is behind NAT; the second can
@@ -252,7 +252,7 @@ pub enum Unreachable {
     Forward,
 }
 
-impl NamedLink {
+impl PairLink {
     fn validate(&self) -> Result<(), DocumentError> {
         let [first, second] = &self.devices;
         let place = format!("links.between [{first}, {second}]");
@@ -265,7 +265,9 @@ impl NamedLink {
         }
         match (&self.link, self.unreachable) {
             (None, None) => refuse(" has no effect: give `link` or `unreachable`"),
-            (Some(_), Some(Unreachable::Both)) => refuse(": give `link` or `unreachable: both`, not both"),
+            (Some(_), Some(UnreachableDirections::Both)) => {
+                refuse(": give `link` or `unreachable: both`, not both")
+            }
             _ => Ok(()),
         }
     }
@@ -288,25 +290,25 @@ pub struct PlannerOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<Vec<u32>>,
     /// Whether every device must have at least one layer.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub keep_all: bool,
+    #[serde(rename = "keep_all", default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_all_devices: bool,
     /// The order of the devices in the ring; the order of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<RingOrder>,
     /// Whether the strategies `overlap` and `exact` choose the head, instead of the head of the scenario.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub best_head: bool,
+    #[serde(rename = "best_head", default, skip_serializing_if = "std::ops::Not::not")]
+    pub choose_best_head: bool,
     /// Disk bandwidth below which a device must have all its weights in memory; 0.1 GB/s if absent (the default of
     /// the public implementation).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slow_disk: Option<BytesPerSecond>,
+    #[serde(rename = "slow_disk", default, skip_serializing_if = "Option::is_none")]
+    pub slow_disk_threshold: Option<BytesPerSecond>,
     /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights; the format of
     /// the original system if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights_as: Option<Format>,
+    #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
+    pub weight_format: Option<Format>,
     /// `airinfer`: the time of one all-reduce.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub air_time: Option<Seconds>,
+    #[serde(rename = "air_time", default, skip_serializing_if = "Option::is_none")]
+    pub all_reduce_time: Option<Seconds>,
 }
 
 /// The order of the devices in the ring.
@@ -323,13 +325,13 @@ pub enum RingOrder {
 impl Scenario {
     /// Returns the index of the head in `devices`.
     pub fn head(&self) -> usize {
-        self.devices.iter().position(|device| device.head).unwrap_or(0)
+        self.devices.iter().position(|device| device.is_head).unwrap_or(0)
     }
 }
 
 impl Document for Scenario {
     const SCHEMA: &'static str = "scenario/1";
-    const RENAMED_KEYS: &'static [RenamedKey] = &[RenamedKey { old: "links.air", new: "links.wifi" }];
+    const RENAMED_KEYS: &'static [RenamedKey] = &[RenamedKey { old_key: "links.air", new_key: "links.wifi" }];
 
     fn validate(&self) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
@@ -344,21 +346,21 @@ impl Document for Scenario {
             device.validate()?;
         }
         if let Some(residency) = &self.residency {
-            residency.validate_requested("`residency`")?;
+            residency.validate_in_scenario("`residency`")?;
         }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
-                residency.validate_requested(&format!("device `{}`: `residency`", device.name))?;
+                residency.validate_in_scenario(&format!("device `{}`: `residency`", device.name))?;
             }
         }
-        if self.devices.iter().filter(|device| device.head).count() > 1 {
+        if self.devices.iter().filter(|device| device.is_head).count() > 1 {
             return refuse("more than one device has `head: true`".into());
         }
         self.links.validate(&names)?;
         events::validate(&self.events, &names)?;
         self.model.validate("model")?;
         self.workload.validate(self.context)?;
-        if self.workload.speculation.is_some() && self.planner.best_head {
+        if self.workload.speculation.is_some() && self.planner.choose_best_head {
             return refuse(
                 "`planner.best_head` cannot be combined with `workload.speculation`, because the head stores the draft \
                  model: set `head: true` for a device"

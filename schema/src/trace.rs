@@ -50,11 +50,11 @@ pub struct TracedDevice {
     /// Total memory in bytes. Memory pressure is relative to it.
     pub memory_total: u64,
     /// Operating system and kernel version of a measured device.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernel: Option<String>,
+    #[serde(rename = "kernel", default, skip_serializing_if = "Option::is_none")]
+    pub os_and_kernel: Option<String>,
     /// The parts of the simulation model of this device that have not been validated, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unvalidated: Option<String>,
+    #[serde(rename = "unvalidated", default, skip_serializing_if = "Option::is_none")]
+    pub unvalidated_parts: Option<String>,
     /// The page-cache policy of a simulated device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PageCachePolicy>,
@@ -106,7 +106,7 @@ pub enum Resource {
 /// The kind of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum StepKind {
     /// Embedding rows are looked up.
     Embed,
     /// Layers are computed.
@@ -139,18 +139,20 @@ pub enum Kind {
 #[serde(deny_unknown_fields)]
 pub struct Cost {
     /// CPU time of the thread on the critical path.
-    pub cpu: u64,
+    #[serde(rename = "cpu")]
+    pub cpu_ns: u64,
     /// Run-queue delay: time for which the thread on the critical path was runnable but not running.
-    pub queue: u64,
+    #[serde(rename = "queue")]
+    pub queue_ns: u64,
     /// Time of memory copies.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub copy: u64,
+    #[serde(rename = "copy", default, skip_serializing_if = "is_default")]
+    pub copy_ns: u64,
     /// Bytes of the step's weights that were in memory.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub resident: u64,
+    #[serde(rename = "resident", default, skip_serializing_if = "is_default")]
+    pub resident_bytes: u64,
     /// Bytes of the step's weights that had to be read from disk.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub faulted: u64,
+    #[serde(rename = "faulted", default, skip_serializing_if = "is_default")]
+    pub faulted_bytes: u64,
 }
 
 /// A step of a device.
@@ -160,7 +162,7 @@ pub struct Record {
     /// The index of the device in [`Header::devices`].
     pub device: u16,
     pub resource: Resource,
-    pub kind: Kind,
+    pub kind: StepKind,
     pub pass: u32,
     pub round: u32,
     /// The layers that the step works on: index of the first layer, and index after the last one.
@@ -219,7 +221,8 @@ pub struct Reading {
     /// The pass after which the counter was read.
     pub pass: u32,
     /// Time in nanoseconds from the start of the run.
-    pub at: u64,
+    #[serde(rename = "at")]
+    pub time_ns: u64,
     /// The value: a number of tokens for [`Counter::Accepted`], a number of bytes for every other counter.
     pub value: u64,
 }
@@ -241,9 +244,11 @@ pub struct Shortage {
     pub device: u16,
     pub memory: MemoryKind,
     /// The minimum memory that the run needs on the device, in bytes.
-    pub needed: u64,
+    #[serde(rename = "needed")]
+    pub needed_bytes: u64,
     /// The memory that is available to the run, in bytes.
-    pub available: u64,
+    #[serde(rename = "available")]
+    pub available_bytes: u64,
 }
 
 /// How a run ended.

@@ -24,9 +24,11 @@ pub const MAX_SEQUENCES: u32 = 1024;
 #[serde(deny_unknown_fields, expecting = "a workload, such as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
     /// The number of tokens in a prompt.
-    pub prompt: u32,
+    #[serde(rename = "prompt")]
+    pub prompt_tokens: u32,
     /// The number of tokens to generate per request.
-    pub generate: u32,
+    #[serde(rename = "generate")]
+    pub generated_tokens: u32,
     /// The number of requests of this size, which all start when the run begins.
     #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
@@ -70,7 +72,13 @@ pub(crate) fn is_number<const N: u32>(number: &u32) -> bool {
 impl Workload {
     /// Creates a workload of one request with the largest batches, without a draft model.
     pub const fn new(prompt: u32, generate: u32) -> Self {
-        Self { prompt, generate, sequences: 1, micro_batch: MAX_PASS_TOKENS, speculation: None }
+        Self {
+            prompt_tokens: prompt,
+            generated_tokens: generate,
+            sequences: 1,
+            micro_batch: MAX_PASS_TOKENS,
+            speculation: None,
+        }
     }
 
     /// Returns the number of tokens drafted for a pass, 0 without a draft model.
@@ -81,10 +89,10 @@ impl Workload {
     /// Checks the values, and that each request fits in a context of `context` tokens.
     pub fn validate(&self, context: u32) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));
-        if self.prompt == 0 || self.generate == 0 {
+        if self.prompt_tokens == 0 || self.generated_tokens == 0 {
             return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
         }
-        let tokens = u64::from(self.prompt) + u64::from(self.generate);
+        let tokens = u64::from(self.prompt_tokens) + u64::from(self.generated_tokens);
         if tokens > u64::from(context) {
             return refuse(format!(
                 "the workload needs {tokens} tokens, but `context` is {context}: raise `context`, or lower `prompt` or \

@@ -96,7 +96,7 @@ impl Generation {
                 }
             };
             if !text.is_empty() {
-                self.active.record_text();
+                self.active.observe_ttft();
                 return Some(Chunk::Text(text));
             }
         }

@@ -40,7 +40,7 @@ use self::generation::{Chunk, FinishReason, Generation};
 pub use self::metrics::Metrics;
 use self::metrics::Usage;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
-use self::response::{ResponseHeader, ResponseKind};
+use self::response::{ResponseKind, ResponseMetadata};
 
 /// Maximum size of a request body, in bytes. source: assumed, a context of a hundred thousand tokens as text
 const MAX_BODY_BYTES: usize = 4 << 20;
@@ -200,7 +200,7 @@ async fn respond(
         Err(error) => error.into_response(),
         Ok((generations, params)) => {
             let id = format!("{id_prefix}-{}-{id}", state.start_time);
-            let header = ResponseHeader { kind, id, created: unix_time(), model: state.model_name.clone() };
+            let header = ResponseMetadata { kind, id, created: unix_time(), model: state.model_name.clone() };
             if params.stream {
                 response::stream(header, generations, params.include_usage)
             } else {
@@ -214,7 +214,10 @@ async fn respond(
 
 /// Waits for all generations concurrently, so that the time to first token of each is measured correctly. Dropping
 /// the future cancels them.
-async fn collect_all(header: &ResponseHeader, generations: Vec<Generation>) -> Result<Json<Value>, ApiError> {
+async fn collect_all(
+    header: &ResponseMetadata,
+    generations: Vec<Generation>,
+) -> Result<Json<Value>, ApiError> {
     let mut tasks = JoinSet::new();
     for (index, generation) in generations.into_iter().enumerate() {
         tasks.spawn(async move { (index, collect(generation).await) });
@@ -226,7 +229,7 @@ async fn collect_all(header: &ResponseHeader, generations: Vec<Generation>) -> R
         finished.insert(index, result.map_err(ring_failed)?);
     }
     let (texts, usages): (Vec<_>, Vec<Usage>) = finished.into_values().unzip();
-    Ok(Json(header.complete(texts, usages.into_iter().sum())))
+    Ok(Json(header.response_json(texts, usages.into_iter().sum())))
 }
 
 /// Waits for a generation to end. Returns its text, its finish reason and its usage, or the reason of a failure.

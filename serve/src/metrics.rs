@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearth_schema::trace::{Counter as TraceCounter, Kind, Reading, Record, Resource};
+use hearth_schema::trace::{Counter as TraceCounter, Reading, Record, Resource, StepKind};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -70,7 +70,8 @@ pub struct DeviceActivity {
     /// Seconds for which computations waited for weights from disk.
     pub disk_wait_s: f64,
     /// Seconds for which the device waited for activations from its predecessor in the ring.
-    pub waiting_s: f64,
+    #[serde(rename = "waiting_s")]
+    pub receive_wait_s: f64,
     pub read_bytes: u64,
     /// Bytes of weights in memory at the last sample.
     pub resident_bytes: u64,
@@ -168,20 +169,23 @@ impl Metrics {
         for record in records {
             let seconds = record.duration() as f64 * 1e-9;
             match (record.kind, record.cost) {
-                (Kind::Receive, _) => added.waiting_s += seconds,
-                (Kind::Prefetch, _) => added.read_bytes += record.bytes,
+                (StepKind::Receive, _) => added.receive_wait_s += seconds,
+                (StepKind::Prefetch, _) => added.read_bytes += record.bytes,
                 (_, Some(cost)) => {
-                    added.computing_s += cost.cpu as f64 * 1e-9;
-                    let waited = record.duration().saturating_sub(cost.cpu.saturating_add(cost.queue));
+                    added.computing_s += cost.cpu_ns as f64 * 1e-9;
+                    let waited = record.duration().saturating_sub(cost.cpu_ns.saturating_add(cost.queue_ns));
                     added.disk_wait_s += waited as f64 * 1e-9;
-                    added.read_bytes += cost.faulted;
+                    added.read_bytes += cost.faulted_bytes;
                 }
                 _ if record.resource == Resource::Gpu => added.computing_s += seconds,
                 _ => {}
             }
         }
-        let states =
-            [("computing", added.computing_s), ("disk", added.disk_wait_s), ("waiting", added.waiting_s)];
+        let states = [
+            ("computing", added.computing_s),
+            ("disk", added.disk_wait_s),
+            ("waiting", added.receive_wait_s),
+        ];
         for (state, seconds) in states {
             let labels = [("device", device.to_owned()), ("state", state.to_owned())];
             self.device_seconds.get_or_create(&labels).inc_by(seconds);
@@ -191,7 +195,7 @@ impl Metrics {
         let activity = devices.entry(device.to_owned()).or_default();
         activity.computing_s += added.computing_s;
         activity.disk_wait_s += added.disk_wait_s;
-        activity.waiting_s += added.waiting_s;
+        activity.receive_wait_s += added.receive_wait_s;
         activity.read_bytes += added.read_bytes;
         let resident = readings.iter().rev().find(|reading| reading.counter == TraceCounter::Resident);
         if let Some(reading) = resident {
@@ -231,7 +235,7 @@ pub struct ActiveRequest {
 
 impl ActiveRequest {
     /// Records that text was produced; the first call records the time to first token.
-    pub fn record_text(&mut self) {
+    pub fn observe_ttft(&mut self) {
         if !std::mem::replace(&mut self.has_text, true) {
             self.metrics.ttft.observe(self.started.elapsed().as_secs_f64());
         }
@@ -272,7 +276,7 @@ mod tests {
         metrics.set_ring_up(true);
         metrics.record_response("chat", 200);
         let mut finished = metrics.start_request();
-        finished.record_text();
+        finished.observe_ttft();
         finished.finish();
         finished.record_usage(Usage { prompt_tokens: 3, cached_tokens: 1, generated_tokens: 2 });
         drop(finished);

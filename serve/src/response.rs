@@ -35,7 +35,7 @@ pub enum ResponseKind {
 
 /// The fields that all chunks of a response have in common.
 #[derive(Debug, Clone)]
-pub struct ResponseHeader {
+pub struct ResponseMetadata {
     pub kind: ResponseKind,
     pub id: String,
     /// The time at which the response was created, as a Unix timestamp in seconds.
@@ -43,7 +43,7 @@ pub struct ResponseHeader {
     pub model: Arc<str>,
 }
 
-impl ResponseHeader {
+impl ResponseMetadata {
     fn document(&self, object: &str, choices: &[Value], usage: Option<Usage>) -> Value {
         let mut document = json!({
             "id": self.id,
@@ -73,7 +73,7 @@ impl ResponseHeader {
     }
 
     /// Returns a complete response with the text and finish reason of each choice.
-    pub fn complete(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
+    pub fn response_json(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
         let choice = |(index, (text, finish)): (usize, (String, FinishReason))| {
             let (key, content) = match self.kind {
                 ResponseKind::Chat => {
@@ -109,7 +109,7 @@ fn choice_object(index: usize, key: &str, content: &Value, finish: Option<Finish
 }
 
 /// Streams generations as server-sent events. The events of several generations are interleaved.
-pub fn stream(header: ResponseHeader, generations: Vec<Generation>, include_usage: bool) -> Response {
+pub fn stream(header: ResponseMetadata, generations: Vec<Generation>, include_usage: bool) -> Response {
     let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
     tokio::spawn(send_all(header, generations, include_usage, event_tx));
     Sse::new(EventStream(event_rx)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
@@ -117,7 +117,7 @@ pub fn stream(header: ResponseHeader, generations: Vec<Generation>, include_usag
 
 /// Sends the chunks of all generations. Stops, and cancels them, when the client disconnects or one of them fails.
 async fn send_all(
-    header: ResponseHeader,
+    header: ResponseMetadata,
     generations: Vec<Generation>,
     include_usage: bool,
     event_tx: mpsc::Sender<String>,
@@ -145,7 +145,7 @@ async fn send_all(
 
 /// Sends the chunks of one generation. Returns its usage, or `None` if it was cancelled or failed.
 async fn send_one(
-    header: &ResponseHeader,
+    header: &ResponseMetadata,
     index: usize,
     mut generation: Generation,
     event_tx: &mpsc::Sender<String>,

@@ -38,10 +38,10 @@ pub struct Options {
     /// Maximum memory of a device's process beyond what its profile states; the seed determines the actual amount. If
     /// the weights of a device only just fit, this amount and the position of a token's first fault (the embedding
     /// row, which aligns the read-ahead) determine how much is read for a token.
-    pub process_spread: Bytes,
+    pub max_extra_process_memory: Bytes,
     /// Whether a fault at an embedding row also reads the pages around it, as in an engine that does not call
     /// `madvise`.
-    pub rows_read_around: bool,
+    pub read_around_embedding_rows: bool,
 }
 
 impl Default for Options {
@@ -50,8 +50,8 @@ impl Default for Options {
             chunk_size: Bytes(CHUNK_BYTES),
             warm_start: false,
             ignore_memory: false,
-            process_spread: Bytes::ZERO,
-            rows_read_around: false,
+            max_extra_process_memory: Bytes::ZERO,
+            read_around_embedding_rows: false,
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct ScenarioEvents<'a> {
 }
 
 #[derive(Debug, Clone)]
-pub struct Run {
+pub struct SimulationResult {
     pub trace: Trace,
     /// The plans made during the run, in order of time.
     pub plans: Vec<Plan>,
@@ -73,8 +73,8 @@ pub struct Run {
     pub unreached_events: Vec<usize>,
 }
 
-impl Run {
-    pub fn undisturbed(trace: Trace) -> Self {
+impl SimulationResult {
+    pub fn without_events(trace: Trace) -> Self {
         Self { trace, plans: vec![], unreached_events: vec![] }
     }
 }
@@ -113,7 +113,7 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         }
         devices.push(&member.device);
     }
-    if let Some(tensor) = plan.kind.tensor() {
+    if let Some(tensor) = plan.kind.tensor_parallel() {
         tensor.validate_cover(plan, &cluster.model.shape)?;
     }
     cluster.links.check_plan(plan)?;

@@ -34,5 +34,5 @@ mod tensor;
 mod trace;
 
 pub use error::SimError;
-pub use input::{Input, Options, Run, ScenarioEvents};
+pub use input::{Input, Options, ScenarioEvents, SimulationResult};
 pub use run::{simulate, simulate_with_events};

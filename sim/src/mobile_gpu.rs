@@ -38,8 +38,8 @@ pub struct MobileGpu {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredSpeeds {
     pub weights: WeightFormat,
-    pub prefill: f64,
-    pub decode: f64,
+    pub prefill_speed: f64,
+    pub decode_speed: f64,
 }
 
 struct WeightCounts {
@@ -95,11 +95,12 @@ impl MobileGpu {
             let logarithms: f64 = measured.iter().map(|one| of(one).ln()).sum();
             Some((logarithms / measured.len() as f64).exp()).filter(|mean| mean.is_finite())
         };
-        let compute = |one: &MeasuredSpeeds| prefill_flops(shape, prompt).0 * one.prefill / f64::from(prompt);
+        let compute =
+            |one: &MeasuredSpeeds| prefill_flops(shape, prompt).0 * one.prefill_speed / f64::from(prompt);
         let bytes = |one: &MeasuredSpeeds| weight_bytes(shape, one.weights) + cache_bytes(shape, position);
         Some(MobileGpu {
             arithmetic_rate: FlopsPerSecond(mean(&compute)?),
-            bandwidth: BytesPerSecond(mean(&|one| bytes(one) * one.decode)?),
+            bandwidth: BytesPerSecond(mean(&|one| bytes(one) * one.decode_speed)?),
         })
     }
 
@@ -118,7 +119,7 @@ impl MobileGpu {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::model::shipped;
+    use hearth_profiles::model::shipped_profile;
 
     use super::WeightFormat::{Mixed, Q8};
     use super::*;
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
-        let shape = shipped("llama-8b").expect("shipped").shape;
+        let shape = shipped_profile("llama-8b").expect("shipped").shape;
         // A prompt of one token takes W / BW, as decoding without a cache does.
         let one = GPU.prefill_speed(&shape, Q8, 1);
         assert!((one / GPU.decode_speed(&shape, Q8, 0) - 1.0).abs() < 1e-9);
@@ -139,11 +140,11 @@ mod tests {
 
     #[test]
     fn fit_inverts_predictions() {
-        let shape = shipped("llama-8b").expect("shipped").shape;
+        let shape = shipped_profile("llama-8b").expect("shipped").shape;
         let measured = [Q8, Mixed].map(|weights| MeasuredSpeeds {
             weights,
-            prefill: GPU.prefill_speed(&shape, weights, 1024),
-            decode: GPU.decode_speed(&shape, weights, 1152),
+            prefill_speed: GPU.prefill_speed(&shape, weights, 1024),
+            decode_speed: GPU.decode_speed(&shape, weights, 1152),
         });
         let found = MobileGpu::fit(&shape, &measured, 1024, 1152).expect("measurements");
         assert!((found.arithmetic_rate.0 / GPU.arithmetic_rate.0 - 1.0).abs() < 1e-9, "{found:?}");

@@ -10,12 +10,12 @@ use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Record;
 
 use crate::engine::{Engine, Timer};
-use crate::resource::link::{Delivery, SendOutcome, WifiLink, Wire};
+use crate::resource::link::{Delivery, NetworkLinks, SendOutcome, WiredLink};
 
 /// The links of a run and the messages in flight; `E` is the type of the simulation's events.
 #[derive(Debug)]
 pub struct Network<E> {
-    pub links: WifiLink,
+    pub links: NetworkLinks,
     /// The arrival event and the index of the send record of each message whose delivery is not known yet.
     in_flight: BTreeMap<u64, (E, usize)>,
     timer: Timer,
@@ -28,7 +28,7 @@ impl<E> Network<E> {
     }
 
     /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns
-    /// whether the delivery is known already; if not, call [`Network::collect`].
+    /// whether the delivery is known already; if not, call [`Network::schedule_arrivals`].
     pub fn send(
         &mut self,
         engine: &mut Engine<E>,
@@ -52,14 +52,14 @@ impl<E> Network<E> {
 
     /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` at the links' next
     /// event.
-    pub fn collect(&mut self, engine: &mut Engine<E>, records: &mut [Record], wifi: E) {
+    pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [Record], wifi: E) {
         while let Some((number, delivery)) = self.links.next_delivery(engine.now()) {
             // Dropped messages have no event.
             if let Some((event, record)) = self.in_flight.remove(&number) {
                 schedule_arrival(engine, &mut records[record], event, delivery);
             }
         }
-        if let Some(at) = self.links.next_event() {
+        if let Some(at) = self.links.next_event_time() {
             engine.set_timer(self.timer, at, wifi);
         }
     }
@@ -77,7 +77,7 @@ fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut Record, event: E, de
 
 /// Returns the members of the cluster in the order in which the links number them: the plan's devices in ring order,
 /// then the other members, which a later plan may use.
-pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
+pub fn member_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
     let mut order: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
@@ -85,16 +85,16 @@ pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     order
 }
 
-fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
+fn cluster_links(cluster: &Cluster, plan: &Plan) -> NetworkLinks {
     let (table, members) = (&cluster.links, &cluster.members);
     let names: Vec<&str> =
-        link_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
-    let mut links = WifiLink::new(Wire::from(table.default_link()), table.wifi(), cluster.seed);
+        member_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
+    let mut links = NetworkLinks::new(WiredLink::from(table.default_link()), table.wifi(), cluster.seed);
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
             match table.connection(sender, receiver) {
                 Some(Connection::Link(link)) => {
-                    links.wires.wires.insert((from, to), Wire::from(link));
+                    links.wires.wires.insert((from, to), WiredLink::from(link));
                 }
                 Some(Connection::Wireless(path)) => links.add_path(from, to, &path),
                 // Unreachable pairs have no wire of their own: `check` has verified that none is used.

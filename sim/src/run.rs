@@ -8,7 +8,7 @@ use hearth_schema::trace::Trace;
 
 use crate::device::setup;
 use crate::error::SimError;
-use crate::input::{self, Input, Run, ScenarioEvents};
+use crate::input::{self, Input, ScenarioEvents, SimulationResult};
 use crate::{ring, soc, tensor, trace};
 
 /// Simulates a plan without events.
@@ -17,12 +17,15 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
 }
 
 /// Simulates a plan under the events of a scenario.
-pub fn simulate_with_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<Run, SimError> {
+pub fn simulate_with_events(
+    input: &Input,
+    scenario_events: &ScenarioEvents,
+) -> Result<SimulationResult, SimError> {
     let devices = input::check(input)?;
     input::check_events(input, scenario_events)?;
     let header = trace::header(input, &devices);
-    if let Some(tensor) = input.plan.kind.tensor() {
-        return Ok(Run::undisturbed(tensor::simulate(input, tensor, &devices, header)?));
+    if let Some(tensor) = input.plan.kind.tensor_parallel() {
+        return Ok(SimulationResult::without_events(tensor::simulate(input, tensor, &devices, header)?));
     }
     let memory = |(index, device): (usize, &&Device)| setup::device_memory(input, index, device);
     let memories: Vec<Option<DeviceMemory>> = devices.iter().enumerate().map(memory).collect();
@@ -35,14 +38,20 @@ pub fn simulate_with_events(input: &Input, scenario_events: &ScenarioEvents) -> 
         let pins = input.plan.simulation_only_reason().is_some();
         let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
-        return Ok(Run {
+        return Ok(SimulationResult {
             trace: trace::out_of_memory_trace(header, passes, unreclaimable, shortages),
             plans: vec![],
             unreached_events: (0..scenario_events.events.len()).collect(),
         });
     }
     if let Some(soc) = soc::standalone_soc(input, scenario_events, devices[0], &memories[0]) {
-        return Ok(Run::undisturbed(soc::simulate(input, soc, devices[0], &memories[0], header)?));
+        return Ok(SimulationResult::without_events(soc::simulate(
+            input,
+            soc,
+            devices[0],
+            &memories[0],
+            header,
+        )?));
     }
     ring::simulate(input, scenario_events, &devices, memories, header)
 }

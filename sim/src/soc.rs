@@ -18,12 +18,12 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{Cost, Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
+use hearth_schema::trace::{Cost, Counter, Header, Outcome, Reading, Record, Resource, StepKind, Trace};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Input, ScenarioEvents};
-use crate::speculation::{Acceptance, Drafter};
+use crate::speculation::{AcceptanceSampler, Drafter};
 use crate::trace::{TraceCollector, memory_readings, start_record};
 
 /// Maximum number of records of kernels and waits: enough for a few hundred passes of an 8B model.
@@ -64,20 +64,20 @@ pub fn simulate(
     let (cluster, plan) = (input.cluster, input.plan);
     let kv_element = Bytes(plan.kv_cache.element_bytes());
     let latency_model = SocLatencyModel::new(soc, &cluster.model, kv_element);
-    let workload = with_graph_batches(&cluster.workload, latency_model.largest_graph());
+    let workload = with_graph_batches(&cluster.workload, latency_model.max_graph_size());
     let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
     let mut run = SocSimulation {
         layers: cluster.model.shape.layers.0,
         bytes: cluster.model.layers_bytes(),
         work: ComputeCost::for_main_memory(device, &cluster.model, kv_element),
         latency_model,
-        sleep: soc.synchronisation.min_sleep.value,
+        sleep: soc.sync_costs.min_sleep.value,
         drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
         engine: Engine::new(),
         records: Vec::new(),
         detail_records: 0,
     };
-    let acceptance = Acceptance::new(cluster.seed, &workload);
+    let acceptance = AcceptanceSampler::new(cluster.seed, &workload);
     let mut generation = Generation::new(&workload);
     let (mut passes, mut readings, mut tokens) = (Vec::new(), Vec::new(), 0);
     while let Some(pass) = generation.begin_pass() {
@@ -86,7 +86,7 @@ pub fn simulate(
         if at > MAX_SIM_TIME {
             return Err(SimError::RunTooLong { tokens, at: Seconds::from_nanos(at) });
         }
-        if !pass.output {
+        if !pass.has_output {
             continue;
         }
         let accepted = acceptance.accepted_drafts(pass);
@@ -95,7 +95,7 @@ pub fn simulate(
         readings.extend(memory_readings(0, pass.index, at, bytes));
         if pass.drafted > 0 {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
-            readings.push(Reading { device: 0, counter, pass: pass.index, at, value });
+            readings.push(Reading { device: 0, counter, pass: pass.index, time_ns: at, value });
         }
     }
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
@@ -126,20 +126,20 @@ struct SocSimulation<'a> {
 impl SocSimulation<'_> {
     fn pass(&mut self, pass: Pass) -> Nanos {
         if let Some(drafter) = &mut self.drafter {
-            let (time, processor) = (drafter.time(pass), drafter.processor);
+            let (time, processor) = (drafter.pass_time(pass), drafter.processor);
             let resource = if processor == Processor::Gpu { Resource::Gpu } else { Resource::Cpu };
-            self.step(Kind::Draft, resource, pass, time);
+            self.step(StepKind::Draft, resource, pass, time);
         }
         let embed = self.work.embed_time(pass.tokens);
-        self.step(Kind::Embed, Resource::Cpu, pass, embed);
+        self.step(StepKind::Embed, Resource::Cpu, pass, embed);
         let forward = self.latency_model.forward_cost(pass);
         if forward.preparation_time.0 > 0.0 {
-            self.step(Kind::Prepare, Resource::Cpu, pass, forward.preparation_time);
+            self.step(StepKind::Prepare, Resource::Cpu, pass, forward.preparation_time);
         }
         let compute = Record {
             layers: Some([0, self.layers]),
             bytes: self.bytes.0,
-            ..start_record(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
+            ..start_record(0, Resource::Gpu, StepKind::Compute, (pass.index, 0), self.engine.now())
         };
         for layer in 0..self.layers {
             for (index, interval) in (0..).zip(&forward.layer_intervals) {
@@ -147,8 +147,8 @@ impl SocSimulation<'_> {
             }
         }
         self.records.push(Record { end: self.engine.now(), ..compute });
-        if pass.output {
-            let output = start_record(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
+        if pass.has_output {
+            let output = start_record(0, Resource::Gpu, StepKind::Output, (pass.index, 1), self.engine.now());
             self.run_interval(&forward.output_interval, pass, forward.layer_intervals.len() as u32, None);
             self.records.push(Record { end: self.engine.now(), ..output });
         }
@@ -156,10 +156,10 @@ impl SocSimulation<'_> {
     }
 
     /// Runs a step of known duration while the other processors are idle.
-    fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
+    fn step(&mut self, kind: StepKind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, step) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
-        let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
+        let cost = (resource == Resource::Cpu).then(|| Cost { cpu_ns: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
         self.records.push(Record { end, cost, ..start_record(0, resource, kind, step, start) });
     }
@@ -176,7 +176,7 @@ impl SocSimulation<'_> {
             let (times, at) = (kernels[processor], next[processor]);
             let (end, time) = (self.engine.now(), Seconds(times[at]).to_nanos());
             let (resource, start) = (PROCESSORS[processor], end.saturating_sub(time));
-            let record = start_record(0, resource, Kind::Kernel, (pass.index, index), start);
+            let record = start_record(0, resource, StepKind::Kernel, (pass.index, index), start);
             self.push_detail(Record { end, layers, ..record });
             next[processor] += 1;
             self.begin_kernel(processor, times.get(at + 1));
@@ -185,8 +185,8 @@ impl SocSimulation<'_> {
             let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
             self.run_cpu(events);
             let polled = poll_time(Seconds::from_nanos(waited), self.sleep);
-            let cost = Some(Cost { cpu: polled.to_nanos(), copy: events, ..Cost::default() });
-            let record = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begin);
+            let cost = Some(Cost { cpu_ns: polled.to_nanos(), copy_ns: events, ..Cost::default() });
+            let record = start_record(0, Resource::Cpu, StepKind::Synchronise, (pass.index, index), begin);
             self.push_detail(Record { end: self.engine.now(), cost, layers, ..record });
         }
     }

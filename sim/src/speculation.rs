@@ -48,7 +48,7 @@ impl<'a> Drafter<'a> {
     }
 
     /// Returns the draft model's time to generate the drafts of a pass, or to process a pass without drafts.
-    pub fn time(&mut self, pass: Pass) -> Seconds {
+    pub fn pass_time(&mut self, pass: Pass) -> Seconds {
         let Pass { sequence, first_position, tokens, drafted, .. } = pass;
         let cached = self.cached.get(&sequence).copied().unwrap_or(0).min(first_position);
         self.cached.insert(sequence, first_position + tokens - u32::from(drafted > 0));
@@ -81,12 +81,12 @@ impl<'a> Drafter<'a> {
 
 /// Decides at random which drafts of a run are accepted.
 #[derive(Debug, Clone, Copy)]
-pub struct Acceptance {
+pub struct AcceptanceSampler {
     seed: u64,
     probability: f64,
 }
 
-impl Acceptance {
+impl AcceptanceSampler {
     pub fn new(seed: u64, workload: &Workload) -> Self {
         let probability =
             workload.speculation.as_ref().map_or(0.0, |speculation| speculation.acceptance.value.0);
@@ -105,28 +105,29 @@ impl Acceptance {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::device::shipped;
+    use hearth_profiles::device::shipped_profile;
     use hearth_profiles::model;
 
     use super::*;
 
     #[test]
     fn rejected_drafts_are_processed_again() {
-        let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
+        let (device, model) =
+            (shipped_profile("d3").expect("shipped"), model::shipped_profile("1b").expect("shipped"));
         let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
         let step = |first, drafted| Pass { drafted, ..Pass::new(0, first, drafted + 1, true) };
-        let prompt = drafter.time(Pass::new(0, 0, 8, true)).0;
+        let prompt = drafter.pass_time(Pass::new(0, 0, 8, true)).0;
         assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);
         // The token at 8 and the drafts at 9 and 10 are processed; the draft at 11 is generated and not processed.
         let expected: f64 = (8..11).map(|position| drafter.pass(position, 1, true).0).sum();
-        assert!((drafter.time(step(8, 3)).0 - expected).abs() < 1e-15);
+        assert!((drafter.pass_time(step(8, 3)).0 - expected).abs() < 1e-15);
         // The draft at 9 was accepted: the corrected token is at 10, and only it is new.
-        assert!((drafter.time(step(10, 1)).0 - drafter.pass(10, 1, true).0).abs() < 1e-15);
+        assert!((drafter.pass_time(step(10, 1)).0 - drafter.pass(10, 1, true).0).abs() < 1e-15);
         // That draft was accepted as well: the draft at 11 has not been processed yet either.
         let both = drafter.pass(11, 2, true).0;
-        assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);
+        assert!((drafter.pass_time(step(12, 1)).0 - both).abs() < 1e-15);
         // Another sequence starts with an empty cache.
         let other = Pass { sequence: 1, ..Pass::new(0, 0, 8, true) };
-        assert!((drafter.time(other).0 - prompt).abs() < 1e-15);
+        assert!((drafter.pass_time(other).0 - prompt).abs() < 1e-15);
     }
 }

@@ -4,12 +4,12 @@ use hearth_profiles::device::{Device, Gpu};
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{
-    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
+    Counter, Header, Origin, Outcome, Reading, Record, Resource, Shortage, StepKind, Trace, TracedDevice,
 };
 
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::page_cache::for_device::unvalidated_parts;
+use crate::page_cache::config::unvalidated_parts;
 
 #[derive(Debug)]
 pub struct TraceCollector {
@@ -32,7 +32,7 @@ impl TraceCollector {
 pub fn start_record(
     device: usize,
     resource: Resource,
-    kind: Kind,
+    kind: StepKind,
     (pass, round): (u32, u32),
     now: Nanos,
 ) -> Record {
@@ -56,7 +56,7 @@ pub type TimedSteps = Vec<(Record, Seconds)>;
 
 /// Returns an upload of `up` bytes, a step on a GPU, and a download of `down` bytes; the records of both copies are
 /// made from `copy`. With unified memory nothing is copied.
-pub fn gpu_with_copies(
+pub fn gpu_step_with_copies(
     gpu: &Gpu,
     step: (Record, Seconds),
     copy: &Record,
@@ -66,7 +66,7 @@ pub fn gpu_with_copies(
     if gpu.unified_memory {
         return vec![step];
     }
-    let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
+    let copy = |bytes: Bytes| Record { kind: StepKind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
     vec![(copy(up), gpu.upload.time(up)), step, (copy(down), gpu.download.time(down))]
 }
 
@@ -83,7 +83,7 @@ pub fn record_steps(records: &mut Vec<Record>, now: Nanos, steps: TimedSteps) ->
 pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [Reading; 3] {
     let [read, resident, unreclaimable] = bytes;
     [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)]
-        .map(|(counter, bytes)| Reading { device: device as u16, counter, pass, at, value: bytes.0 })
+        .map(|(counter, bytes)| Reading { device: device as u16, counter, pass, time_ns: at, value: bytes.0 })
 }
 
 /// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
@@ -96,7 +96,7 @@ pub fn out_of_memory_trace(
 ) -> Trace {
     let reading = |(device, bytes): (u16, Bytes)| {
         let (counter, value) = (Counter::Unreclaimable, bytes.0);
-        Reading { device, counter, pass: 0, at: 0, value }
+        Reading { device, counter, pass: 0, time_ns: 0, value }
     };
     let readings = (0..).zip(unreclaimable).map(reading).collect();
     let collector = TraceCollector { header, records: Vec::new(), readings };
@@ -121,10 +121,10 @@ pub fn header(input: &Input, devices: &[&Device]) -> Header {
 pub fn traced_device(name: &str, device: &Device) -> TracedDevice {
     TracedDevice {
         name: name.to_owned(),
-        profile_digest: Some(hearth_schema::digest::of_text(&device.to_yaml())),
+        profile_digest: Some(hearth_schema::digest::digest_text(&device.to_yaml())),
         memory_total: device.memory.total.value.0,
-        kernel: None,
-        unvalidated: unvalidated_parts(device),
+        os_and_kernel: None,
+        unvalidated_parts: unvalidated_parts(device),
         policy: Some(device.memory.page_cache),
     }
 }

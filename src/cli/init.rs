@@ -23,12 +23,12 @@ pub struct InitArgs {
     #[arg(long, value_name = "NAME=PROFILE[@HOST:PORT]")]
     pub device: Vec<String>,
     /// Add the workers that multicast DNS finds within this many seconds.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+    #[arg(id = "discover", long = "discover", value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
-    pub discover: Option<u64>,
+    pub discovery_seconds: Option<u64>,
     /// Use this profile for discovered devices until they are measured.
-    #[arg(long, value_name = "PROFILE", default_value = "d2")]
-    pub like: String,
+    #[arg(id = "like", long = "like", value_name = "PROFILE", default_value = "d2")]
+    pub discovered_profile: String,
     /// Set how the devices are connected.
     #[arg(long, value_parser = choice(&NETWORKS))]
     pub network: Option<Network>,

@@ -32,8 +32,8 @@ pub struct LabArgs {
     #[arg(long, value_name = "FOLDER", requires = "output", conflicts_with_all = PLANNING_FLAGS)]
     pub suite: Option<PathBuf>,
     /// Generate this many random scenarios, write them to the output folder, and run them as a suite.
-    #[arg(long, value_name = "N", requires = "output", conflicts_with_all = PLANNING_FLAGS, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub random: Option<u32>,
+    #[arg(id = "random", long = "random", value_name = "N", requires = "output", conflicts_with_all = PLANNING_FLAGS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub random_scenarios: Option<u32>,
     /// Set the seed of --random.
     #[arg(long, default_value_t = 1, requires = "random")]
     pub seed: u64,

@@ -25,8 +25,8 @@ pub struct ProfileArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Measure the GPU.
-    #[arg(long, value_enum, default_value_t = MeasureGpu::Auto)]
-    pub gpu: MeasureGpu,
+    #[arg(long, value_enum, default_value_t = GpuMeasurementMode::Auto)]
+    pub gpu: GpuMeasurementMode,
     /// Set the usable memory of a GPU with its own memory, such as `8 GiB`; it cannot be queried.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
@@ -62,8 +62,8 @@ pub struct BenchArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
     /// Measure the prefill of prompts with these numbers of tokens.
-    #[arg(long, value_delimiter = ',', default_value = "64,512", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub prompts: Vec<u32>,
+    #[arg(id = "prompts", long = "prompts", value_name = "TOKENS", value_delimiter = ',', default_value = "64,512", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub prompt_lengths: Vec<u32>,
     /// Measure the decoding of this many tokens.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub tokens: u32,
@@ -75,8 +75,8 @@ pub struct BenchArgs {
     #[arg(long = "peer", default_value = "llama.cpp", value_name = "PEER")]
     pub llama_cpp_python: String,
     /// Stop a run after this many seconds.
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub deadline: u64,
+    #[arg(id = "deadline", long = "deadline", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout_seconds: u64,
     /// Measure only hearth, once, and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,
@@ -91,7 +91,7 @@ pub struct GpuArgs {
 
 /// When `hearth profile` measures the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MeasureGpu {
+pub enum GpuMeasurementMode {
     /// Measure the GPU, unless its driver is a software renderer.
     Auto,
     /// Always measure the GPU.
@@ -102,7 +102,7 @@ pub enum MeasureGpu {
 
 /// The weight format on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum GpuWeights {
+pub enum GpuWeightFormat {
     /// The format of the file.
     AsStored,
     /// 8 bits with one scale per row.

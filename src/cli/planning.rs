@@ -6,7 +6,7 @@ use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
-use hearth_workflow::{Budget, Overrides, Progress};
+use hearth_workflow::{Overrides, Progress, SearchBudget};
 
 use super::choice;
 
@@ -50,11 +50,11 @@ pub struct PlanningArgs {
     #[arg(long, value_delimiter = ',')]
     pub gpu_layers: Option<Vec<u32>>,
     /// Give every device at least one layer.
-    #[arg(long)]
-    pub keep_all: bool,
+    #[arg(id = "keep_all", long = "keep-all")]
+    pub keep_all_devices: bool,
     /// Let `overlap` and `exact` choose the head.
-    #[arg(long)]
-    pub best_head: bool,
+    #[arg(id = "best_head", long = "best-head")]
+    pub choose_best_head: bool,
     /// Keep the scenario's order of devices, or let `overlap` and `exact` find the best one.
     #[arg(long, value_parser = choice(&ORDERS))]
     pub order: Option<RingOrder>,
@@ -75,11 +75,11 @@ pub struct PlanningArgs {
     pub stream_buffer: Option<Bytes>,
     /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default:
     /// f32].
-    #[arg(long)]
-    pub weights_as: Option<Format>,
+    #[arg(id = "weights_as", long = "weights-as", value_name = "FORMAT")]
+    pub weight_format: Option<Format>,
     /// Set the time of one over-the-air all-reduce of `airinfer`, such as `2ms`.
-    #[arg(long, allow_hyphen_values = true)]
-    pub air_time: Option<Seconds>,
+    #[arg(id = "air_time", long = "air-time", value_name = "DURATION", allow_hyphen_values = true)]
+    pub all_reduce_time: Option<Seconds>,
     /// Read the model from this GGUF file instead of the scenario's model.
     #[arg(long, value_name = "GGUF")]
     pub model: Option<PathBuf>,
@@ -103,19 +103,19 @@ impl PlanningArgs {
             rounds: self.rounds,
             windows: self.windows.clone(),
             gpu_layers: self.gpu_layers.clone(),
-            keep_all: self.keep_all,
+            keep_all_devices: self.keep_all_devices,
             order: self.order,
-            best_head: self.best_head,
-            slow_disk: None,
-            weights_as: self.weights_as,
-            air_time: self.air_time,
+            choose_best_head: self.choose_best_head,
+            slow_disk_threshold: None,
+            weight_format: self.weight_format,
+            all_reduce_time: self.all_reduce_time,
         };
         Overrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
     }
 
     /// Returns the search budget of `refine`.
-    pub fn budget<'p>(&self, progress: &'p dyn Progress) -> Budget<'p> {
-        Budget { max_seconds: self.refine_seconds, max_evaluations: self.refine_evaluations, progress }
+    pub fn budget<'p>(&self, progress: &'p dyn Progress) -> SearchBudget<'p> {
+        SearchBudget { max_seconds: self.refine_seconds, max_evaluations: self.refine_evaluations, progress }
     }
 }
 

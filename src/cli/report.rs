@@ -14,8 +14,8 @@ pub struct ReportArgs {
     #[arg(long, value_name = "DOCUMENT")]
     pub published: Vec<String>,
     /// Compare with this system of the published results.
-    #[arg(long, requires = "published")]
-    pub system: Option<String>,
+    #[arg(id = "system", long = "system", value_name = "SYSTEM", requires = "published")]
+    pub compared_system: Option<String>,
     /// Add a chart of this table from `hearth sweep`. Can be repeated.
     #[arg(long, value_name = "TABLE")]
     pub sweep: Vec<PathBuf>,

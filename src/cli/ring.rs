@@ -9,7 +9,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use hearth_profiles::Seconds;
 use hearth_schema::address;
 
-use super::GpuWeights;
+use super::GpuWeightFormat;
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("input").required(true).multiple(true)
@@ -26,8 +26,8 @@ pub struct ExecuteArgs {
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
     /// Read prompts from FILE, one per line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
-    pub prompts: Option<PathBuf>,
+    #[arg(id = "prompts", long = "prompts", value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
+    pub prompts_file: Option<PathBuf>,
     /// Format each prompt with the model's chat template.
     #[arg(long, conflicts_with = "prompt_tokens")]
     pub chat: bool,
@@ -49,8 +49,8 @@ pub struct ExecuteArgs {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
     /// Continue after an end-of-text token.
-    #[arg(long)]
-    pub ignore_end: bool,
+    #[arg(id = "ignore_end", long = "ignore-end")]
+    pub ignore_eos: bool,
     /// Set the sampling temperature; 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,
@@ -69,8 +69,8 @@ pub struct ExecuteArgs {
     #[command(flatten)]
     pub ring: RingArgs,
     /// Print a line for each token immediately, for the lab.
-    #[arg(long, hide = true)]
-    pub mark_tokens: bool,
+    #[arg(id = "mark_tokens", long = "mark-tokens", hide = true)]
+    pub print_token_lines: bool,
 }
 
 #[derive(Debug, Args)]
@@ -86,8 +86,8 @@ pub struct ServeArgs {
     pub listen: SocketAddr,
     /// Require the API key in FILE from clients: one line of at least 16 characters [default: the environment
     /// variable HEARTH_TOKEN].
-    #[arg(long, value_name = "FILE")]
-    pub token: Option<PathBuf>,
+    #[arg(id = "token", long = "token", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
     /// Run at most this many requests at the same time; they share the context of the plan [default: the plan's].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: Option<u32>,
@@ -113,8 +113,8 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]
     pub model: Option<PathBuf>,
     /// Fetch the layers of this device from the head, and keep them in FOLDER.
-    #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
-    pub fetch: Option<PathBuf>,
+    #[arg(id = "fetch", long = "fetch", value_name = "FOLDER", conflicts_with = "model")]
+    pub fetch_folder: Option<PathBuf>,
     /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need
     /// the same key: 64 hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read
     /// [default: the environment variable HEARTH_KEY].
@@ -124,28 +124,34 @@ pub struct WorkerArgs {
     #[arg(long)]
     pub threads: Option<usize>,
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
-    #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
-    pub gpu_weights: GpuWeights,
+    #[arg(long, value_enum, default_value_t = GpuWeightFormat::AsStored)]
+    pub gpu_weights: GpuWeightFormat,
     /// Set this device's name, by which `hearth execute --discover` finds it [default: the host name].
     #[arg(long)]
     pub name: Option<String>,
     /// Announce this worker by multicast DNS: its name, its port and the version of the protocol.
-    #[arg(long, value_enum, default_value_t = Announce::Auto)]
-    pub announce: Announce,
+    #[arg(long, value_enum, default_value_t = AnnouncePolicy::Auto)]
+    pub announce: AnnouncePolicy,
     /// Delay every message that this device sends by TIME, such as `5ms`, to emulate a slow network.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
-    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
-    pub emulate_links: Option<PathBuf>,
+    #[arg(
+        id = "emulate_links",
+        long = "emulate-links",
+        hide = true,
+        value_name = "FILE",
+        conflicts_with = "link_delay"
+    )]
+    pub emulated_links_file: Option<PathBuf>,
     /// Exit when standard input ends, which is when the parent process ends.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
+    #[arg(id = "exit_with_stdin", long = "exit-with-stdin", hide = true)]
+    pub exit_on_stdin_eof: bool,
 }
 
 /// When a worker announces itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Announce {
+pub enum AnnouncePolicy {
     /// Announce if the worker has a key and other machines can reach it.
     Auto,
     /// Always announce, even if only this machine can reach the worker.
@@ -172,18 +178,24 @@ pub struct RingArgs {
     #[arg(long)]
     pub threads: Option<usize>,
     /// Set the weight format on this device's GPU. A conversion loses precision and changes the output.
-    #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
-    pub gpu_weights: GpuWeights,
+    #[arg(long, value_enum, default_value_t = GpuWeightFormat::AsStored)]
+    pub gpu_weights: GpuWeightFormat,
     /// Delay every message that this device sends by TIME, such as `5ms`, to emulate a slow network. Set the same
     /// delay on the workers.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the links in FILE, which the lab writes.
-    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
-    pub emulate_links: Option<PathBuf>,
+    #[arg(
+        id = "emulate_links",
+        long = "emulate-links",
+        hide = true,
+        value_name = "FILE",
+        conflicts_with = "link_delay"
+    )]
+    pub emulated_links_file: Option<PathBuf>,
     /// Fail when one pass through the ring takes more than this many seconds.
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    pub deadline: u64,
+    #[arg(id = "deadline", long = "deadline", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub pass_timeout_seconds: u64,
     /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need
     /// the same key: 64 hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read
     /// [default: the environment variable HEARTH_KEY].
@@ -194,16 +206,16 @@ pub struct RingArgs {
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
     /// Stop when a device is lost.
-    #[arg(long, conflicts_with = "scenario")]
-    pub give_up: bool,
+    #[arg(id = "give_up", long = "give-up", conflicts_with = "scenario")]
+    pub stop_on_device_loss: bool,
     /// Find the workers that have no address in the plan by multicast DNS, within this many seconds. Only workers
     /// with the same key are accepted.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+    #[arg(id = "discover", long = "discover", value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
-    pub discover: Option<u64>,
+    pub discovery_timeout_seconds: Option<u64>,
     /// Exit when standard input ends, which is when the parent process ends.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
+    #[arg(id = "exit_with_stdin", long = "exit-with-stdin", hide = true)]
+    pub exit_on_stdin_eof: bool,
 }
 
 /// Parses a delay of at most 500 ms, such as `5ms`.

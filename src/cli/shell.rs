@@ -23,6 +23,6 @@ pub struct ManArgs {
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
     /// The kind of document.
-    #[arg(value_parser = PossibleValuesParser::new(editor::KINDS))]
+    #[arg(value_parser = PossibleValuesParser::new(editor::DOCUMENT_KINDS))]
     pub kind: String,
 }

@@ -28,8 +28,8 @@ pub struct SynthArgs {
     #[arg(long)]
     pub kv_heads: Option<u32>,
     /// Set the head dimension of keys and values [default: embedding length / heads].
-    #[arg(long)]
-    pub head_length: Option<u32>,
+    #[arg(id = "head_length", long = "head-length", value_name = "ELEMENTS")]
+    pub head_dim: Option<u32>,
     /// Set the context length; the window of gemma2 is half of it.
     #[arg(long)]
     pub context: Option<u32>,
@@ -37,8 +37,8 @@ pub struct SynthArgs {
     #[arg(long)]
     pub vocab: Option<u32>,
     /// Use the embedding as the output matrix; gemma and gemma2 always do.
-    #[arg(long)]
-    pub tied: bool,
+    #[arg(id = "tied", long = "tied")]
+    pub tied_embeddings: bool,
     /// Add factors to the rotary frequencies, as in Llama 3.1.
     #[arg(long)]
     pub rope_factors: bool,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hearth_profiles::measure::Samples;
 use hearth_runtime::Weights;
-use hearth_runtime::speed::{Prefill, Speed, SpeedOptions, measure};
+use hearth_runtime::speed::{InferenceSpeed, PrefillSpeed, SpeedOptions, measure};
 use hearth_workflow::Error;
 use serde::Serialize;
 
@@ -46,9 +46,9 @@ struct Comparison {
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
-    hearth: Speed,
+    hearth: InferenceSpeed,
     #[serde(skip_serializing_if = "Option::is_none")]
-    llama_cpp: Option<Speed>,
+    llama_cpp: Option<InferenceSpeed>,
 }
 
 /// The speeds of hearth divided by those of llama.cpp.
@@ -59,8 +59,14 @@ struct Ratio {
 }
 
 impl Comparison {
-    fn new(args: &BenchArgs, file_bytes: u64, threads: u32, hearth: Speed, llama_cpp: Option<Speed>) -> Self {
-        let prefill = |speed: &Speed| longest_prefill(speed).map(|prefill| prefill.tokens_per_s);
+    fn new(
+        args: &BenchArgs,
+        file_bytes: u64,
+        threads: u32,
+        hearth: InferenceSpeed,
+        llama_cpp: Option<InferenceSpeed>,
+    ) -> Self {
+        let prefill = |speed: &InferenceSpeed| longest_prefill(speed).map(|prefill| prefill.tokens_per_s);
         let ratio = llama_cpp.as_ref().map(|theirs| Ratio {
             decode: hearth.decode_tokens_per_s / theirs.decode_tokens_per_s,
             prefill: prefill(&hearth).zip(prefill(theirs)).map(|(ours, theirs)| ours / theirs),
@@ -79,30 +85,33 @@ impl Comparison {
     }
 }
 
-fn longest_prefill(speed: &Speed) -> Option<&Prefill> {
+fn longest_prefill(speed: &InferenceSpeed) -> Option<&PrefillSpeed> {
     speed.prefill.iter().max_by_key(|prefill| prefill.tokens)
 }
 
 /// Returns the bandwidth that a decode speed requires, as a share of the read bandwidth that hearth measured.
-fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
+fn share_of_reading(hearth: &InferenceSpeed, tokens_per_s: f64) -> Option<f64> {
     let needed = tokens_per_s * hearth.weight_bytes_per_token? as f64;
-    Some(needed / hearth.read_bytes_per_s?)
+    Some(needed / hearth.memory_read_bytes_per_s?)
 }
 
 pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.once {
         let threads = args.threads.first().map_or(1, |&threads| threads as usize);
         let options =
-            SpeedOptions { threads, prompt_lengths: args.prompts.clone(), decode_tokens: args.tokens };
+            SpeedOptions { threads, prompt_lengths: args.prompt_lengths.clone(), decode_tokens: args.tokens };
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     // Checks that all files can be read before an engine starts.
-    let file_bytes =
-        Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
+    let file_bytes = Weights::open(&args.model)?
+        .file_paths()
+        .iter()
+        .map(|part| file_bytes(part))
+        .sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let bar = progress::bar("runs", u64::from(args.repeats) * threads.len() as u64, progress::ITEMS);
+    let bar = progress::bar("runs", u64::from(args.repeats) * threads.len() as u64, progress::ITEMS_TEMPLATE);
     let (mut comparisons, mut no_llama_cpp) =
         (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
@@ -144,7 +153,7 @@ fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     let mut command = Command::new(program);
     command.arg("bench").arg(&args.model).arg("--once");
     command.arg("--threads").arg(threads.to_string());
-    command.arg("--prompts").arg(joined(&args.prompts));
+    command.arg("--prompts").arg(joined(&args.prompt_lengths));
     command.arg("--tokens").arg(args.tokens.to_string());
     Ok(command)
 }
@@ -154,7 +163,7 @@ fn llama_cpp_command(args: &BenchArgs, threads: u32) -> Command {
         if args.llama_cpp_python == DEFAULT_PYTHON.0 { DEFAULT_PYTHON.1 } else { &args.llama_cpp_python };
     let mut command = Command::new(python);
     command.arg("-c").arg(LLAMA_CPP_SCRIPT).arg(&args.model);
-    command.arg(threads.to_string()).arg(joined(&args.prompts)).arg(args.tokens.to_string());
+    command.arg(threads.to_string()).arg(joined(&args.prompt_lengths)).arg(args.tokens.to_string());
     command
 }
 
@@ -163,14 +172,14 @@ fn joined(numbers: &[u32]) -> String {
 }
 
 /// Runs an engine and parses its result. The error is the reason why there is no result.
-fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
+fn run_engine(mut command: Command, args: &BenchArgs) -> Result<InferenceSpeed, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.map_err(|error| format!("cannot start `{name}`: {error}"))?;
     // Both pipes are read while the engine runs, so that it never blocks on a full pipe.
     let output = child.stdout.take().map(read_in_background);
     let errors = child.stderr.take().map(read_in_background);
-    let polls = Duration::from_secs(args.deadline).as_nanos() / POLL_INTERVAL.as_nanos();
+    let polls = Duration::from_secs(args.timeout_seconds).as_nanos() / POLL_INTERVAL.as_nanos();
     let mut status = None;
     for _ in 0..=polls {
         status = child.try_wait().map_err(|error| error.to_string())?;
@@ -184,7 +193,7 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
         let _ = child.wait();
         return Err(format!(
             "`{name}` did not finish within {} s; set a longer time limit with --deadline",
-            args.deadline
+            args.timeout_seconds
         ));
     };
     // A child process of the engine may still have a pipe open.
@@ -215,19 +224,21 @@ fn read_in_background(mut from: impl Read + Send + 'static) -> Receiver<String> 
 }
 
 /// Returns the median of each measured value, except that the read bandwidth is the maximum.
-fn median(runs: &[Speed]) -> Option<Speed> {
+fn median(runs: &[InferenceSpeed]) -> Option<InferenceSpeed> {
     let first = runs.first()?;
-    let of = |number: &dyn Fn(&Speed) -> f64| Samples::new(runs.iter().map(number).collect()).median();
+    let of =
+        |number: &dyn Fn(&InferenceSpeed) -> f64| Samples::new(runs.iter().map(number).collect()).median();
     let mut median = first.clone();
-    median.load_s = of(&|run| run.load_s);
+    median.first_logits_s = of(&|run| run.first_logits_s);
     median.decode_tokens_per_s = of(&|run| run.decode_tokens_per_s);
-    let bytes = |bytes: fn(&Speed) -> Option<u64>| {
+    let bytes = |bytes: fn(&InferenceSpeed) -> Option<u64>| {
         bytes(first).map(|_| of(&|run| bytes(run).unwrap_or(0) as f64) as u64)
     };
     median.resident_bytes = bytes(|run| run.resident_bytes);
     median.resident_bytes_after_prompts = bytes(|run| run.resident_bytes_after_prompts);
     // The read bandwidth is an upper bound, so the best run counts.
-    median.read_bytes_per_s = runs.iter().filter_map(|run| run.read_bytes_per_s).max_by(f64::total_cmp);
+    median.memory_read_bytes_per_s =
+        runs.iter().filter_map(|run| run.memory_read_bytes_per_s).max_by(f64::total_cmp);
     for (at, prefill) in median.prefill.iter_mut().enumerate() {
         prefill.tokens_per_s = of(&|run| run.prefill.get(at).map_or(0.0, |prefill| prefill.tokens_per_s));
     }
@@ -241,7 +252,7 @@ fn table(comparison: &Comparison) -> String {
         "{}, {threads} thread{}, {}",
         comparison.model,
         if *threads == 1 { "" } else { "s" },
-        hearth.instructions.as_deref().unwrap_or("")
+        hearth.instruction_set.as_deref().unwrap_or("")
     )];
     let heads = if llama_cpp.is_some() { ["hearth", "llama.cpp", "ratio"] } else { ["hearth", "", ""] };
     lines.push(format!("{:<28}{:>10}{:>11}{:>8}", "", heads[0], heads[1], heads[2]));
@@ -250,8 +261,14 @@ fn table(comparison: &Comparison) -> String {
         let ratio = ratio.map_or(String::new(), |number| format!("{number:.2}"));
         lines.push(format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string());
     };
-    let load = llama_cpp.map(|speed| speed.load_s);
-    row("time to first token, s", 2, hearth.load_s, load, load.map(|load| load / hearth.load_s));
+    let load = llama_cpp.map(|speed| speed.first_logits_s);
+    row(
+        "time to first token, s",
+        2,
+        hearth.first_logits_s,
+        load,
+        load.map(|load| load / hearth.first_logits_s),
+    );
     for (at, prefill) in hearth.prefill.iter().enumerate() {
         let theirs = llama_cpp.and_then(|speed| speed.prefill.get(at)).map(|prefill| prefill.tokens_per_s);
         let name = format!("prefill of {}, tokens/s", prefill.tokens);
@@ -259,13 +276,13 @@ fn table(comparison: &Comparison) -> String {
     }
     let (ours, theirs) = (hearth.decode_tokens_per_s, llama_cpp.map(|speed| speed.decode_tokens_per_s));
     row("decode, tokens/s", 2, ours, theirs, theirs.map(|theirs| ours / theirs));
-    if let (Some(share), Some(reading)) = (comparison.bandwidth_share, hearth.read_bytes_per_s) {
+    if let (Some(share), Some(reading)) = (comparison.bandwidth_share, hearth.memory_read_bytes_per_s) {
         let theirs = theirs.and_then(|theirs| share_of_reading(hearth, theirs));
         row("decode, % of reading", 0, 100.0 * share, theirs.map(|share| 100.0 * share), None);
         row("reading, GB/s", 1, reading * 1e-9, None, None);
     }
     let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
-    let mut memory = |name: &str, bytes: fn(&Speed) -> Option<u64>| {
+    let mut memory = |name: &str, bytes: fn(&InferenceSpeed) -> Option<u64>| {
         if let Some(ours) = in_files(bytes(hearth)) {
             row(name, 3, ours, llama_cpp.and_then(|speed| in_files(bytes(speed))), None);
         }
@@ -283,16 +300,16 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Verb};
 
-    fn speed(decode: f64) -> Speed {
-        Speed {
-            load_s: 1.0,
-            prefill: vec![Prefill { tokens: 64, tokens_per_s: 10.0 * decode }],
+    fn speed(decode: f64) -> InferenceSpeed {
+        InferenceSpeed {
+            first_logits_s: 1.0,
+            prefill: vec![PrefillSpeed { tokens: 64, tokens_per_s: 10.0 * decode }],
             decode_tokens_per_s: decode,
             resident_bytes: Some(100),
             resident_bytes_after_prompts: None,
             weight_bytes_per_token: Some(1_000_000_000),
-            read_bytes_per_s: Some(decode * 2e9),
-            instructions: None,
+            memory_read_bytes_per_s: Some(decode * 2e9),
+            instruction_set: None,
         }
     }
 
@@ -301,7 +318,7 @@ mod tests {
         let median = median(&[speed(3.0), speed(1.0), speed(2.0)]).unwrap();
         assert_eq!(median.decode_tokens_per_s, 2.0);
         assert_eq!(median.prefill[0].tokens_per_s, 20.0);
-        assert_eq!(median.read_bytes_per_s, Some(6e9));
+        assert_eq!(median.memory_read_bytes_per_s, Some(6e9));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::output::run::{RunOutput, table};
 use crate::output::{run_events, say};
 use crate::prompts;
 use crate::ring::{
-    LinkEmulation, PROMPT_MARK, RingBuilder, TransportTask, exit_with_stdin, run_over_transport,
+    LinkEmulation, PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport,
 };
 
 /// The result of `hearth execute`, as `--json` prints it.
@@ -47,14 +47,14 @@ struct Sequence {
 
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
-    let inputs = [&args.prompts, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
+    let inputs = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
     check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
     let key = Key::from_file_or_env(ring.key.as_deref())?;
     let inputs = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
-    if ring.exit_with_stdin {
-        exit_with_stdin();
+    if ring.exit_on_stdin_eof {
+        exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = inputs.tokens(&model, &tokenizer, plan.context)?;
@@ -63,8 +63,9 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let request = request(args, &builder, prompts, &tokenizer)?;
     request.generation(&builder.plan)?;
     let print = !json && inputs.count() == 1;
-    let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.mark_tokens };
-    let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
+    let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
+    let emulation =
+        LinkEmulation { delay: ring.link_delay, emulated_links_file: ring.emulated_links_file.as_deref() };
     let (generated, error) = match run_over_transport(key, emulation, run)? {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial_result }) => (partial_result.map(|result| *result), Some(error)),
@@ -109,7 +110,7 @@ fn request(
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
         draft_tokens: builder.draft_tokens,
-        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_eog(token)).collect(),
+        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_eos && tokenizer.is_eog(token)).collect(),
         scenario: builder.plan.scenario.name.clone(),
         seed,
     })
@@ -124,7 +125,7 @@ fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
 }
 
 fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
-    let mut run = RunOutput::of(&generated.trace);
+    let mut run = RunOutput::from_trace(&generated.trace);
     let texts = generated.sequences.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
         let mut times = std::mem::take(&mut run.metrics.sequences);
@@ -196,7 +197,7 @@ impl TransportTask for Run {
         if mark {
             // The lab measures the times of its events from this line on.
             let mut out = io::stdout();
-            let _ = writeln!(out, "{PROMPT_MARK}").and_then(|()| out.flush());
+            let _ = writeln!(out, "{PROMPT_START_LINE}").and_then(|()| out.flush());
         }
         let cancel_handle = ring.cancel_handle();
         let watch = tokio::spawn(async move {

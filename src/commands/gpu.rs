@@ -100,7 +100,7 @@ mod listing {
             interface,
             driver,
             packed_dot: capabilities.packed_dot,
-            subgroups: capabilities.subgroups,
+            subgroups: capabilities.subgroup_size_range,
             half: capabilities.shader_f16,
             timestamps: capabilities.timestamps,
             binding_bytes: capabilities.max_binding_bytes,
@@ -117,7 +117,7 @@ mod listing {
             WeightOrder::ByOutput => "by output",
             WeightOrder::Interleaved => "interleaved",
         };
-        let (slices, splits) = (tiling.slices, tiling.splits);
+        let (slices, splits) = (tiling.slices_per_workgroup, tiling.split_k);
         Kernels { choice, layout, slices, splits, product_us: None, naive_product_us: None }
     }
 
@@ -127,9 +127,9 @@ mod listing {
     }
 
     fn tune(gpu: &Gpu) -> Result<Kernels, Failure> {
-        let timed = tuning::measure(gpu).map_err(Failure::failed)?;
+        let timed = tuning::time_candidates(gpu).map_err(Failure::failed)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
-        let micros = |timed: &TimedTiling| (timed.mean_seconds() * 1e7).round() / 10.0;
+        let micros = |timed: &TimedTiling| (timed.geometric_mean_seconds() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             let what = "the GPU supports too few threads per workgroup for all kernel variants";
             return Err(Failure::failed(what).hint("omit --tune: the default layout needs fewer threads"));

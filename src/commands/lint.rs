@@ -27,7 +27,7 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
 fn table(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
-        let Finding { severity, code, what, location, fix } = finding;
+        let Finding { severity, code, what, location, hint: fix } = finding;
         let _ = writeln!(text, "{severity}[{code}]: {what}\n  where: {location}\n  hint:  {fix}");
     }
     let counted = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {

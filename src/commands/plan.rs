@@ -46,7 +46,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         drop(progress);
         let row = |result: &StrategyResult| Row {
             strategy: result.plan.is_none().then_some(result.strategy),
-            plan: result.plan.as_ref().map(PlanSummary::of),
+            plan: result.plan.as_ref().map(PlanSummary::from_plan),
             simulated: result.score,
             best: result.is_best,
             refused: result.refusal_reason.clone(),
@@ -54,7 +54,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         let rows: Vec<Row> = results.iter().map(row).collect();
         return print_result(json, &rows, |_| comparison_table(&results));
     }
-    let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, budget)?;
+    let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, budget)?;
     drop(progress);
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
@@ -62,7 +62,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         None => {}
     }
     if json {
-        print_json(&PlanSummary::of(&plan))?;
+        print_json(&PlanSummary::from_plan(&plan))?;
     } else if args.output.is_some() {
         say!("{}", table(&plan));
     } else {
@@ -78,14 +78,14 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
     text.push_str("  strategy           expected     simulated rounds  windows (GPU layers)\n");
     for row in rows {
         let mark = if row.is_best { '*' } else { ' ' };
-        let Some(plan) = row.plan.as_ref().map(PlanSummary::of) else {
+        let Some(plan) = row.plan.as_ref().map(PlanSummary::from_plan) else {
             let reason = row.refusal_reason.as_deref().unwrap_or_default();
             let _ = writeln!(text, "{mark} {:<13} refused: {reason}", row.strategy);
             continue;
         };
         let predicted = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
         let simulated = row.score.map_or("-".into(), simulated);
-        let windows: Vec<String> = plan.devices.iter().map(Device::window).collect();
+        let windows: Vec<String> = plan.devices.iter().map(Device::window_label).collect();
         let _ = writeln!(
             text,
             "{mark} {:<13} {predicted:>13} {simulated:>13} {:>6}  {}",

@@ -59,7 +59,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
         pass_tokens: args.pass_tokens,
     };
     if args.exit_with_stdin {
-        crate::ring::exit_with_stdin();
+        crate::ring::exit_on_stdin_eof();
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::new(args.quick))?);

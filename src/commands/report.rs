@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use hearth_profiles::Document;
 use hearth_reports::Report;
-use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS, shipped};
+use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS, shipped_yaml};
 use hearth_workflow::documents::{read, read_table, read_trace};
 use hearth_workflow::files::{check_folder, write_in_folder};
 use hearth_workflow::sweep::chart;
@@ -16,7 +16,7 @@ use crate::diagnostics::Failure;
 
 /// Reads a document of published numbers: a shipped one by its name, or a file.
 fn published(name: &str) -> Result<PublishedResults, Failure> {
-    if let Some(document) = shipped(name) {
+    if let Some(document) = shipped_yaml(name) {
         return PublishedResults::from_yaml(document)
             .map_err(|error| Failure::invalid(error.what()).at(name));
     }
@@ -35,7 +35,7 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut report = Report::new(traces).map_err(Failure::invalid)?;
     for name in &args.published {
         let published = published(name)?;
-        let system = args.system.as_deref();
+        let system = args.compared_system.as_deref();
         report =
             report.with_published(&published, system).map_err(|error| Failure::invalid(error).at(name))?;
     }

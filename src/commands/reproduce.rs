@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
-use crate::machine::ThisMachine;
+use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress::TerminalProgress;
 
@@ -37,7 +37,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let progress = TerminalProgress::new();
         let Reproduction { results, refused_cells: refused } =
-            reproduce(&published, folder, args.draws as usize, &ThisMachine, &progress)?;
+            reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress)?;
         drop(progress);
         for (row, system, error) in refused {
             tracing::info!("{}, {row}, {system}: {}", published.name, error.what());
@@ -47,7 +47,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
                 write_in_folder(folder, Path::new(&published.name).join(name), &bytes)?;
             }
         }
-        let scores = Scores::of(&published, &results);
+        let scores = Scores::from_results(&published, &results);
         if !json {
             say!("{}", page::summary_text(&published, &results));
         }

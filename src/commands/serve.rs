@@ -25,7 +25,7 @@ use crate::diagnostics::Failure;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulation, RingBuilder, TransportTask, exit_with_stdin, run_over_transport};
+use crate::ring::{LinkEmulation, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
@@ -40,7 +40,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let key = Key::from_file_or_env(ring.key.as_deref())?;
-    let token = token(args.token.as_deref())?;
+    let token = token(args.api_key_file.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but there is no token", args.listen);
         return Err(Failure::invalid(what)
@@ -48,8 +48,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
-    if ring.exit_with_stdin {
-        exit_with_stdin();
+    if ring.exit_on_stdin_eof {
+        exit_on_stdin_eof();
     }
     let sequences = args.sequences.unwrap_or(plan.sequences);
     let metadata = &model.weights.model().metadata;
@@ -75,13 +75,14 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
     let task = ServeTask { args, builder, state, request_rx, json };
-    let emulation = LinkEmulation { delay: ring.link_delay, paths: ring.emulate_links.as_deref() };
+    let emulation =
+        LinkEmulation { delay: ring.link_delay, emulated_links_file: ring.emulated_links_file.as_deref() };
     run_over_transport(key, emulation, task)?.map(|()| ExitCode::SUCCESS)
 }
 
 /// Logs an event of the ring, and updates the plan that `/ring` shows.
 fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
-    let RunEvent { kind, device, what, .. } = run_event;
+    let RunEvent { kind, device, details: what, .. } = run_event;
     match (kind, device) {
         (RunEventKind::Silent, Some(name)) => tracing::info!("{name} is lost: {what}"),
         (RunEventKind::Replanned, _) => tracing::info!("the ring continues with {what}"),
@@ -233,7 +234,7 @@ impl RingSupervisor<'_> {
             micro_batch: self.builder.micro_batch,
             draft_tokens: self.builder.draft_tokens,
             stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_eog(token)).collect(),
-            on_report: Some(Arc::new(move |name, lines| {
+            on_trace_lines: Some(Arc::new(move |name, lines| {
                 metrics.record_device(name, &lines.records, &lines.readings);
             })),
         }

@@ -6,7 +6,7 @@ use hearth_core::metrics::Metrics;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
-use hearth_sim::{Run, ScenarioEvents};
+use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{check_run_outputs, write_run};
 use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
 use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
@@ -39,9 +39,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = {
         let progress = TerminalProgress::new();
-        planning::read_or_make(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?
+        planning::read_or_make_plan(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?
     };
-    if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
+    if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.record.digest {
         tracing::warn!(
             "the plan was made from another scenario, `{}`: its predicted times and dropped devices are of that scenario",
             plan.scenario.name
@@ -50,8 +50,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = ScenarioReplanner::new(&loaded);
     let events = ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner) };
-    let memory = MemoryOptions { warm: args.warm, ignore_size: args.ignore_memory };
-    let Run { trace, plans, unreached_events } =
+    let memory = MemoryOptions { warm_start: args.warm, ignore_memory: args.ignore_memory };
+    let SimulationResult { trace, plans, unreached_events } =
         simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)?;
     if let Some(path) = &args.trace {
         write_run(path, &trace, &plans)?;
@@ -59,20 +59,27 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     for index in unreached_events {
         tracing::warn!("events[{index}] did not happen before the run ended");
     }
-    let mut output = RunOutput::of(&trace);
+    let mut output = RunOutput::from_trace(&trace);
     output.soc = soc_metrics(&cluster, &plan, &trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let spinner = progress::spinner();
         spinner.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
-        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &events, draws)?);
+        output.prediction_interval = Some(uncertainty::prediction_interval(
+            &plan,
+            &cluster,
+            &loaded.scenario,
+            memory,
+            &events,
+            draws,
+        )?);
         spinner.finish_and_clear();
     }
     if json {
         print_json(&output)?;
     } else {
-        let is_cold_soc = !memory.warm && runs_on_one_soc(&cluster, &plan);
-        let ignored = if memory.ignore_size { MEMORY_IGNORED } else { "" };
+        let is_cold_soc = !memory.warm_start && runs_on_one_soc(&cluster, &plan);
+        let ignored = if memory.ignore_memory { MEMORY_IGNORED } else { "" };
         show(&plan, &output, ignored, &run_events::lines(&trace), is_cold_soc)?;
     }
     Ok(match trace.outcome {
@@ -96,7 +103,7 @@ fn show(plan: &Plan, output: &RunOutput, ignored: &str, events: &str, is_cold: b
     if let Some(note) = disagreement(plan, &output.metrics) {
         say!("{note}\n");
     }
-    if let Some(spread) = &output.spread {
+    if let Some(spread) = &output.prediction_interval {
         say!("{}\n", spread.summary());
     }
     Ok(())

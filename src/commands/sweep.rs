@@ -44,14 +44,14 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     let (first, step) = args.shard.map_or((0, 1), |(number, count)| (number - 1, count));
     let indices: Vec<usize> = (first..sweep.row_count()).step_by(step).collect();
     let save = |rows: &[SweepRow]| match &args.output {
-        Some(path) => write(path, table::text(&sweep, args.shard, rows).as_bytes()),
+        Some(path) => write(path, table::csv_text(&sweep, args.shard, rows).as_bytes()),
         None => Ok(()),
     };
     let progress = TerminalProgress::new();
     let rows = sweep.run(&indices, workers::thread_count(args.jobs), &progress, save)?;
     drop(progress);
     save(&rows)?;
-    let text = table::text(&sweep, args.shard, &rows);
+    let text = table::csv_text(&sweep, args.shard, &rows);
     if json {
         let fields = sweep.fields.iter().map(|field| field.path.as_str()).collect();
         print_json(&Output { digest: &sweep.digest, fields, all_rows: sweep.row_count(), rows: &rows })?;

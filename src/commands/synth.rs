@@ -31,7 +31,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
         let _ = std::fs::remove_file(&partial_path);
         std::process::exit(EXIT_INTERRUPTED);
     });
-    let bar = progress::bar("weights", 0, progress::BYTES);
+    let bar = progress::bar("weights", 0, progress::BYTES_TEMPLATE);
     let model = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
@@ -52,7 +52,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     let preset = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
     let (seed, gain, rope_frequencies) = (args.seed, args.gain, args.rope_factors);
-    let mut options = SynthOptions { seed, gain, rope_frequencies, ..preset.clone() };
+    let mut options = SynthOptions { seed, gain, add_rope_freqs: rope_frequencies, ..preset.clone() };
     if let Some(quant) = &args.quant {
         options.quant = quant.parse().map_err(|error| Failure::invalid(format!("`--quant`: {error}")))?;
     }
@@ -60,7 +60,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     if let Some(name) = &args.arch {
         let parsed = name.parse();
         shape.architecture = parsed.map_err(|error| Failure::invalid(format!("`--arch`: {error}")))?;
-        options.tokenizer = TokenizerKind::of(shape.architecture);
+        options.tokenizer = TokenizerKind::for_architecture(shape.architecture);
         shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     }
     shape.layers = args.layers.map_or(shape.layers, Layers);
@@ -78,10 +78,10 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         let length = shape.embedding.checked_div(shape.heads).unwrap_or(0);
         (shape.key_length, shape.value_length) = (length, length);
     }
-    if let Some(length) = args.head_length {
+    if let Some(length) = args.head_dim {
         (shape.key_length, shape.value_length) = (length, length);
     }
-    shape.tied_embeddings |= args.tied;
+    shape.tied_embeddings |= args.tied_embeddings;
     if options != preset {
         options.name = format!("{}-custom", args.preset);
     }

@@ -11,25 +11,26 @@ use hearth_ring::{
 };
 use serde::Serialize;
 
-use crate::cli::{Announce, WorkerArgs};
+use crate::cli::{AnnouncePolicy, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulation, TransportTask, exit_with_stdin, run_over_transport};
+use crate::ring::{LinkEmulation, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.key.as_deref())?;
-    let source = match (&args.fetch, &args.model) {
+    let source = match (&args.fetch_folder, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
         (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.gpu_weights)?)),
         (None, None) => return Err(Failure::invalid("neither --model nor --fetch is given")),
     };
-    if args.exit_with_stdin {
-        exit_with_stdin();
+    if args.exit_on_stdin_eof {
+        exit_on_stdin_eof();
     }
-    let emulation = LinkEmulation { delay: args.link_delay, paths: args.emulate_links.as_deref() };
+    let emulation =
+        LinkEmulation { delay: args.link_delay, emulated_links_file: args.emulated_links_file.as_deref() };
     run_over_transport(key, emulation, WorkerTask { args, source, json })?.map(|()| ExitCode::SUCCESS)
 }
 
@@ -104,15 +105,15 @@ fn announce(
     let Ok(address) = listening.parse::<SocketAddr>() else { return Ok(None) };
     let loopback = address.ip().is_loopback();
     let is_wanted = match args.announce {
-        Announce::Auto => is_encrypted && !loopback,
-        Announce::Always => true,
-        Announce::Never => false,
+        AnnouncePolicy::Auto => is_encrypted && !loopback,
+        AnnouncePolicy::Always => true,
+        AnnouncePolicy::Never => false,
     };
     if !is_wanted {
         return Ok(None);
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
-        if args.announce == Announce::Auto {
+        if args.announce == AnnouncePolicy::Auto {
             tracing::info!("not announced: this machine has no host name; set a name with --name");
             return Ok(None);
         }
@@ -120,10 +121,10 @@ fn announce(
             Failure::invalid("this machine has no host name to announce").hint("set a name with --name")
         );
     };
-    match Announcement::start(&name, address, MdnsScope { loopback, ..MdnsScope::default() }) {
+    match Announcement::start(&name, address, MdnsScope { loopback_only: loopback, ..MdnsScope::default() }) {
         Ok(announcement) => Ok(Some((name, announcement))),
         // This is an error only if the announcement was requested: heads that know the address do not need it.
-        Err(error) if args.announce == Announce::Always || args.name.is_some() => {
+        Err(error) if args.announce == AnnouncePolicy::Always || args.name.is_some() => {
             Err(Failure::invalid(&error).hint(error.hint()))
         }
         Err(error) => {

@@ -17,11 +17,11 @@ pub fn table(devices: &[DeviceUsage]) -> String {
             text,
             "{:<12}{:>12}{:>14}{:>15}{:>16}{:>14}{:>12}",
             device.name,
-            device.throttle_bytes_per_token.map_or("-".into(), rounded),
-            rounded(device.trace_bytes_per_token),
+            device.throttled_read_bytes_per_token.map_or("-".into(), rounded),
+            rounded(device.traced_read_bytes_per_token),
             bytes(device.memory_limit),
-            bytes(device.peak_unreclaimable),
-            bytes(device.refaults),
+            bytes(device.peak_unreclaimable_bytes),
+            bytes(device.refaulted_bytes),
             device.oom_kills.map_or("-".into(), |kills| kills.to_string())
         );
     }
@@ -37,15 +37,15 @@ pub fn warnings(device: &DeviceUsage) -> Vec<String> {
             "the trace of `{name}` has {:.0} % {} bytes than the disk throttle counted: {} instead of {} per token",
             difference.abs() * 100.0,
             if difference < 0.0 { "fewer" } else { "more" },
-            Bytes(device.trace_bytes_per_token as u64),
-            Bytes(device.throttle_bytes_per_token.unwrap_or(0.0) as u64)
+            Bytes(device.traced_read_bytes_per_token as u64),
+            Bytes(device.throttled_read_bytes_per_token.unwrap_or(0.0) as u64)
         ));
     }
-    if device.resident_before > 0 {
+    if device.resident_bytes_before > 0 {
         found.push(format!(
             "`{name}` did not start cold: {} of its copy of the model were in memory; another program may be \
              reading the file",
-            Bytes(device.resident_before)
+            Bytes(device.resident_bytes_before)
         ));
     }
     if device.oom_kills.is_some_and(|kills| kills > 0) {
@@ -63,15 +63,15 @@ mod tests {
         let good = DeviceUsage {
             name: "a".into(),
             memory_limit: Some(190 << 20),
-            throttle_bytes_per_token: Some(100e6),
-            trace_bytes_per_token: 101e6,
+            throttled_read_bytes_per_token: Some(100e6),
+            traced_read_bytes_per_token: 101e6,
             oom_kills: Some(0),
             ..DeviceUsage::default()
         };
         assert!(warnings(&good).is_empty());
         let bad = DeviceUsage {
-            trace_bytes_per_token: 50e6,
-            resident_before: 1 << 30,
+            traced_read_bytes_per_token: 50e6,
+            resident_bytes_before: 1 << 30,
             oom_kills: Some(1),
             ..good.clone()
         };

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use hearth_schema::Plan;
-use hearth_schema::plan::tensor::Slice;
+use hearth_schema::plan::tensor_parallel::Slice;
 use hearth_schema::plan::{DroppedDevice, Parallelism, PlannedDevice, Role};
 use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub struct Device {
 
 impl Device {
     /// Returns the name of the device and its window size, with the number of GPU layers in brackets.
-    pub fn window(&self) -> String {
+    pub fn window_label(&self) -> String {
         match self.gpu_layers {
             0 => format!("{} {}", self.name, self.window),
             gpu => format!("{} {} ({gpu})", self.name, self.window),
@@ -52,9 +52,9 @@ impl Device {
 }
 
 impl PlanSummary {
-    pub fn of(plan: &Plan) -> PlanSummary {
+    pub fn from_plan(plan: &Plan) -> PlanSummary {
         let device = |(index, device): (usize, &PlannedDevice)| Device {
-            slice: plan.kind.tensor().and_then(|tensor| tensor.slices.get(index).cloned()),
+            slice: plan.kind.tensor_parallel().and_then(|tensor| tensor.slices.get(index).cloned()),
             name: device.name.clone(),
             role: device.role,
             window: device.window,
@@ -97,7 +97,7 @@ pub fn table(plan: &Plan) -> String {
         };
         let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
         let policy = device.residency.policy;
-        let layers = match plan.kind.tensor() {
+        let layers = match plan.kind.tensor_parallel() {
             None => windows.join(" "),
             Some(tensor) => {
                 let slice = &tensor.slices[index];

@@ -26,19 +26,19 @@ pub struct RunOutput {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub run_events: Vec<EventSummary>,
     /// The uncertainty of the time per token, if requested.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spread: Option<PredictionInterval>,
+    #[serde(rename = "spread", skip_serializing_if = "Option::is_none")]
+    pub prediction_interval: Option<PredictionInterval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocMetrics>,
 }
 
 impl RunOutput {
-    pub fn of(trace: &Trace) -> RunOutput {
+    pub fn from_trace(trace: &Trace) -> RunOutput {
         RunOutput {
             metrics: metrics::compute(trace),
             event_count: trace.records.len() + trace.readings.len(),
             run_events: run_events::summaries(trace),
-            spread: None,
+            prediction_interval: None,
             soc: None,
         }
     }
@@ -106,7 +106,7 @@ pub fn table(metrics: &Metrics) -> String {
     let mut text = format!("{}\n{}", headline(metrics), shortages(metrics));
     let terms: Vec<String> = metrics
         .terms_ms
-        .rows()
+        .named_terms()
         .iter()
         .filter(|(_, ms)| *ms >= 0.005)
         .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))

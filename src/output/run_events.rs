@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
+use hearth_core::metrics::event_impact::{EventImpact, PhaseValues, event_impact};
 use hearth_profiles::Seconds;
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
@@ -29,7 +29,7 @@ pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
 pub fn lines(trace: &Trace) -> String {
     let mut text = String::new();
     for EventSummary { run_event, impact } in summaries(trace) {
-        let RunEvent { kind, device, start, end, what, .. } = &run_event;
+        let RunEvent { kind, device, start, end, details: what, .. } = &run_event;
         let time = |nanos: u64| Seconds::from_nanos(nanos).to_string();
         let name = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
@@ -42,17 +42,17 @@ pub fn lines(trace: &Trace) -> String {
             text,
             "    ms per token: {}; longest token: {}",
             phases(&impact.tpot_ms, 1.0),
-            phases(&impact.max_ms, 1.0)
+            phases(&impact.max_tpot_ms, 1.0)
         );
         if *kind == RunEventKind::Memory {
-            let _ = writeln!(text, "    memory pressure in %: {}", phases(&impact.pressure, 100.0));
+            let _ = writeln!(text, "    memory pressure in %: {}", phases(&impact.memory_pressure, 100.0));
         }
     }
     if text.is_empty() { text } else { format!("events\n{text}") }
 }
 
-fn phases(phases: &Phases, factor: f64) -> String {
+fn phases(phases: &PhaseValues, factor: f64) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{:.1}", value * factor));
-    let Phases { before, during, after } = phases;
+    let PhaseValues { before, during, after } = phases;
     format!("{} before, {} during, {} after", number(*before), number(*during), number(*after))
 }

@@ -36,7 +36,7 @@ pub fn lines(numbers: &SocMetrics) -> String {
     let _ = writeln!(
         text,
         "  synchronisation: {} times, {:.1} ms for the events, {:.1} ms of a polling core",
-        costs.count, costs.events_ms, costs.polled_ms
+        costs.sync_count, costs.events_ms, costs.polled_ms
     );
     text
 }

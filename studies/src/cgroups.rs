@@ -49,7 +49,7 @@ pub fn require_root() -> Result<(), Failure> {
 pub struct WeightFile {
     pub path: PathBuf,
     /// The path as a command-line argument.
-    pub name: String,
+    pub path_text: String,
 }
 
 impl WeightFile {
@@ -57,7 +57,7 @@ impl WeightFile {
     pub fn create(directory: &Path, mib: usize) -> Result<Self, Failure> {
         let path = directory.join(format!("hearth-share-{}.bin", std::process::id()));
         let name = path.to_str().ok_or("the directory's name is not UTF-8")?.to_owned();
-        let file = Self { path, name };
+        let file = Self { path, path_text: name };
         let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
         let mut block = vec![0u8; MIB];
         for piece in 0..mib {
@@ -80,7 +80,7 @@ impl Drop for WeightFile {
 pub struct Limits {
     pub memory_bytes: usize,
     /// Maximum rate of disk reads in MB/s.
-    pub disk_mbps: u64,
+    pub disk_mb_per_s: u64,
     /// Quota and period of the CPU bandwidth control, in microseconds.
     pub cpu_quota: Option<(u64, u64)>,
 }
@@ -100,8 +100,8 @@ impl Cgroups {
             let limit = groups.folder("memory").join("memory.limit_in_bytes");
             fs::write(limit, limits.memory_bytes.to_string())?;
         }
-        if limits.disk_mbps > 0 {
-            let rule = format!("{} {}", whole_disk(file)?, limits.disk_mbps * 1_000_000);
+        if limits.disk_mb_per_s > 0 {
+            let rule = format!("{} {}", whole_disk(file)?, limits.disk_mb_per_s * 1_000_000);
             fs::write(groups.folder("blkio").join("blkio.throttle.read_bps_device"), rule)?;
         }
         if let Some((quota, period)) = limits.cpu_quota {

@@ -25,7 +25,7 @@ pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), Failure>) -> ExitCo
 }
 
 /// Returns the processor time of this thread in seconds, which other programs disturb less than wall-clock time.
-pub fn processor_seconds() -> f64 {
+pub fn thread_cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
@@ -34,14 +34,14 @@ pub fn processor_seconds() -> f64 {
 }
 
 /// Runs a function and returns its result and its processor time in seconds.
-pub fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
-    let started = processor_seconds();
+pub fn with_cpu_time<T>(run: impl FnOnce() -> T) -> (T, f64) {
+    let started = thread_cpu_seconds();
     let result = run();
-    (result, processor_seconds() - started)
+    (result, thread_cpu_seconds() - started)
 }
 
 /// Returns the model of 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all its instances.
-pub fn medium_instances() -> Result<(Model, Vec<Device>), Failure> {
+pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), Failure> {
     let mut instances: Vec<Instance> = Vec::new();
     for line in include_str!("../../halda/tests/data/lda/medium.jsonl").lines() {
         let mut row: serde_json::Value = serde_json::from_str(line)?;

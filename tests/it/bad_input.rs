@@ -8,14 +8,15 @@ use hearth_profiles::gguf::GgufModel;
 
 use crate::folder::{Folder, scenario};
 use crate::processes::{
-    Worker, assert_refused, error, execute, model, outputs, parse, plan, scenario_path, succeed, test_data,
+    Worker, assert_refused, execute_arguments, fail_with_code, model_path, parse, plan, run_with_code,
+    scenario_path, succeed, test_data,
 };
 
 #[test]
 fn damaged_model_is_refused_at_once() {
-    let clean = GgufModel::open(model("q4_k")).expect("a test model");
+    let clean = GgufModel::open(model_path("q4_k")).expect("a test model");
     let name = clean.tensors[3].name.clone();
-    let bytes = fs::read(model("q4_k")).expect("a test model");
+    let bytes = fs::read(model_path("q4_k")).expect("a test model");
     // The name is followed by the dimension count, the dimensions, the type and the offset.
     let name_at = bytes.windows(name.len()).position(|part| part == name.as_bytes());
     let at = name_at.expect("its name") + name.len();
@@ -98,24 +99,24 @@ fn plan_that_does_not_fit_the_model_or_memory_is_refused() {
         (plan("q4_k", &[8], &[], 4_000_000_000), "q4_k", &["key-value cache", "smaller `context`"]),
     ] {
         let file = folder.write("plan.yaml", text);
-        assert_refused(&execute(&file, &model(format), &["--prompt", "And"]), parts);
+        assert_refused(&execute_arguments(&file, &model_path(format), &["--prompt", "And"]), parts);
     }
-    let worker = Worker::start(&model("q8_0"));
+    let worker = Worker::start(&model_path("q8_0"));
     let file = folder.write_plan(&[4, 4], &[&worker.address], 64);
     let parts = ["worker `d1` has another model"];
-    assert_refused(&execute(&file, &model("q4_k"), &["--prompt", "And"]), &parts);
+    assert_refused(&execute_arguments(&file, &model_path("q4_k"), &["--prompt", "And"]), &parts);
 }
 
 #[test]
 fn port_in_use_is_refused() {
-    let worker = Worker::start(&model("q4_k"));
-    let text = error(&["worker", "--listen", &worker.address, "--model", &model("q4_k")], 1);
+    let worker = Worker::start(&model_path("q4_k"));
+    let text = fail_with_code(&["worker", "--listen", &worker.address, "--model", &model_path("q4_k")], 1);
     assert!(text.contains("cannot listen on") && text.contains("a free port"), "{text}");
 }
 
 #[test]
 fn invalid_arguments_are_refused_with_a_hint() {
-    let (folder, weights) = (Folder::new(), model("q4_k"));
+    let (folder, weights) = (Folder::new(), model_path("q4_k"));
     let file = folder.write("s.yaml", one_device());
     let binary = folder.write("picture.yaml", b"schema: \xff\xd8");
     let (phone, name) = (scenario_path("soc/llama-8b-256-tensor"), "n".repeat(64));
@@ -146,8 +147,8 @@ fn invalid_arguments_are_refused_with_a_hint() {
 fn inputs_are_not_overwritten() {
     let folder = Folder::new();
     let file = folder.write("s.yaml", one_device());
-    let weights = model("q4_k");
-    let device = hearth_profiles::device::shipped("d3").expect("a device");
+    let weights = model_path("q4_k");
+    let device = hearth_profiles::device::shipped_profile("d3").expect("a device");
     let profile = folder.write("own.yaml", device.to_yaml());
     let named = folder.write("named.yaml", one_device().replace("d3", "own.yaml"));
     let later = folder.write("run.plan-1.yaml", plan("q4_k", &[4], &[], 4096));
@@ -166,7 +167,7 @@ fn inputs_are_not_overwritten() {
     let inputs = || ["s.yaml", "own.yaml", "run.plan-1.yaml"].map(|name| folder.read(name));
     let before = inputs();
     for command in commands {
-        let text = error(command, 2);
+        let text = fail_with_code(command, 2);
         let reasons = ["would be overwritten", "would be written to this file", "would overwrite"];
         assert!(reasons.iter().any(|reason| text.contains(reason)), "{command:?}: {text}");
     }
@@ -178,7 +179,7 @@ fn inputs_are_not_overwritten() {
 fn file_name_may_be_invalid_utf8() {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::OsStr::from_bytes(b"\xff.yaml");
-    error(&["lint".as_ref(), name], 2);
+    fail_with_code(&["lint".as_ref(), name], 2);
 }
 
 #[test]
@@ -186,8 +187,8 @@ fn text_may_begin_with_gguf_but_a_model_is_refused() {
     let folder = Folder::new();
     let prompts = folder.write("prompts", "GGUF is a file format");
     let plan = folder.write_plan(&[4], &[], 4096);
-    let weights = model("q4_k");
-    let flags = |file| execute(&plan, &weights, &["--tokens", "1", "--prompts", file]);
+    let weights = model_path("q4_k");
+    let flags = |file| execute_arguments(&plan, &weights, &["--tokens", "1", "--prompts", file]);
     succeed(&flags(&prompts));
     assert_refused(&flags(&weights), &["this is a model"]);
 }
@@ -200,7 +201,7 @@ fn errors_are_json_with_json() {
         (&["--json", "profile", "--from-trace", "run.trace"], None, "--predicted"),
         (&["--json"], None, "subcommand"),
     ] {
-        let (_, text) = outputs(arguments, 2);
+        let (_, text) = run_with_code(arguments, 2);
         let failure = &parse(&text)["error"];
         assert_eq!((failure["code"].as_i64(), failure["where"].as_str()), (Some(2), place), "{text}");
         assert!(failure["what"].as_str().is_some_and(|text| text.contains(what)), "{text}");

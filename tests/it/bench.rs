@@ -1,14 +1,14 @@
 //! Tests of `hearth bench`: measured speeds, and failures of llama.cpp.
 
 use crate::folder::Folder;
-use crate::processes::{json, list, model, outputs, parse};
+use crate::processes::{list, model_path, parse, run_json, run_with_code};
 
 const SHORT: [&str; 9] =
     ["--repeats", "1", "--tokens", "3", "--prompts", "5,9", "--threads", "1,2", "--json"];
 
 #[test]
 fn model_is_timed_for_each_number_of_threads() {
-    let runs = json(&[&["bench", &model("q4_k"), "--peer", "none"], &SHORT[..8]].concat());
+    let runs = run_json(&[&["bench", &model_path("q4_k"), "--peer", "none"], &SHORT[..8]].concat());
     assert_eq!(list(&runs).iter().map(|run| run["threads"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(2)]);
     for run in list(&runs) {
         let speed = &run["hearth"];
@@ -35,8 +35,8 @@ fn missing_failing_or_hanging_engine_is_named() {
         (python("slow", "sleep 60"), "did not finish within 10 s"),
         ("/no/such/python".into(), "cannot start"),
     ] {
-        let flags = ["bench", &model("q4_k"), "--peer", &peer, "--deadline", "10"];
-        let (stdout, stderr) = outputs(&[&flags[..], &SHORT].concat(), 0);
+        let flags = ["bench", &model_path("q4_k"), "--peer", &peer, "--deadline", "10"];
+        let (stdout, stderr) = run_with_code(&[&flags[..], &SHORT].concat(), 0);
         assert!(stderr.contains(note), "{peer}: {stderr}");
         // The results of hearth are printed anyway.
         assert!(parse(&stdout)[1]["hearth"]["decode_tokens_per_s"].as_f64().expect("a number") > 0.0);

@@ -14,18 +14,19 @@ use hearth_ring::{
 };
 use hearth_schema::Plan;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
-use hearth_schema::trace::{Kind, Trace};
+use hearth_schema::trace::{StepKind, Trace};
 use hearth_sim::{Input, Options, simulate};
 
 use crate::folder::scenario;
-use crate::processes::{model, plan};
+use crate::processes::{model_path, plan};
 
 /// A step without its times: pass, round, kind, layers and peer.
-type Step = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
+type Step = (u32, u32, StepKind, Option<[u32; 2]>, Option<u16>);
 
 /// Returns the sorted steps of a device. They are sorted because a reply may precede the record of its message.
 fn steps(trace: &Trace, device: u16) -> Vec<Step> {
-    let own = trace.records.iter().filter(|record| record.device == device && record.kind != Kind::Prefetch);
+    let own =
+        trace.records.iter().filter(|record| record.device == device && record.kind != StepKind::Prefetch);
     let mut steps: Vec<Step> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
     steps.sort_unstable();
     steps
@@ -40,13 +41,13 @@ async fn executed(
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
     let sequence = |_| SequenceRequest {
-        prompt: (0..workload.prompt).map(|index| index % 2000).collect(),
+        prompt: (0..workload.prompt_tokens).map(|index| index % 2000).collect(),
         sampler: Box::new(|_| 7),
     };
     let request = GenerationRequest {
         sequences: (0..workload.sequences).map(sequence).collect(),
         micro_batch: workload.micro_batch,
-        ..GenerationRequest::single(vec![], workload.generate, Box::new(|_| 7))
+        ..GenerationRequest::single(vec![], workload.generated_tokens, Box::new(|_| 7))
     };
     let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;
@@ -58,7 +59,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
     let member = |name: &str| Member {
         name: name.into(),
         address: None,
-        device: device::shipped("d3").expect("shipped"),
+        device: device::shipped_profile("d3").expect("shipped"),
         residency: None,
     };
     let cluster = Cluster {
@@ -79,7 +80,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn simulator_and_executor_run_the_same_steps() {
-    let local = Arc::new(LocalModel::open(Path::new(&model("q8_0"))).expect("a test model"));
+    let local = Arc::new(LocalModel::open(Path::new(&model_path("q8_0"))).expect("a test model"));
     let network = MemoryTransport::default();
     let mut addresses = Vec::new();
     for port in 0..2 {
@@ -120,5 +121,5 @@ async fn simulator_and_executor_run_the_same_steps() {
 }
 
 fn sent(trace: &Trace) -> u64 {
-    trace.records.iter().filter(|record| record.kind == Kind::Send).map(|record| record.bytes).sum()
+    trace.records.iter().filter(|record| record.kind == StepKind::Send).map(|record| record.bytes).sum()
 }

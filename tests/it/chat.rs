@@ -6,14 +6,14 @@ use std::path::Path;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, execute, json, model, plan_for};
+use crate::processes::{assert_refused, execute_arguments, model_path, plan_for, run_json};
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
 
 /// Writes a copy of the trained test model with a chat template.
 pub fn write_with_template(path: &Path) {
-    let source = model("q4_k");
+    let source = model_path("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
     let mut writer = HeaderWriter::default();
     for (key, value) in model.metadata.iter() {
@@ -41,7 +41,7 @@ fn messages_are_formatted_with_the_template() {
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let tokens = |more: &[&str]| {
         let flags = [&["--tokens", "8"], more].concat();
-        json(&execute(&plan, &chat_model, &flags))["token_ids"].clone()
+        run_json(&execute_arguments(&plan, &chat_model, &flags))["token_ids"].clone()
     };
     let chat = tokens(&["--chat", "--system", "Speak as a king. ", "--prompt", "Who art thou?"]);
     let formatted = "SYSTEM: Speak as a king.\nUSER: Who art thou?\nANSWER:";
@@ -67,12 +67,12 @@ fn wrong_messages_are_refused() {
         (&["--messages", "-", "--exit-with-stdin"], &["cannot both have standard input"]),
     ];
     for (flags, parts) in cases {
-        assert_refused(&execute(&plan, &model("q4_k"), flags), parts);
+        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), flags), parts);
     }
     let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
     let (long, chat_model) = (folder.write("long.json", long), folder.path_of("chat.gguf"));
     write_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
     let parts = ["do not fit the plan's context of 128"];
-    assert_refused(&execute(&plan, &chat_model, &["--messages", &long]), &parts);
+    assert_refused(&execute_arguments(&plan, &chat_model, &["--messages", &long]), &parts);
 }

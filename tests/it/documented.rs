@@ -11,7 +11,7 @@ use std::process::Command;
 use regex::Regex;
 
 use crate::folder::Folder;
-use crate::processes::{model, program, run_script};
+use crate::processes::{model_path, program, run_script};
 use crate::repository::{TextFile, root, rust_files, text_files};
 
 /// A document whose commands the test runs as a script, with the changes to the script.
@@ -115,7 +115,7 @@ fn script(document: &Document, ports: &[u16]) -> String {
     for (at, port) in ports.iter().enumerate() {
         script = script.replace(&format!("PORT{}", at + 1), &port.to_string());
     }
-    script.replace("MODEL", &model("q4_k"))
+    script.replace("MODEL", &model_path("q4_k"))
 }
 
 /// Returns three ports that are not in use.

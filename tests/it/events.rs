@@ -6,8 +6,8 @@ use std::fs;
 
 use hearth_core::memory::MemoryBudget;
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::{ModelPart, visits};
-use hearth_profiles::device::shipped as shipped_device;
+use hearth_core::schedule::{ModelPart, parts_by_visit};
+use hearth_profiles::device::shipped_profile as shipped_device;
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::Trace;
 use hearth_schema::trace::Counter;
@@ -15,12 +15,13 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, json, list, mean_tpot, number, outputs, scenario_path, succeed, texts,
+    assert_refused, list, mean_tpot, number, run_json, run_with_code, scenario_path, succeed, texts,
 };
 use crate::repository::root;
 
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
-    let output = json(&[&["simulate", scenario, "--trace", &folder.path_of("run.trace")][..], more].concat());
+    let output =
+        run_json(&[&["simulate", scenario, "--trace", &folder.path_of("run.trace")][..], more].concat());
     (output, folder.read_trace("run.trace"))
 }
 
@@ -89,7 +90,7 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     let lost = impact(&json, 2, "max_ms", "during");
     // The current token started when the phone left, so its time is the silence plus the replanning.
     assert!(near(lost, silence + again, 0.001), "{lost} ms, {silence} + {again}");
-    let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.output).count() as f64;
+    let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.has_output).count() as f64;
     let bubble = number(&json["terms_ms"]["bubble"]);
     assert!(bubble < 2.0 * expected, "the terms include the loss: {bubble} ms of each token");
     let second = folder.read_plan("run.plan-1.yaml");
@@ -128,16 +129,16 @@ fn swap_is_limited_by_compression() {
     succeed(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
     let plan = folder.read_plan("plan.yaml");
     let phone = Device::from_yaml(&read_home("devices/zram-phone")).expect("a device");
-    let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
+    let model = hearth_profiles::model::shipped_profile("llama-8b").expect("shipped");
     let swapped = phone.memory.obtainable_bytes().saturating_sub(phone.memory.available.value);
     // A third of the swapped bytes remains in memory in compressed form; the plan assumed none.
     let weight_cache = MemoryBudget::new(&plan, 0, &model, &phone).weight_cache;
     let budget = weight_cache.saturating_sub(Bytes(swapped.0 / 3));
     let bytes = |part: ModelPart| match part {
-        ModelPart::Output => model.output_bytes(),
+        ModelPart::Output => model.output_head_bytes(),
         ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
-    let share: Bytes = visits(&plan, 0).into_iter().flatten().map(bytes).sum();
+    let share: Bytes = parts_by_visit(&plan, 0).into_iter().flatten().map(bytes).sum();
     let kept = kept_bytes(budget.0, share.0, phone.cpu.cores, &plan.devices[0].residency);
     let last = read_per_token(&trace, 0, 35, 39);
     assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes per token, {kept} of {share} kept");
@@ -149,7 +150,7 @@ fn swap_is_limited_by_compression() {
 #[test]
 fn cost_of_memory_pressure_depends_on_residency() {
     let folder = Folder::new();
-    let model = hearth_profiles::model::shipped("llama-14b").expect("shipped");
+    let model = hearth_profiles::model::shipped_profile("llama-14b").expect("shipped");
     let mut times = Vec::new();
     for residency in ["os", "windowed", "managed"] {
         let (json, trace) = simulate(&home("memory-step"), &["--residency", residency], &folder);
@@ -205,9 +206,9 @@ fn invalid_events_are_refused_and_late_events_reported() {
         assert_refused(&["simulate", &with(event)], &[complaint]);
     }
     let file = with("{token: 30, device: laptop, slow: 50 %}");
-    let (_, stderr) = outputs(&["simulate", &file], 0);
+    let (_, stderr) = run_with_code(&["simulate", &file], 0);
     assert!(stderr.contains("events[0] did not happen"), "{stderr}");
-    assert!(texts(&json(&["lint", &file]), "code").contains(&"event-after-end"));
+    assert!(texts(&run_json(&["lint", &file]), "code").contains(&"event-after-end"));
     let file = with("{at: 5 min, device: laptop, slow: 50 %}");
     assert!(succeed(&["lint", &file]).contains("but the event is at 300 s"));
     // Without swap space nothing can be swapped out.
@@ -231,7 +232,7 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     let (within, trace) = simulate(&file, &[], &folder);
     assert_eq!(read_per_token(&trace, 1, 4, 20), 0.0);
     // All 33 layers are read again, although 32 layers would fit into the working set.
-    let model = hearth_profiles::model::shipped("llama-30b").expect("shipped");
+    let model = hearth_profiles::model::shipped_profile("llama-30b").expect("shipped");
     let share: Bytes = (27..60).map(|layer| model.layer_bytes(layer)).sum();
     assert!(near(over_read, share.as_f64(), 0.01), "{over_read} of {share}");
     // A token takes longer by the time to read the layers before the GPU can start.

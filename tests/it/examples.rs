@@ -7,7 +7,7 @@
 use std::os::unix::fs::symlink;
 
 use crate::folder::{Folder, scenario};
-use crate::processes::{finish, hearth, json, list, model, run_script, succeed};
+use crate::processes::{hearth, list, model_path, run_command, run_json, run_script, succeed};
 use crate::repository::root;
 
 /// Commands whose examples are not run here, with the reason.
@@ -32,7 +32,7 @@ fn examples() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for verb in verbs {
         // A wide terminal, so that each example is one line.
-        let (help, _) = finish(hearth(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
+        let (help, _) = run_command(hearth(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
         let lines = help.lines().filter_map(|line| line.trim().strip_prefix("Example: "));
         let before = found.len();
         found.extend(lines.map(|line| (verb.to_owned(), line.to_owned())));
@@ -46,7 +46,7 @@ fn prepare(folder: &Folder) {
         symlink(root().join(name), folder.path_of(name)).expect("a link");
     }
     for name in ["model.gguf", "small.gguf"] {
-        symlink(model("q4_k"), folder.path_of(name)).expect("a link");
+        symlink(model_path("q4_k"), folder.path_of(name)).expect("a link");
     }
     folder.write_key("ring.key", &"0123456789abcdef".repeat(4));
     let alone = scenario("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");
@@ -98,7 +98,7 @@ fn completions_and_man_pages_are_generated() {
     let script = folder.write("hearth.bash", succeed(&["completions", "bash"]));
     let checked = std::process::Command::new("bash").args(["-n", &script]).status();
     assert!(checked.is_ok_and(|status| status.success()), "bash reads its script");
-    let summary = json(&["man", &folder.path_of("man1")]);
+    let summary = run_json(&["man", &folder.path_of("man1")]);
     assert!(list(&summary["pages"]).len() > 14, "{summary}");
     let page = folder.read("man1/hearth-sweep-merge.1").replace("\\-", "-");
     assert!(page.contains(".TH hearth-sweep-merge 1"), "{page}");

@@ -3,19 +3,21 @@
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{Worker, assert_refused, execute, json, list, model, plan, succeed, test_data};
+use crate::processes::{
+    Worker, assert_refused, execute_arguments, list, model_path, plan, run_json, succeed, test_data,
+};
 
 const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylon", "The Lord is my"];
 
 #[test]
 fn several_prompts_give_the_texts_of_each_alone() {
-    let (worker, folder) = (Worker::start(&model("q4_k")), Folder::new());
+    let (worker, folder) = (Worker::start(&model_path("q4_k")), Folder::new());
     let alone = folder.write("alone.yaml", plan("q4_k", &[8], &[], 300));
     let ring = folder.write("ring.yaml", plan("q4_k", &[5, 3], &[&worker.address], 300));
     let lines = format!("{}\n\n\"{}\"\n{{\"prompt\": \"{}\"}}\n", PROMPTS[0], PROMPTS[1], PROMPTS[2]);
     let (prompts, trace) = (folder.write("prompts.jsonl", lines), folder.path_of("run.trace"));
     let run = |plan: &str, more: &[&str]| {
-        json(&execute(plan, &model("q4_k"), &[&["--tokens", "20"], more].concat()))
+        run_json(&execute_arguments(plan, &model_path("q4_k"), &[&["--tokens", "20"], more].concat()))
     };
     let draft = test_data("models/psalm-draft-1m-q8_0.gguf").display().to_string();
     let drafting = ["--micro-batch", "3", "--draft-model", &draft, "--draft-tokens", "3"];
@@ -48,6 +50,6 @@ fn wrong_drafts_and_prompts_are_refused_before_running() {
     ];
     for (flags, parts) in cases {
         let flags = [&["--tokens", "30"], flags].concat();
-        assert_refused(&execute(&plan, &model("q4_k"), &flags), parts);
+        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &flags), parts);
     }
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute, finish, hearth, list, model, number, outputs, parse, plan, plan_for,
-    succeed, test_data,
+    Worker, assert_refused, execute_arguments, hearth, list, model_path, number, parse, plan, plan_for,
+    run_command, run_with_code, succeed, test_data,
 };
 
 /// Returns the GPU adapters as JSON; GPU libraries may print to standard error.
@@ -44,7 +44,7 @@ fn tuned_kernels_are_saved() {
     let folder = Folder::new();
     let kernels = |flags: &[&str]| {
         let mut command = hearth(&[&["gpu", "--json"], flags].concat());
-        let (stdout, _) = finish(command.env("XDG_CACHE_HOME", folder.path()), 0);
+        let (stdout, _) = run_command(command.env("XDG_CACHE_HOME", folder.path()), 0);
         parse(&stdout)[0]["kernels"].clone()
     };
     assert_eq!(kernels(&[])["choice"], "usual");
@@ -80,7 +80,7 @@ fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str
     let path = folder.write("plan.yaml", plan);
     let count = count.to_string();
     let all = [&["--prompt", prompt, "--tokens", &count, "--json"], flags].concat();
-    let result = parse(&outputs(&execute(&path, &model(format), &all), 0).0);
+    let result = parse(&run_with_code(&execute_arguments(&path, &model_path(format), &all), 0).0);
     assert!(number(&result["terms_ms"]["gpu"]) > 0.0, "{result}");
     list(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
 }
@@ -95,7 +95,7 @@ fn gpu_ring_gives_the_golden_tokens() {
     let Some(_) = adapters_for("gpu_ring_gives_the_golden_tokens") else { return };
     let (prompt, wanted) = golden("psalm-7m-q4_k.gguf");
     assert!(wanted.len() > 8, "{wanted:?}");
-    let worker = Worker::start(&model("q4_k"));
+    let worker = Worker::start(&model_path("q4_k"));
     // Two rounds. The head has windows of three layers, two of them on its GPU; the worker has one layer, on its GPU.
     let text = plan("q4_k", &[3, 1], &[&worker.address], 128);
     let [two, one] = ["gpu_layers: 2", "gpu_layers: 1"];
@@ -134,5 +134,5 @@ fn unsupported_gpu_weight_type_is_refused() {
     let text = plan_for(&file, &[16], &[], 64).replace("gpu_layers: 0", "gpu_layers: 1");
     let plan = folder.write("plan.yaml", text);
     let parts = ["no GPU kernel for weights of type q2_k", "q4_k"];
-    assert_refused(&execute(&plan, &file, &["--prompt", "a", "--tokens", "1"]), &parts);
+    assert_refused(&execute_arguments(&plan, &file, &["--prompt", "a", "--tokens", "1"]), &parts);
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, hearth, json, model, succeed};
+use crate::processes::{assert_refused, hearth, model_path, run_json, succeed};
 
 fn check(path: &str) {
     succeed(&["lint", path]);
@@ -21,10 +21,10 @@ fn flags_make_a_valid_scenario() {
     let text = folder.read("one.yaml");
     assert!(text.starts_with("# llama-8b on desktop, laptop.") && text.matches('#').count() >= 5, "{text}");
     let more = ["--network", "cable", "--model", "qwen-1.5b", "--context", "512"];
-    let summary = json(&[&["init", &two], &devices[..], &more].concat());
+    let summary = run_json(&[&["init", &two], &devices[..], &more].concat());
     assert_eq!((summary["name"].as_str(), summary["devices"][1].as_str()), (Some("two"), Some("laptop")));
     check(&two);
-    succeed(&["init", &file, "--model", &model("q4_k"), "--device", "phone=d5"]);
+    succeed(&["init", &file, "--model", &model_path("q4_k"), "--device", "phone=d5"]);
     check(&file);
 }
 

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use hearth_schema::trace::Outcome;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Head, Worker, assert_refused, becomes_true, hearth, model, output_texts, signal};
+use crate::processes::{Head, Worker, assert_refused, hearth, model_path, output_texts, signal, wait_until};
 
 #[test]
 fn unfinished_model_is_removed() {
     let folder = Folder::new();
     let mut command = hearth(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
     let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    assert!(becomes_true(Duration::from_secs(10), || folder.names().len() == 1), "an unfinished file");
+    assert!(wait_until(Duration::from_secs(10), || folder.names().len() == 1), "an unfinished file");
     signal(writer.id(), "INT");
     assert_eq!(writer.wait().expect("it ends").code(), Some(130));
     assert!(folder.names().is_empty());
@@ -45,7 +45,7 @@ fn interrupted_sweep_keeps_its_rows() {
 
 #[test]
 fn interrupted_run_frees_its_workers() {
-    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
+    let (folder, worker) = (Folder::new(), Worker::start(&model_path("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     for signal in ["INT", "TERM"] {
         let mut head = Head::start(&plan, 4000, &["--trace", &folder.path_of("run.trace")]);
@@ -53,22 +53,22 @@ fn interrupted_run_frees_its_workers() {
         let start = Instant::now();
         head.signal(signal);
         let observed = head.finish();
-        assert_eq!(observed.exit_code, Some(3), "{signal}: {}", observed.text);
-        assert!(observed.text.contains("interrupted"), "{signal}: {}", observed.text);
+        assert_eq!(observed.exit_code, Some(3), "{signal}: {}", observed.other_output);
+        assert!(observed.other_output.contains("interrupted"), "{signal}: {}", observed.other_output);
         assert!(start.elapsed() < Duration::from_secs(10), "{signal}: {:?}", start.elapsed());
         let trace = folder.read_trace("run.trace");
         assert_eq!(trace.outcome, Outcome::Killed);
-        let outputs = trace.passes.iter().filter(|pass| pass.output).count();
+        let outputs = trace.passes.iter().filter(|pass| pass.has_output).count();
         assert!(outputs >= observed.tokens.len(), "{outputs} passes for {} tokens", observed.tokens.len());
     }
     // The worker accepts the next head immediately.
     let observed = Head::run(&plan, 4, &[]);
-    assert_eq!(observed.tokens.len(), 4, "{}", observed.text);
+    assert_eq!(observed.tokens.len(), 4, "{}", observed.other_output);
 }
 
 #[test]
 fn interrupted_head_exits_although_a_worker_is_silent() {
-    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
+    let (folder, worker) = (Folder::new(), Worker::start(&model_path("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     let mut head = Head::start(&plan, 4000, &[]);
     head.wait_for_tokens(10);
@@ -78,5 +78,5 @@ fn interrupted_head_exits_although_a_worker_is_silent() {
     let observed = head.finish();
     worker.signal("CONT");
     assert!(start.elapsed().as_secs() < 8, "it ended after {} s", start.elapsed().as_secs());
-    assert!(observed.exit_code.is_some_and(|code| code != 0), "{}", observed.text);
+    assert!(observed.exit_code.is_some_and(|code| code != 0), "{}", observed.other_output);
 }

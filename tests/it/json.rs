@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Worker, json, model, scenario_path, succeed};
+use crate::processes::{Worker, model_path, run_json, scenario_path, succeed};
 use crate::repository::root;
 
 /// Returns the rows of docs/reference/json.md: commands and their keys.
@@ -47,12 +47,12 @@ fn every_documented_key_is_printed() {
     let folder = Folder::new();
     let home = scenario_path("home/llama-70b-on-four");
     let toy = folder.write("toy.yaml", scenario(TWO_DEVICES));
-    let worker = Worker::start(&model("q4_k"));
+    let worker = Worker::start(&model_path("q4_k"));
     let plan = folder.write_plan(&[2, 2], &[&worker.address], 64);
     let [trace, first, tiny, report] =
         ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
     succeed(&["simulate", &toy, "--trace", &trace]);
-    let q4_k = model("q4_k");
+    let q4_k = model_path("q4_k");
     let commands: [(&str, &[&str]); 11] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
@@ -70,7 +70,7 @@ fn every_documented_key_is_printed() {
     assert_eq!(documented.len(), commands.len(), "a row for each command, and a command for each row");
     for (name, keys) in documented {
         let (_, arguments) = commands.iter().find(|(command, _)| *command == name).expect("a known command");
-        let json = json(arguments);
+        let json = run_json(arguments);
         assert!(keys.len() > 3, "{name}: {keys:?}");
         for key in keys {
             assert!(has(&json, &key), "{name}: no `{key}` in {json}");

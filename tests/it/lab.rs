@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::folder::{Folder, fast_scenario};
 use crate::processes::{
-    Process, becomes_true, hearth, list, mean_tpot, model, number, outputs, parse, signal,
+    Process, hearth, list, mean_tpot, model_path, number, parse, run_with_code, signal, wait_until,
 };
 
 /// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both.
@@ -24,10 +24,10 @@ fn write_scenario(folder: &Folder, limits: &str) -> String {
 
 /// Runs the lab, checks its results, and returns its JSON.
 fn check(folder: &Folder, limits: &str) -> Value {
-    let (file, model) = (write_scenario(folder, limits), model("q8_0"));
+    let (file, model) = (write_scenario(folder, limits), model_path("q8_0"));
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let result = parse(
-        &outputs(
+        &run_with_code(
             &[
                 "lab",
                 &file,
@@ -72,7 +72,7 @@ pub fn shared_profiles() -> String {
 }
 
 /// Returns the folder of memory control groups; `None` if this process is not allowed to create groups.
-pub fn memory_groups(test: &str) -> Option<PathBuf> {
+pub fn memory_cgroup_folder(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
     let probe = groups.join(format!("hearth-{test}"));
@@ -92,7 +92,7 @@ fn start_slow_lab(folder: &Folder) -> (Child, String) {
         "lab",
         &file,
         "--model",
-        &model("q8_0"),
+        &model_path("q8_0"),
         "--scratch",
         &scratch,
         "--profiles",
@@ -115,11 +115,11 @@ fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
 
 #[test]
 fn interrupted_lab_leaves_nothing_behind() {
-    let Some(groups) = memory_groups("interrupted_lab_leaves_nothing_behind") else { return };
+    let Some(groups) = memory_cgroup_folder("interrupted_lab_leaves_nothing_behind") else { return };
     let folder = Folder::on_disk();
     let (mut lab, prefix) = start_slow_lab(&folder);
     let has_groups = || groups_of(&groups, &prefix).next().is_some();
-    assert!(becomes_true(Duration::from_secs(5), has_groups), "the lab makes its groups");
+    assert!(wait_until(Duration::from_secs(5), has_groups), "the lab makes its groups");
     signal(lab.id(), "TERM");
     assert_eq!(lab.wait().expect("it ends").code(), Some(130));
     assert!(!has_groups(), "groups are left behind");
@@ -142,11 +142,11 @@ fn is_alive(process: u32) -> bool {
 
 #[test]
 fn killed_lab_is_cleaned_up_by_the_next() {
-    let Some(groups) = memory_groups("killed_lab_is_cleaned_up_by_the_next") else { return };
+    let Some(groups) = memory_cgroup_folder("killed_lab_is_cleaned_up_by_the_next") else { return };
     let folder = Folder::on_disk();
     let (mut first, prefix) = start_slow_lab(&folder);
     let find = |verb: &str| processes(&groups, &prefix).into_iter().find(|(_, line)| line.contains(verb));
-    let is_executing = becomes_true(Duration::from_mins(1), || find(" execute ").is_some());
+    let is_executing = wait_until(Duration::from_mins(1), || find(" execute ").is_some());
     // A stopped worker cannot detect the end of the lab.
     let worker = find(" worker ").map(|(process, _)| process).filter(|_| is_executing);
     if let Some(worker) = worker {
@@ -156,12 +156,12 @@ fn killed_lab_is_cleaned_up_by_the_next() {
     first.wait().expect("it ends");
     let worker = worker.expect("the lab was executing");
     let others = || processes(&groups, &prefix).into_iter().filter(|(process, _)| *process != worker).count();
-    let ended = becomes_true(Duration::from_secs(10), || others() == 0);
+    let ended = wait_until(Duration::from_secs(10), || others() == 0);
     assert!(ended, "processes outlive their lab: {:?}", processes(&groups, &prefix));
     assert!(is_alive(worker) && folder.has(&prefix), "there is something to clean up");
     // The next lab cleans up, although it has no groups.
     check(&folder, "");
-    assert!(becomes_true(Duration::from_secs(5), || !is_alive(worker)), "the worker is left behind");
+    assert!(wait_until(Duration::from_secs(5), || !is_alive(worker)), "the worker is left behind");
     assert!(!folder.has(&prefix), "copies are left behind");
     assert_eq!(groups_of(&groups, &prefix).count(), 0, "groups are left behind");
 }
@@ -174,19 +174,19 @@ fn stopped_worker_is_killed_by_the_next_lab() {
     ended.wait().expect("it ends");
     let copy = folder.path().join(format!("hearth-lab-{}", ended.id())).join("1/model.gguf");
     fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
-    fs::copy(model("q8_0"), &copy).expect("the model can be copied");
+    fs::copy(model_path("q8_0"), &copy).expect("the model can be copied");
     let copy = copy.display().to_string();
     let mut command = hearth(&["worker", "--listen", "127.0.0.1:0", "--model", &copy]);
     let mut worker = Process(command.stdout(Stdio::null()).spawn().expect("the worker starts"));
     signal(worker.0.id(), "STOP");
     check(&folder, "");
     let has_ended = || worker.0.try_wait().is_ok_and(|status| status.is_some());
-    assert!(becomes_true(Duration::from_secs(5), has_ended), "the worker is left behind");
+    assert!(wait_until(Duration::from_secs(5), has_ended), "the worker is left behind");
 }
 
 #[test]
 fn two_devices_with_limits() {
-    let Some(_) = memory_groups("two_devices_with_limits") else { return };
+    let Some(_) = memory_cgroup_folder("two_devices_with_limits") else { return };
     let result = check(&Folder::on_disk(), ", memory: 48 MiB, disk_read: 100 MB/s");
     let devices = list(&result["groups"]);
     assert_eq!(devices.len(), 2);

@@ -11,13 +11,13 @@ use hearth_schema::Scenario;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::lab::{memory_groups, shared_profiles};
-use crate::processes::{assert_refused, list, number, outputs, parse, texts};
+use crate::lab::{memory_cgroup_folder, shared_profiles};
+use crate::processes::{assert_refused, list, number, parse, run_with_code, texts};
 use crate::repository::root;
 
 #[test]
 fn suite_skips_finished_and_failed_scenarios() {
-    let Some(_) = memory_groups("suite_skips_finished_and_failed_scenarios") else { return };
+    let Some(_) = memory_cgroup_folder("suite_skips_finished_and_failed_scenarios") else { return };
     let folder = Folder::on_disk();
     let models = root().join("tests/data/models").display().to_string();
     fs::create_dir(folder.path().join("suite")).expect("a folder");
@@ -38,7 +38,7 @@ fn suite_skips_finished_and_failed_scenarios() {
     let run_suite = || {
         let [suite, scratch, out] = ["suite", "", "out"].map(|name| folder.path_of(name));
         let (stdout, stderr) =
-            outputs(&["lab", "--suite", &suite, "--scratch", &scratch, "-o", &out, "--json"], 3);
+            run_with_code(&["lab", "--suite", &suite, "--scratch", &scratch, "-o", &out, "--json"], 3);
         let result = parse(&stdout);
         assert_eq!(texts(&result["failed"], "name"), ["ci-broken"], "{stderr}");
         assert_eq!(

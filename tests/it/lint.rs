@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, error, json_with_code, parse, run, succeed, texts};
+use crate::processes::{assert_refused, fail_with_code, parse, run, run_json_with_code, succeed, texts};
 
 fn lint(arguments: &[&str], code: i32) -> Value {
-    json_with_code(&[&["lint"], arguments].concat(), code)
+    run_json_with_code(&[&["lint"], arguments].concat(), code)
 }
 
 fn codes(findings: &Value) -> Vec<&str> {
@@ -49,9 +49,10 @@ fn memory_errors_predict_runs_out_of_memory() {
                 let text = scenario(&limited).replace("context: 512", &format!("context: {context}"));
                 let file = folder.write("s.yaml", &text);
                 let plan = succeed(&["plan", &ample_file, "--windows", "16,16", "--gpu-layers", gpu]);
-                let plan = plan
-                    .replace("context: 512", &format!("context: {context}"))
-                    .replace(&hearth_schema::digest::of_text(&ample), &hearth_schema::digest::of_text(&text));
+                let plan = plan.replace("context: 512", &format!("context: {context}")).replace(
+                    &hearth_schema::digest::digest_text(&ample),
+                    &hearth_schema::digest::digest_text(&text),
+                );
                 let plan = folder.write("p.yaml", plan);
                 let simulate = ["simulate", &file, "--plan", &plan, "--tokens", "2", "--json"];
                 let fails = run(&simulate).status.code() == Some(3);
@@ -81,7 +82,7 @@ fn plan_of_another_model_is_a_finding() {
     assert_eq!(codes(&lint(&[&other, "--plan", &plan], 3)), ["other-model", "other-scenario"]);
     // A missing file, or one that is not a plan, is refused as by other commands.
     assert_refused(&["lint", &file, "--plan", &file], &["this is not a plan/1 document"]);
-    error(&["lint", &file, "--plan", "nowhere.yaml"], 2);
+    fail_with_code(&["lint", &file, "--plan", "nowhere.yaml"], 2);
 }
 
 #[test]

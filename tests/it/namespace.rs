@@ -15,7 +15,7 @@ pub struct Namespace {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum End {
+pub enum LinkEnd {
     Namespace,
     Host,
 }
@@ -65,11 +65,11 @@ impl Namespace {
         ip(&["-n", name, "link", "set", "lo", "up"])
     }
 
-    pub fn set(&self, end: End, up: bool) {
+    pub fn set_link_up(&self, end: LinkEnd, up: bool) {
         let state = if up { "up" } else { "down" };
         match end {
-            End::Namespace => ip(&["-n", &self.name, "link", "set", "eth0", state]),
-            End::Host => ip(&["link", "set", &self.link, state]),
+            LinkEnd::Namespace => ip(&["-n", &self.name, "link", "set", "eth0", state]),
+            LinkEnd::Host => ip(&["link", "set", &self.link, state]),
         }
         .expect("a link of ours");
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::folder::{Folder, scenario};
 use crate::processes::{
-    assert_refused, json, list, mean_tpot, number, outputs, parse, scenario_path, succeed, texts,
+    assert_refused, list, mean_tpot, number, parse, run_json, run_with_code, scenario_path, succeed, texts,
 };
 
 /// Writes a scenario of two desktops; `limits` is YAML for the second, `more` is appended to the scenario.
@@ -26,7 +26,7 @@ fn windows(plan: &Value) -> BTreeMap<&str, u64> {
 fn comparison_simulates_every_plan() {
     let folder = Folder::new();
     let file = two_desktops(&folder, "", "");
-    let rows = json(&["plan", &file, "--compare", "--refine-evaluations", "20"]);
+    let rows = run_json(&["plan", &file, "--compare", "--refine-evaluations", "20"]);
     let time = |row: &Value| row["simulated"]["tpot_ms"].as_f64();
     let fastest = list(&rows).iter().filter_map(time).min_by(f64::total_cmp).expect("times");
     for row in list(&rows) {
@@ -36,14 +36,14 @@ fn comparison_simulates_every_plan() {
     }
     // `hearth simulate` with the same plan and number of tokens gives the same time.
     let tokens = rows[0]["simulated"]["tokens"].to_string();
-    let simulated = json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
+    let simulated = run_json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
     let exact = list(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
     assert_eq!(simulated["tpot_ms"]["mean"].as_f64(), time(exact));
 }
 
 #[test]
 fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
-    let rows = json(&["plan", &scenario_path("home/llama-70b-on-four"), "--compare"]);
+    let rows = run_json(&["plan", &scenario_path("home/llama-70b-on-four"), "--compare"]);
     let names = texts(&rows, "strategy");
     let expected: Vec<&str> =
         STRATEGY_NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
@@ -67,7 +67,7 @@ fn head_of_the_scenario_is_the_head_of_every_plan() {
         .replace("profile: d3, head: true", "profile: d3")
         .replace("{name: mac, profile: d1}", "{name: mac, profile: d1, head: true}");
     let folder = Folder::new();
-    let rows = json(&["plan", &folder.write("mac.yaml", swapped), "--compare"]);
+    let rows = run_json(&["plan", &folder.write("mac.yaml", swapped), "--compare"]);
     for row in list(&rows).iter().filter(|row| row["refused"].is_null()) {
         let first = &row["devices"][0];
         assert_eq!((first["name"].as_str(), first["role"].as_str()), (Some("mac"), Some("head")), "{row}");
@@ -78,7 +78,7 @@ fn head_of_the_scenario_is_the_head_of_every_plan() {
 fn comparison_table_shows_why_a_strategy_has_no_plan() {
     let folder = Folder::new();
     let file = two_desktops(&folder, "", "");
-    let (text, stderr) = outputs(&["plan", &file, "--compare", "--rounds", "5"], 0);
+    let (text, stderr) = run_with_code(&["plan", &file, "--compare", "--rounds", "5"], 0);
     assert!(stderr.is_empty(), "{stderr}");
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("simulated: the mean after the first of 8 generated tokens"), "{text}");
@@ -100,11 +100,11 @@ fn refine_is_deterministic_by_evaluations() {
         let path = folder.path_of(name);
         let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
         let text = succeed(&[&["plan", &file, "--output", &path], &flags[..]].concat());
-        let simulated = json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
+        let simulated = run_json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
         (folder.read(name), text, mean_tpot(&simulated))
     };
     let (_, text, start) = plan("start.yaml", "1");
-    assert!(text.contains("(the plan of `manual`)") && text.contains("in 1 evaluation;"), "{text}");
+    assert!(text.contains("the plan of `manual` takes") && text.contains("(1 evaluation;"), "{text}");
     assert!(text.contains("the evaluations were used up"), "{text}");
     let (document, _, better) = plan("better.yaml", "60");
     assert!(better < start, "{better} is not below {start}");
@@ -117,7 +117,7 @@ fn refine_keeps_given_rounds() {
     let folder = Folder::new();
     let file = two_desktops(&folder, "", "");
     let flags = ["--strategy", "refine", "--rounds", "2", "--refine-evaluations", "30", "--json"];
-    let (stdout, _) = outputs(&[&["plan", &file, "--output", "/dev/null"][..], &flags].concat(), 0);
+    let (stdout, _) = run_with_code(&[&["plan", &file, "--output", "/dev/null"][..], &flags].concat(), 0);
     let plan = parse(&stdout);
     assert_eq!(plan["rounds"], 2);
     let sentence = plan["explanation"][0].as_str().expect("a sentence");
@@ -127,7 +127,7 @@ fn refine_keeps_given_rounds() {
 #[test]
 fn planners_use_only_absolute_limits() {
     let folder = Folder::new();
-    let plan = |limits: &str| json(&["plan", &two_desktops(&folder, limits, ""), "--strategy", "mem"]);
+    let plan = |limits: &str| run_json(&["plan", &two_desktops(&folder, limits, ""), "--strategy", "mem"]);
     let (free, limited) = (plan(""), plan(", limits: {memory: 1 GiB}"));
     assert!(windows(&limited)["b"] < windows(&free)["b"], "{limited} and {free}");
     assert_eq!(windows(&plan(", limits: {memory_share: 50 %}")), windows(&free));
@@ -136,7 +136,7 @@ fn planners_use_only_absolute_limits() {
     let file = two_desktops(&folder, ", limits: {memory: 4 GiB}", "");
     let plan = folder.path_of("plan.yaml");
     succeed(&["plan", &file, "--output", &plan]);
-    assert_eq!(json(&["simulate", &file, "--plan", &plan]), json(&["simulate", &file]));
+    assert_eq!(run_json(&["simulate", &file, "--plan", &plan]), run_json(&["simulate", &file]));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn faster_disk_never_makes_a_new_plan_slower() {
     for (devices, flags) in cases {
         for device in devices {
             let vary = format!("devices.{device}.disk.sequential=0.25GB/s..16GB/s/7/log");
-            let table = json(&[&["sweep", &home, "--vary", &vary][..], flags].concat());
+            let table = run_json(&[&["sweep", &home, "--vary", &vary][..], flags].concat());
             let times: Vec<f64> = list(&table["rows"]).iter().map(|row| number(&row["tpot_ms"])).collect();
             let mut fastest = f64::INFINITY;
             for time in &times {

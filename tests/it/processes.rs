@@ -39,7 +39,7 @@ pub fn output_texts(output: &Output) -> (String, String) {
 }
 
 /// Runs a command, checks its exit code, and returns standard output and standard error.
-pub fn finish(command: &mut Command, code: i32) -> (String, String) {
+pub fn run_command(command: &mut Command, code: i32) -> (String, String) {
     let output = command.output().expect("the program starts");
     let (stdout, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}: {stdout}{stderr}");
@@ -64,24 +64,24 @@ pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str)
 }
 
 /// Runs the program and checks its exit code, as [`finish`] does.
-pub fn outputs<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
-    finish(&mut hearth(arguments), code)
+pub fn run_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
+    run_command(&mut hearth(arguments), code)
 }
 
 /// Runs the program, checks that it succeeds, and returns standard output.
 pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
-    outputs(arguments, 0).0
+    run_with_code(arguments, 0).0
 }
 
 /// Runs the program with `--json`, checks the exit code and that standard error is empty.
-pub fn json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
-    let (stdout, stderr) = finish(hearth(arguments).arg("--json"), code);
+pub fn run_json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
+    let (stdout, stderr) = run_command(hearth(arguments).arg("--json"), code);
     assert!(stderr.is_empty(), "{stderr}");
     parse(&stdout)
 }
 
-pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
-    json_with_code(arguments, 0)
+pub fn run_json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
+    run_json_with_code(arguments, 0)
 }
 
 pub fn parse(stdout: &str) -> Value {
@@ -107,8 +107,8 @@ pub fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
 }
 
 /// Runs the program, checks that it fails with this exit code, and returns standard error.
-pub fn error<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
-    let text = outputs(arguments, code).1;
+pub fn fail_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
+    let text = run_with_code(arguments, code).1;
     assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
     println!("{text}");
     text
@@ -116,7 +116,7 @@ pub fn error<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
 
 /// Checks that the program refuses its input (exit code 2) with a message that has all the given parts.
 pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
-    let text = error(arguments, 2);
+    let text = fail_with_code(arguments, 2);
     for part in parts {
         let arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
         assert!(text.contains(part), "{arguments:?}: no `{part}` in {text}");
@@ -133,7 +133,7 @@ pub fn scenario_path(name: &str) -> String {
 }
 
 /// Returns the path of the trained test model in a weight format.
-pub fn model(format: &str) -> String {
+pub fn model_path(format: &str) -> String {
     test_data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
@@ -143,7 +143,7 @@ pub fn signal(process: u32, name: &str) {
 }
 
 /// Returns whether a condition becomes true within a time limit.
-pub fn becomes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+pub fn wait_until(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
         let holds = condition();
@@ -219,13 +219,13 @@ impl Worker {
 }
 
 /// Returns the arguments of `hearth` that execute a plan with one thread.
-pub fn execute(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
+pub fn execute_arguments(plan: &str, model: &str, more: &[&str]) -> Vec<String> {
     let words = ["execute", plan, "--model", model, "--threads", "1", "--ignore-end"];
     words.iter().chain(more).map(|&word| word.to_owned()).collect()
 }
 
 /// Returns a transport that encrypts with the key in a file.
-pub fn encrypted(key: &str) -> EncryptedTransport<TcpTransport> {
+pub fn encrypted_transport(key: &str) -> EncryptedTransport<TcpTransport> {
     let key = Key::from_file_or_env(Some(key.as_ref())).expect("a key").expect("ours");
     EncryptedTransport::new(TcpTransport, key)
 }
@@ -238,7 +238,7 @@ pub struct Observation {
     /// Whether the head was killed because it printed no token for too long.
     pub timed_out: bool,
     /// The lines of standard output that are not tokens, then standard error.
-    pub text: String,
+    pub other_output: String,
     pub exit_code: Option<i32>,
 }
 
@@ -254,7 +254,7 @@ impl Head {
     /// Starts a head that generates `tokens` tokens after [`PROMPT`].
     pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
         let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
-        let mut command = hearth(&execute(plan, &model("q4_k"), &[&flags[..], more].concat()));
+        let mut command = hearth(&execute_arguments(plan, &model_path("q4_k"), &[&flags[..], more].concat()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("the head starts");
         let (line_tx, lines) = mpsc::channel();
@@ -289,7 +289,7 @@ impl Head {
 
     fn observe(&mut self, now: Instant, line: &str) {
         let Some(token) = line.strip_prefix("token ").and_then(|token| token.trim().parse().ok()) else {
-            self.observed.text += line;
+            self.observed.other_output += line;
             return;
         };
         let gap = self.last_token.replace(now).map_or(Duration::ZERO, |last| now - last);
@@ -304,7 +304,7 @@ impl Head {
     pub fn finish(mut self) -> Observation {
         self.wait_for_tokens(usize::MAX);
         let output = self.process.wait_with_output().expect("the head ends");
-        self.observed.text += &String::from_utf8_lossy(&output.stderr);
+        self.observed.other_output += &String::from_utf8_lossy(&output.stderr);
         self.observed.exit_code = output.status.code();
         self.observed
     }
@@ -312,7 +312,7 @@ impl Head {
 
 /// Returns a plan with these windows for the test model in a weight format, see [`plan_for`].
 pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
-    plan_for(&model(format), windows, addresses, context)
+    plan_for(&model_path(format), windows, addresses, context)
 }
 
 /// Returns a plan with these windows for a model file. The first device is the head, the others are workers at

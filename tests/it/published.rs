@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use crate::processes::{json, list, number};
+use crate::processes::{list, number, run_json};
 use crate::repository::root;
 
 /// The claims about Fig. 2 of the prima.cpp paper that do not hold; the caveats of the documents explain them.
@@ -23,7 +23,7 @@ const HETEROLLM_FAILED: [&str; 1] =
 
 fn reproduce(document: &str) -> Value {
     let path = root().join(format!("reports/published/{document}.yaml")).display().to_string();
-    json(&["reproduce", &path])[0]["scores"].clone()
+    run_json(&["reproduce", &path])[0]["scores"].clone()
 }
 
 /// Returns the table cells whose simulated time per token is outside their tolerance, with their errors.
@@ -105,10 +105,11 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
     use hearth_profiles::Document;
     use hearth_profiles::model::ModelDocument;
     use hearth_reports::published::speeds::Quantisation;
-    use hearth_reports::published::{PublishedResults, shipped};
+    use hearth_reports::published::{PublishedResults, shipped_yaml};
     use hearth_sim::mobile_gpu::{MeasuredSpeeds, MobileGpu, WeightFormat};
 
-    let published = PublishedResults::from_yaml(shipped("ml-drift").expect("shipped")).expect("a document");
+    let published =
+        PublishedResults::from_yaml(shipped_yaml("ml-drift").expect("shipped")).expect("a document");
     let folder = root().join("reports/published");
     let rows: Vec<_> =
         published.rows.iter().filter(|row| published.fitted_rows.contains(&row.label)).collect();
@@ -118,11 +119,11 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
         let mut measured = Vec::new();
         let mut shape = None;
         for row in &rows {
-            let (run, cell) = (row.roofline.as_ref().expect("a run on one GPU"), &row.cells[&system.name]);
+            let (run, cell) = (row.gpu_run.as_ref().expect("a run on one GPU"), &row.cells[&system.name]);
             let weights =
-                if run.weights == Quantisation::Q8 { WeightFormat::Q8 } else { WeightFormat::Mixed };
+                if run.quantisation == Quantisation::Q8 { WeightFormat::Q8 } else { WeightFormat::Mixed };
             let [prefill, decode] = [cell.prefill, cell.decode].map(|speed| speed.expect("a speed").0);
-            measured.push(MeasuredSpeeds { weights, prefill, decode });
+            measured.push(MeasuredSpeeds { weights, prefill_speed: prefill, decode_speed: decode });
             let text = std::fs::read_to_string(folder.join(&run.model)).expect("a model");
             shape = Some(ModelDocument::from_yaml(&text).expect("a model").shape());
         }

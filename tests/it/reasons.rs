@@ -1,7 +1,7 @@
 //! Tests that errors and notes explain why there is no plan or file, and what the user can do.
 
 use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, error, scenario_path, succeed};
+use crate::processes::{assert_refused, fail_with_code, scenario_path, succeed};
 
 #[test]
 fn every_refusal_has_a_hint() {
@@ -17,7 +17,7 @@ fn every_refusal_has_a_hint() {
         (&large, &["--windows", "16,16"], "context"),
     ];
     for (file, flags, part) in cases {
-        let text = error(&[&["plan", file], flags].concat(), 2);
+        let text = fail_with_code(&[&["plan", file], flags].concat(), 2);
         let hint = text.lines().find(|line| line.starts_with("hint:")).expect("a hint");
         assert!(hint.contains(part), "{text}");
     }
@@ -38,8 +38,8 @@ fn ignored_memory_and_disagreement_are_noted() {
 fn missing_folder_is_not_created() {
     let (folder, file) = Folder::with_two_devices();
     assert_refused(&["plan", &file, "-o", &folder.path_of("missing/plan.yaml")], &["does not exist"]);
-    error(&["simulate", &file, "--trace", &folder.path_of("missing/run.trace")], 2);
-    error(&["reproduce", "-o", &folder.path_of("missing/report")], 2);
+    fail_with_code(&["simulate", &file, "--trace", &folder.path_of("missing/run.trace")], 2);
+    fail_with_code(&["reproduce", "-o", &folder.path_of("missing/report")], 2);
     assert!(!folder.has("missing"));
     // A folder for several files is created in an existing folder.
     let trace = folder.path_of("run.trace");

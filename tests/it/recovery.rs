@@ -14,8 +14,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::folder::{Folder, scenario};
-use crate::namespace::{End, Namespace};
-use crate::processes::{Head, Observation, Worker, assert_refused, model};
+use crate::namespace::{LinkEnd, Namespace};
+use crate::processes::{Head, Observation, Worker, assert_refused, model_path};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
@@ -51,7 +51,7 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
         observed.timed_out |= !rejoined;
         return Some(observed);
     }
-    let mut workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
+    let mut workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model_path("q4_k"))).collect();
     let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
     let addresses: Vec<&str> = proxies.iter().map(|proxy| proxy.address.as_str()).collect();
     let folder = Folder::new();
@@ -73,7 +73,7 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
 /// Runs a trial in which the link to a worker in a network namespace is taken down.
 fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<Observation> {
     let namespace = Namespace::for_test("unplug")?;
-    let (folder, q4_k) = (Folder::new(), model("q4_k"));
+    let (folder, q4_k) = (Folder::new(), model_path("q4_k"));
     let key = folder.write_ring_key();
     let flags = ["--model", &q4_k, "--key", &key];
     let worker = |index: usize| {
@@ -87,14 +87,14 @@ fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<O
     let plan = folder.write_plan(&[1, 2, 1, 2], &addresses, 512);
     let mut head = Head::start(&plan, expected.len(), &["--key", &key]);
     head.wait_for_tokens(at);
-    namespace.set(if seed.is_multiple_of(2) { End::Namespace } else { End::Host }, false);
+    namespace.set_link_up(if seed.is_multiple_of(2) { LinkEnd::Namespace } else { LinkEnd::Host }, false);
     Some(head.finish())
 }
 
 /// Returns the tokens that a single process generates.
 pub fn undisturbed_tokens(count: usize) -> Vec<u32> {
     let observed = Head::run(&Folder::new().write_plan(&[8], &[], 512), count, &[]);
-    assert_eq!(observed.tokens.len(), count, "{}", observed.text);
+    assert_eq!(observed.tokens.len(), count, "{}", observed.other_output);
     observed.tokens
 }
 
@@ -132,7 +132,11 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
         let differing = tokens.iter().zip(&expected).filter(|(own, expected)| own != expected).count();
         wrong += differing;
         if differing > 0 || tokens.len() != expected.len() || observed.timed_out {
-            println!("seed {seed}, {fault:?}: {} tokens, {differing} wrong: {}", tokens.len(), observed.text);
+            println!(
+                "seed {seed}, {fault:?}: {} tokens, {differing} wrong: {}",
+                tokens.len(),
+                observed.other_output
+            );
         }
         gaps.push((fault, observed.max_gap));
     }
@@ -166,31 +170,38 @@ fn ring_recovers_two_hundred_times() {
 #[test]
 fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let folder = Folder::new();
-    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (first, second) = (Worker::start(&model_path("q4_k")), Worker::start(&model_path("q4_k")));
     folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
     let (observed, trace) = run_with_loss(&folder, 60, &[], second);
-    assert_eq!(observed.tokens.len(), 60, "{}", observed.text);
+    assert_eq!(observed.tokens.len(), 60, "{}", observed.other_output);
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!((trace.outcome, kinds), (Outcome::Ok, vec![RunEventKind::Silent, RunEventKind::Replanned]));
     let replanned = &trace.run_events[1];
     assert_eq!(replanned.device.as_deref(), Some("d2"));
-    assert!(replanned.end.is_some() && replanned.what.starts_with("d0 3, d1 1; "), "{}", replanned.what);
-    assert_eq!(replanned.plan_digest, Some(hearth_schema::digest::of_text(&folder.read("run.plan-1.yaml"))));
+    assert!(
+        replanned.end.is_some() && replanned.details.starts_with("d0 3, d1 1; "),
+        "{}",
+        replanned.details
+    );
+    assert_eq!(
+        replanned.plan_digest,
+        Some(hearth_schema::digest::digest_text(&folder.read("run.plan-1.yaml")))
+    );
     let has_records = |device: u16| trace.records.iter().any(|record| record.device == device);
     assert!(has_records(0) && has_records(1), "the remaining devices send their traces");
-    assert!(observed.text.contains("\"trace_lost\": true"), "{}", observed.text);
+    assert!(observed.other_output.contains("\"trace_lost\": true"), "{}", observed.other_output);
 }
 
 #[test]
 fn failed_run_keeps_its_tokens() {
     let folder = Folder::new();
-    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (first, second) = (Worker::start(&model_path("q4_k")), Worker::start(&model_path("q4_k")));
     folder.write_plan(&[2, 1, 1], &[&first.address, &second.address], 512);
     let (observed, trace) = run_with_loss(&folder, 400, &["--give-up"], second);
-    assert_eq!(observed.exit_code, Some(3), "{}", observed.text);
+    assert_eq!(observed.exit_code, Some(3), "{}", observed.other_output);
     let progress = format!("after token {} of 400", observed.tokens.len());
     for part in ["lost the connection to `d2`", "does not plan again", &progress] {
-        assert!(observed.text.contains(part), "no `{part}`: {}", observed.text);
+        assert!(observed.other_output.contains(part), "no `{part}`: {}", observed.other_output);
     }
     assert_eq!(trace.outcome, Outcome::Killed);
     assert!(trace.passes.len() >= 20);
@@ -199,7 +210,7 @@ fn failed_run_keeps_its_tokens() {
 
 #[test]
 fn suspended_head_loses_no_worker() {
-    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
+    let (folder, worker) = (Folder::new(), Worker::start(&model_path("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
     let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
     head.wait_for_tokens(10);
@@ -220,8 +231,13 @@ fn worker_without_the_model_fetches_its_layers() {
     let expected = undisturbed_tokens(8);
     for session in ["fetched", "cached"] {
         let observed = Head::run(&plan, 8, &[]);
-        assert_eq!(observed.tokens, expected, "{}", observed.text);
-        assert_eq!(observed.text.contains("d1 has fetched"), session == "fetched", "{}", observed.text);
+        assert_eq!(observed.tokens, expected, "{}", observed.other_output);
+        assert_eq!(
+            observed.other_output.contains("d1 has fetched"),
+            session == "fetched",
+            "{}",
+            observed.other_output
+        );
     }
     let partial = cache.path_of(&format!("{}/model.gguf", cache.names()[0]));
     assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);
@@ -230,7 +246,7 @@ fn worker_without_the_model_fetches_its_layers() {
 #[test]
 fn scenario_planner_replans_during_a_run() {
     let folder = Folder::new();
-    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (first, second) = (Worker::start(&model_path("q4_k")), Worker::start(&model_path("q4_k")));
     folder.write_plan(&[5, 1, 2], &[&first.address, &second.address], 512);
     let text = folder.read("plan.yaml").replace("kv_cache: f32", "kv_cache: f16");
     folder.write("plan.yaml", &text);
@@ -239,14 +255,14 @@ fn scenario_planner_replans_during_a_run() {
     let even = scenario(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
     let even = folder.write("scenario.yaml", even);
     let (observed, trace) = run_with_loss(&folder, 60, &["--scenario", &even], second);
-    assert_eq!(observed.tokens.len(), 60, "{}", observed.text);
+    assert_eq!(observed.tokens.len(), 60, "{}", observed.other_output);
     assert_eq!(trace.outcome, Outcome::Ok);
     // The default, distribution in proportion, would have assigned most layers to the head.
-    let what = &replanned_event(&trace).what;
+    let what = &replanned_event(&trace).details;
     assert!(what.starts_with("d0 4, d1 4; "), "{what}");
     assert!(folder.read("run.plan-1.yaml").contains("strategy: even"));
     let alone: Vec<&str> = text.lines().filter(|line| !line.contains("worker")).collect();
     let alone = folder.write("alone.yaml", alone.join("\n").replace("window: 5", "window: 8"));
     let expected = Head::run(&alone, 60, &[]);
-    assert_eq!(observed.tokens, expected.tokens, "{}", expected.text);
+    assert_eq!(observed.tokens, expected.tokens, "{}", expected.other_output);
 }

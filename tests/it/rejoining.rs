@@ -14,14 +14,14 @@ use hearth_ring::{
 };
 use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::Kind;
+use hearth_schema::trace::StepKind;
 use hearth_schema::{Plan, Trace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
 use crate::folder::Folder;
-use crate::namespace::{End, Namespace};
-use crate::processes::{Observation, PROMPT, Worker, encrypted, model, plan, signal};
+use crate::namespace::{LinkEnd, Namespace};
+use crate::processes::{Observation, PROMPT, Worker, encrypted_transport, model_path, plan, signal};
 use crate::proxy::Proxy;
 use crate::recovery::{replanned_event, undisturbed_tokens};
 
@@ -40,7 +40,7 @@ fn parsed_plan(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
 impl<T: Transport> Session<T> {
     fn connect(transport: &T, format: &str, plan: Plan) -> Result<Session<T>, RingError> {
         let runtime = Runtime::new().expect("threads");
-        let local = Arc::new(LocalModel::open(Path::new(&model(format))).expect("a test model"));
+        let local = Arc::new(LocalModel::open(Path::new(&model_path(format))).expect("a test model"));
         let tokenizer = Tokenizer::new(&local.weights.model().metadata).expect("a tokenizer");
         let prompt = tokenizer.encode(PROMPT, false).expect("a text");
         let options = RingOptions { threads: 1, ..RingOptions::default() };
@@ -78,7 +78,7 @@ impl<T: Transport> Session<T> {
         let generated = match ended {
             Ok(Ok(generated)) => Some(generated),
             Ok(Err(unfinished)) => {
-                observed.text = unfinished.error.to_string();
+                observed.other_output = unfinished.error.to_string();
                 unfinished.partial_result.map(|generated| *generated)
             }
             Err(_) => None,
@@ -99,7 +99,7 @@ impl<T: Transport> Session<T> {
 /// Returns the names of the devices that computed layers in a run.
 fn members(trace: &Trace) -> Vec<String> {
     let computing: BTreeSet<u16> =
-        trace.records.iter().filter(|it| it.kind == Kind::Compute).map(|it| it.device).collect();
+        trace.records.iter().filter(|it| it.kind == StepKind::Compute).map(|it| it.device).collect();
     let name = |&device: &u16| trace.header.devices[usize::from(device)].name.clone();
     computing.iter().map(name).collect()
 }
@@ -112,7 +112,7 @@ fn lost_devices(trace: &Trace) -> Vec<&str> {
 /// Stops a worker at token `at` and resumes it after `duration`, while the run continues. Returns the run, and
 /// whether the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
 pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (Observation, bool) {
-    let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model("q4_k"))).collect();
+    let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model_path("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
     let plan = parsed_plan("q4_k", &[1, 2, 1, 2], &addresses);
     let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
@@ -153,14 +153,14 @@ fn check_rejoining<T: Transport>(
             fail();
         }
     });
-    assert_eq!(during.tokens, expected, "{}", during.text);
+    assert_eq!(during.tokens, expected, "{}", during.other_output);
     let trace = trace.expect("a trace");
     assert_eq!(lost_devices(&trace), ["d2"]);
-    let what = &replanned_event(&trace).what;
+    let what = &replanned_event(&trace).details;
     assert!(what.starts_with("d0 ") && !what.contains("d2"), "{what}");
     restore();
     let (after, trace) = session.short_request(8);
-    assert_eq!(after.tokens, expected[..8], "{}", after.text);
+    assert_eq!(after.tokens, expected[..8], "{}", after.other_output);
     let trace = trace.expect("a trace");
     assert_eq!(members(&trace), all);
     assert_eq!(trace.run_events, [], "d2 is in the ring from the beginning");
@@ -168,7 +168,7 @@ fn check_rejoining<T: Transport>(
 
 #[test]
 fn restarted_worker_rejoins_at_the_next_request() {
-    let (first, second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let (first, second) = (Worker::start(&model_path("q4_k")), Worker::start(&model_path("q4_k")));
     let (process, address) = (second.id(), second.address.clone());
     let plan = parsed_plan("q4_k", &[2, 1, 1], &[&first.address, &address]);
     let mut session = Session::connect(&TcpTransport, "q4_k", plan).expect("a ring");
@@ -178,7 +178,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
         move || signal(process, "KILL"),
         || {
             drop(second);
-            again = Some(Worker::with_flags(&["--listen", &address, "--model", &model("q4_k")]));
+            again = Some(Worker::with_flags(&["--listen", &address, "--model", &model_path("q4_k")]));
         },
     );
     session.close();
@@ -188,7 +188,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
 fn resumed_worker_rejoins_at_the_next_request() {
     let expected = undisturbed_tokens(40);
     let (observed, rejoined) = suspend_worker(1, 10, Duration::from_secs(3), &expected);
-    assert_eq!(observed.tokens, expected, "{}", observed.text);
+    assert_eq!(observed.tokens, expected, "{}", observed.other_output);
     assert!(rejoined && !observed.timed_out);
 }
 
@@ -197,21 +197,21 @@ fn reconnected_worker_rejoins_at_the_next_request() {
     let Some(namespace) = Namespace::for_test("reconnected_worker_rejoins_at_the_next_request") else {
         return;
     };
-    let (folder, q4_k) = (Folder::new(), model("q4_k"));
+    let (folder, q4_k) = (Folder::new(), model_path("q4_k"));
     let key = folder.write_ring_key();
     let flags = ["--model", &q4_k, "--key", &key];
     let near =
         Worker::with_flags(&[&flags[..], &["--listen", &format!("{}:0", namespace.host_address)]].concat());
     let far = Worker::in_namespace(&namespace, &flags);
     let plan = parsed_plan("q4_k", &[2, 1, 1], &[&near.address, &far.address]);
-    let mut session = Session::connect(&encrypted(&key), "q4_k", plan).expect("a ring");
+    let mut session = Session::connect(&encrypted_transport(&key), "q4_k", plan).expect("a ring");
     let namespace = Arc::new(namespace);
     let link = namespace.clone();
     check_rejoining(
         &mut session,
-        move || link.set(End::Namespace, false),
+        move || link.set_link_up(LinkEnd::Namespace, false),
         || {
-            namespace.set(End::Namespace, true);
+            namespace.set_link_up(LinkEnd::Namespace, true);
             // Waits until the neighbour table is rebuilt and the worker has noticed the loss of its head.
             std::thread::sleep(Duration::from_secs(3));
         },
@@ -284,7 +284,7 @@ fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
 fn interrupted_fetch_resumes() {
     let cache = Folder::new();
     let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--fetch", &cache.path_of("")]);
-    let source = std::fs::read(model("f16")).expect("a test model");
+    let source = std::fs::read(model_path("f16")).expect("a test model");
     let plan = parsed_plan("f16", &[2, 6], &[&worker.address]);
     let mut before = 0;
     // The connection breaks in the third MiB, then in the sixth, then not at all.

@@ -2,7 +2,7 @@
 
 use hearth_profiles::Document;
 use hearth_schema::plan::Role;
-use hearth_schema::trace::{Kind, Outcome};
+use hearth_schema::trace::{Outcome, StepKind};
 
 use crate::folder::{Folder, scenario};
 use crate::processes::{assert_refused, succeed};
@@ -28,9 +28,9 @@ fn relay_forwards_every_message() {
     succeed(&["simulate", &file, "--plan", &planned, "--trace", &folder.path_of("run.trace")]);
     let trace = folder.read_trace("run.trace");
     assert_eq!(trace.outcome, Outcome::Ok);
-    assert!(!trace.records.iter().any(|it| it.device == 1 && it.kind == Kind::Compute));
+    assert!(!trace.records.iter().any(|it| it.device == 1 && it.kind == StepKind::Compute));
     let peers = |device: u16| {
-        let sent = trace.records.iter().filter(move |it| it.device == device && it.kind == Kind::Send);
+        let sent = trace.records.iter().filter(move |it| it.device == device && it.kind == StepKind::Send);
         sent.map(|record| record.peer).collect::<Vec<_>>()
     };
     assert_eq!(peers(1), vec![Some(2); trace.passes.len()]);

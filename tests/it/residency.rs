@@ -11,11 +11,11 @@ use std::time::Duration;
 use hearth_lab::{CommandUsage, DeviceLimits, LimitedCommand, MemoryHog};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Outcome, Reading};
+use hearth_schema::trace::{Counter, Outcome, Reading, StepKind};
 
 use crate::folder::{Folder, fast_scenario};
-use crate::lab::memory_groups;
-use crate::processes::{execute, list, outputs, parse, succeed};
+use crate::lab::memory_cgroup_folder;
+use crate::processes::{execute_arguments, list, parse, run_with_code, succeed};
 
 /// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
 const MEMORY: Bytes = Bytes::mib(54);
@@ -51,13 +51,17 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.path_of(name));
     let flags = ["--windows", "12", "--residency", "managed", "--stream-buffer", "2 MiB"];
     succeed(&[&["plan", &scenario, "--output", &plan], &flags[..]].concat());
-    execute(&plan, &model, &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace])
+    execute_arguments(
+        &plan,
+        &model,
+        &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace],
+    )
 }
 
 fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
     let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
     let files = vec![folder.path().join("model.gguf")];
-    let command = LimitedCommand { limits, files, hog: Some(hog), deadline };
+    let command = LimitedCommand { limits, files, hog: Some(hog), timeout: deadline };
     command.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
 }
 
@@ -87,7 +91,7 @@ fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
 /// Returns the bytes of the weights that a device uses for one token.
 fn share(trace: &Trace, device: u16) -> u64 {
     let own = trace.records.iter().filter(|it| (it.device, it.pass) == (device, 1));
-    own.filter(|it| matches!(it.kind, Kind::Compute | Kind::Output)).map(|it| it.bytes).sum()
+    own.filter(|it| matches!(it.kind, StepKind::Compute | StepKind::Output)).map(|it| it.bytes).sum()
 }
 
 fn median(numbers: &[u64]) -> u64 {
@@ -98,7 +102,7 @@ fn median(numbers: &[u64]) -> u64 {
 
 #[test]
 fn managed_device_yields_memory_and_recovers() {
-    let Some(_) = memory_groups("managed_device_yields_memory_and_recovers") else { return };
+    let Some(_) = memory_cgroup_folder("managed_device_yields_memory_and_recovers") else { return };
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, TOKENS);
@@ -132,7 +136,7 @@ fn managed_device_yields_memory_and_recovers() {
 
 #[test]
 fn killed_managed_run_leaves_nothing_behind() {
-    let Some(groups) = memory_groups("killed_managed_run_leaves_nothing_behind") else { return };
+    let Some(groups) = memory_cgroup_folder("killed_managed_run_leaves_nothing_behind") else { return };
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, "200");
@@ -154,7 +158,7 @@ fn killed_managed_run_leaves_nothing_behind() {
 
 #[test]
 fn lab_runs_managed_devices() {
-    let Some(_) = memory_groups("lab_runs_managed_devices") else { return };
+    let Some(_) = memory_cgroup_folder("lab_runs_managed_devices") else { return };
     let folder = Folder::on_disk();
     let model = synthesize(&folder);
     let limits = "profile: measured, limits: {memory: 28 MiB, disk_read: 200 MB/s, threads: 1}";
@@ -165,7 +169,7 @@ fn lab_runs_managed_devices() {
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let arguments =
         ["lab", &scenario, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
-    let result = parse(&outputs(&arguments, 0).0);
+    let result = parse(&run_with_code(&arguments, 0).0);
     assert!(list(&result["groups"]).iter().all(|group| group["oom_kills"] == 0), "{}", result["groups"]);
     for name in ["predicted.trace", "measured.trace"] {
         let trace = read_trace(&folder, &format!("report/{name}"));
@@ -173,7 +177,8 @@ fn lab_runs_managed_devices() {
         let mut streamed = 0;
         for device in 0..3 {
             let share = share(&trace, device);
-            let ahead = trace.records.iter().filter(|it| it.device == device && it.kind == Kind::Prefetch);
+            let ahead =
+                trace.records.iter().filter(|it| it.device == device && it.kind == StepKind::Prefetch);
             let ahead: u64 = ahead.map(|record| record.bytes).sum();
             // The first tokens load the weights that are kept.
             let read = median(&bytes_read(&trace, device)[1..]);

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::folder::Folder;
-use crate::processes::{Worker, assert_refused, execute, finish, hearth, list, model, parse};
+use crate::processes::{
+    Worker, assert_refused, execute_arguments, hearth, list, model_path, parse, run_command,
+};
 
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 const TWO_TOKENS: [&str; 4] = ["--prompt", "And", "--tokens", "2"];
@@ -13,10 +15,10 @@ fn ring_needs_the_same_key() {
     let folder = Folder::new();
     let key = folder.write_key("ring.key", KEY);
     let other = folder.write_key("other.key", "a phrase that is another key");
-    let q4_k = model("q4_k");
+    let q4_k = model_path("q4_k");
     let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--model", &q4_k, "--key", &key]);
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 64);
-    let command = |key: &[&str]| execute(&plan, &q4_k, &[&TWO_TOKENS[..], key].concat());
+    let command = |key: &[&str]| execute_arguments(&plan, &q4_k, &[&TWO_TOKENS[..], key].concat());
 
     let start = Instant::now();
     assert_refused(&command(&[]), &["`d1`", "give both ends the same --key"]);
@@ -26,17 +28,18 @@ fn ring_needs_the_same_key() {
     let mut with_file = hearth(&command(&["--key", &key, "--json"]));
     let mut with_variable = hearth(&command(&["--json"]));
     for command in [&mut with_file, with_variable.env("HEARTH_KEY", KEY)] {
-        assert_eq!(list(&parse(&finish(command, 0).0)["token_ids"]).len(), 2);
+        assert_eq!(list(&parse(&run_command(command, 0).0)["token_ids"]).len(), 2);
     }
 }
 
 #[test]
 fn worker_without_the_key_is_refused() {
-    let (folder, worker) = (Folder::new(), Worker::start(&model("q4_k")));
+    let (folder, worker) = (Folder::new(), Worker::start(&model_path("q4_k")));
     let key = folder.write_key("ring.key", KEY);
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 64);
     let start = Instant::now();
-    let command = execute(&plan, &model("q4_k"), &[&TWO_TOKENS[..], &["--key", &key]].concat());
+    let command =
+        execute_arguments(&plan, &model_path("q4_k"), &[&TWO_TOKENS[..], &["--key", &key]].concat());
     assert_refused(&command, &["`d1`", "give both ends the same --key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "it took {:?}", start.elapsed());
 }
@@ -45,7 +48,8 @@ fn worker_without_the_key_is_refused() {
 fn worker_with_a_key_can_listen_on_all_addresses() {
     let folder = Folder::new();
     let key = folder.write_key("ring.key", KEY);
-    let worker = Worker::with_flags(&["--listen", "0.0.0.0:0", "--model", &model("q4_k"), "--key", &key]);
+    let worker =
+        Worker::with_flags(&["--listen", "0.0.0.0:0", "--model", &model_path("q4_k"), "--key", &key]);
     assert!(worker.address.starts_with("0.0.0.0:"), "{}", worker.address);
 }
 
@@ -57,8 +61,8 @@ fn wrong_key_is_refused_at_start() {
         (folder.path_of("absent.key"), "cannot read the key file"),
         (folder.write("open.key", KEY), "chmod 600"),
     ] {
-        let arguments = ["worker", "--listen", "127.0.0.1:0", "--model", &model("q4_k"), "--key", &key];
-        let text = crate::processes::error(&arguments, 2);
+        let arguments = ["worker", "--listen", "127.0.0.1:0", "--model", &model_path("q4_k"), "--key", &key];
+        let text = crate::processes::fail_with_code(&arguments, 2);
         assert!(text.contains(what) && text.contains(&key) && !text.contains("hunter2"), "{text}");
     }
 }

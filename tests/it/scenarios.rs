@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::processes::{json, list, scenario_path, succeed};
+use crate::processes::{list, run_json, scenario_path, succeed};
 use crate::repository::{TextFile, root, text_files};
 
 /// Returns the scenarios in a subfolder of `scenarios`, without the documents that they refer to.
@@ -21,7 +21,7 @@ fn scenarios_of(folder: &str) -> Vec<TextFile> {
 #[test]
 fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
     for TextFile { path, text } in scenarios_of("paper") {
-        let plan = json(&["plan", &root().join(&path).display().to_string()]);
+        let plan = run_json(&["plan", &root().join(&path).display().to_string()]);
         assert_eq!(plan["devices"][0]["role"], "head", "{path}");
         let dropped = plan["dropped"].as_array().map_or(0, Vec::len);
         let devices = text.lines().filter(|line| line.trim_start().starts_with("- {name: ")).count();
@@ -38,7 +38,7 @@ fn mac_stalls_delay_tokens_without_a_finding() {
         let path = scenario_path(name);
         let findings = succeed(&["lint", &path, "--json"]);
         assert!(!findings.contains("-link"), "{name}: {findings}");
-        json(&["simulate", &path])["tpot_ms"]["mean"].as_f64().expect("tokens")
+        run_json(&["simulate", &path])["tpot_ms"]["mean"].as_f64().expect("tokens")
     };
     // Both scenarios have the same delays, so the difference is caused by the stalls.
     let (wifi, stalls) = (mean("home/llama-70b-on-wifi"), mean("home/llama-70b-on-wifi-stalls"));
@@ -48,7 +48,7 @@ fn mac_stalls_delay_tokens_without_a_finding() {
 #[test]
 fn every_scenario_of_a_phone_reports_its_processors() {
     for TextFile { path, .. } in scenarios_of("soc") {
-        let run = json(&["simulate", &root().join(&path).display().to_string(), "--warm"]);
+        let run = run_json(&["simulate", &root().join(&path).display().to_string(), "--warm"]);
         if path.contains("/home-") {
             continue;
         }

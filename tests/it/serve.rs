@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::chat::write_with_template;
 use crate::folder::Folder;
 use crate::processes::{
-    Process, Worker, assert_refused, becomes_true, hearth, json, list, model, number, parse, plan_for,
+    Process, Worker, assert_refused, hearth, list, model_path, number, parse, plan_for, run_json, wait_until,
 };
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -122,9 +122,9 @@ fn greedy(prompt: &str, tokens: u32) -> Value {
 /// Returns the text that `hearth execute` generates for a prompt in one process.
 fn alone(prompt: &str, tokens: u32) -> String {
     let folder = Folder::new();
-    let (plan, model, tokens) = (folder.write_plan(&[8], &[], 256), model("q4_k"), tokens.to_string());
+    let (plan, model, tokens) = (folder.write_plan(&[8], &[], 256), model_path("q4_k"), tokens.to_string());
     let arguments = ["execute", &plan, "--model", &model, "--prompt", prompt, "--tokens", &tokens];
-    json(&arguments)["text"].as_str().expect("a text").to_owned()
+    run_json(&arguments)["text"].as_str().expect("a text").to_owned()
 }
 
 const PROMPTS: [&str; 4] = ["And Jesus said unto them,", "In the beginning", "The LORD is my", "Blessed are"];
@@ -200,7 +200,7 @@ fn disconnected_client_frees_its_slot() {
     assert!(lines.any(|line| line.starts_with("data: ")), "no event");
     assert_eq!(server.metric("requests_active"), 1);
     drop(lines);
-    let has_ended = becomes_true(Duration::from_secs(10), || server.metric("requests_active") == 0);
+    let has_ended = wait_until(Duration::from_secs(10), || server.metric("requests_active") == 0);
     assert!(has_ended, "the request is still active after ten seconds");
     assert_eq!(server.metric("requests_cancelled_total"), 1);
     // The only slot is free.
@@ -228,7 +228,7 @@ fn requests_survive_a_killed_worker() {
 #[test]
 fn token_and_host_header_are_checked() {
     let folder = Folder::new();
-    let (plan, q4_k) = (folder.write_plan(&[8], &[], 128), model("q4_k"));
+    let (plan, q4_k) = (folder.write_plan(&[8], &[], 128), model_path("q4_k"));
     for (flags, part) in [
         (["--listen", "0.0.0.0:0"], "there is no token"),
         (["--token", &folder.write("short", "secret")], "at least 16"),

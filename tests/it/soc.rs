@@ -1,7 +1,7 @@
 //! Tests of errors and notes about phones: unsupported strategies, and runs without `--warm`.
 
 use crate::folder::Folder;
-use crate::processes::{error, scenario_path, succeed};
+use crate::processes::{fail_with_code, scenario_path, succeed};
 
 #[test]
 fn unsupported_soc_options_are_refused() {
@@ -23,7 +23,7 @@ fn unsupported_soc_options_are_refused() {
         (phone, "{partition: fixed}", "unknown field `partition`"),
     ] {
         let file = folder.write("s.yaml", text.replace(device, &format!("profile: {profile}, soc: {soc}")));
-        let text = error(&["simulate", &file, "--warm"], 2);
+        let text = fail_with_code(&["simulate", &file, "--warm"], 2);
         assert!(text.contains(what), "{profile} {soc}: {text}");
         assert!(text.contains("hint:") || text.contains("where:"), "{text}");
     }

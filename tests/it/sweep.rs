@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::folder::{Folder, scenario};
-use crate::processes::{assert_refused, json, list, succeed, texts};
+use crate::processes::{assert_refused, list, run_json, succeed, texts};
 use crate::repository::root;
 
 /// Writes a scenario and the documents of its two devices; `available` is the available memory of `d3`.
@@ -26,7 +26,7 @@ fn row_equals_simulating_the_changed_document() {
     let folder = Folder::new();
     let file = write_scenario(&folder, "9.7 GiB");
     let memory = "devices.b.memory.available=3GiB,9.7GiB";
-    let table = json(&["sweep", &file, "--vary", memory, "--vary", "links.default.latency=2ms,9ms"]);
+    let table = run_json(&["sweep", &file, "--vary", memory, "--vary", "links.default.latency=2ms,9ms"]);
     let rows = list(&table["rows"]);
     assert_eq!(rows.len(), 4);
     let mut times = Vec::new();
@@ -35,14 +35,14 @@ fn row_equals_simulating_the_changed_document() {
         write_scenario(&folder, available);
         let text = folder.read("scenario.yaml").replace("value: 2 ms", &format!("value: {latency}"));
         let file = folder.write("scenario.yaml", text);
-        let alone = json(&["simulate", &file]);
+        let alone = run_json(&["simulate", &file]);
         assert_eq!(row["values"], json!([available, latency]));
         assert_eq!(row["tpot_ms"], alone["tpot_ms"]["mean"], "{available}, {latency}");
         assert_eq!(row["ttft_ms"], alone["ttft_ms"]);
         assert_eq!(row["tokens_per_s"], alone["tokens_per_s"]);
         let read = |value: &Value| value["bytes_read_per_token"].as_f64();
         assert_eq!(read(row), Some(list(&alone["devices"]).iter().filter_map(read).sum()));
-        let plan = json(&["plan", &file, "-o", &folder.path_of("plan.yaml")]);
+        let plan = run_json(&["plan", &file, "-o", &folder.path_of("plan.yaml")]);
         assert_eq!((&row["rounds"], &row["strategy"]), (&plan["rounds"], &plan["strategy"]));
         assert_eq!((row["outcome"].as_str(), row["seed"].as_u64()), (Some("ok"), Some(7)));
         times.push(row["tpot_ms"].to_string());
@@ -94,7 +94,7 @@ fn row_of_a_failed_point_has_the_reason() {
     let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.path_of("plan.yaml"));
     succeed(&["plan", &file, "-o", &plan]);
     let outcomes = |vary: &str| {
-        let rows = json(&["sweep", &file, "--plan", &plan, "--vary", vary])["rows"].take();
+        let rows = run_json(&["sweep", &file, "--plan", &plan, "--vary", vary])["rows"].take();
         let has_time = |row: &Value| row["tpot_ms"].is_number() == (row["outcome"] == "ok");
         assert!(list(&rows).iter().all(has_time), "{rows}");
         assert!(rows[0]["strategy"].is_string());
@@ -104,7 +104,7 @@ fn row_of_a_failed_point_has_the_reason() {
     let found = outcomes("devices.a.memory.available=4GiB,99GiB");
     assert_eq!(found[0], "ok");
     assert!(found[1].starts_with("refused: ") && found[1].contains("more than `memory.total`"), "{found:?}");
-    let table = json(&["sweep", &file, "--vary", "planner.rounds=1,7", "--strategy", "even"]);
+    let table = run_json(&["sweep", &file, "--vary", "planner.rounds=1,7", "--strategy", "even"]);
     let outcome = table["rows"][1]["outcome"].as_str().expect("an outcome");
     assert!(outcome.starts_with("no plan: ") && outcome.contains("7 rounds"), "{outcome}");
 }

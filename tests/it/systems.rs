@@ -2,7 +2,8 @@
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, execute, json, json_with_code, list, model, outputs, scenario_path, succeed, texts,
+    assert_refused, execute_arguments, list, model_path, run_json, run_json_with_code, run_with_code,
+    scenario_path, succeed, texts,
 };
 
 /// Writes the plan of another system and returns its path.
@@ -17,12 +18,12 @@ fn plan_of_another_system_is_not_executed() {
     let folder = Folder::new();
     for strategy in ["dllama", "exo"] {
         let (scenario, plan) = (scenario_path("paper/llama-8b-on-d1-d4"), write_plan(&folder, strategy));
-        let from_file = json(&["simulate", &scenario, "--plan", &plan]);
-        assert_eq!(from_file, json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
+        let from_file = run_json(&["simulate", &scenario, "--plan", &plan]);
+        assert_eq!(from_file, run_json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
         assert_eq!(from_file["outcome"], "ok");
         let reason = format!("the plan of `{strategy}` is simulated only");
-        assert_refused(&execute(&plan, &model("q4_k"), &["--prompt", "a"]), &[&reason]);
-        let findings = json(&["lint", &scenario, "--plan", &plan]);
+        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), &[&reason]);
+        let findings = run_json(&["lint", &scenario, "--plan", &plan]);
         assert!(texts(&findings, "code").contains(&"simulated-only"), "{findings}");
     }
 }
@@ -32,16 +33,16 @@ fn run_and_lint_agree_on_memory() {
     for strategy in ["dllama", "exo"] {
         let scenario = scenario_path("paper/llama-70b-on-d1-d4");
         let flags = [scenario.as_str(), "--strategy", strategy];
-        let (text, _) = outputs(&[&["simulate"], &flags[..]].concat(), 3);
+        let (text, _) = run_with_code(&[&["simulate"], &flags[..]].concat(), 3);
         let first =
             text.lines().find(|line| line.starts_with("out of memory: d3 needs")).expect("an outcome");
         assert!(first.contains("no times") && !first.contains(" - "), "{first}");
-        let findings = json_with_code(&[&["lint"], &flags[..]].concat(), 3);
+        let findings = run_json_with_code(&[&["lint"], &flags[..]].concat(), 3);
         let codes = texts(&findings, "code");
         let short = codes.iter().filter(|code| **code == "memory-exceeded").count();
-        let run = json_with_code(&[&["simulate"], &flags[..]].concat(), 3);
+        let run = run_json_with_code(&[&["simulate"], &flags[..]].concat(), 3);
         assert_eq!(list(&run["memory_shortages"]).len(), short, "{strategy}");
-        let ignoring = json(&[&["simulate", "--ignore-memory"], &flags[..]].concat());
+        let ignoring = run_json(&[&["simulate", "--ignore-memory"], &flags[..]].concat());
         assert_eq!(ignoring["outcome"], "ok");
     }
 }

@@ -3,14 +3,14 @@
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, json, list, mean_tpot, number, scenario_path, succeed};
+use crate::processes::{assert_refused, list, mean_tpot, number, run_json, scenario_path, succeed};
 
 #[test]
 fn variants_are_ranked_by_saved_time() {
     let home = scenario_path("home/llama-70b-on-wifi");
-    let all = json(&["whatif", &home, "--tokens", "3"]);
+    let all = run_json(&["whatif", &home, "--tokens", "3"]);
     let base = number(&all["base"]["tpot_ms"]);
-    let simulated = json(&["simulate", &home, "--tokens", "3"]);
+    let simulated = run_json(&["simulate", &home, "--tokens", "3"]);
     assert_eq!(mean_tpot(&simulated), base);
     let variants = list(&all["variants"]);
     let count = |kind: &str| variants.iter().filter(|it| it["kind"] == kind).count();
@@ -42,7 +42,7 @@ fn refused_variants_have_a_reason() {
     // The manual windows are for four devices.
     let planner = "planner: {strategy: manual, windows: [40, 20, 16, 4]}\n";
     let path = folder.write("manual.yaml", text + planner);
-    let all = json(&["whatif", &path, "--tokens", "2"]);
+    let all = run_json(&["whatif", &path, "--tokens", "2"]);
     let without: Vec<&Value> = list(&all["variants"]).iter().filter(|it| it["kind"] == "without").collect();
     assert_eq!(without.len(), 4);
     for variant in without {

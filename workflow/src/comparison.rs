@@ -8,9 +8,9 @@ use hearth_halda::registry::STRATEGY_NAMES;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
-use crate::planning::{self, REFINE};
+use crate::planning::{self, REFINE_STRATEGY};
 use crate::score::{PlanScore, score};
-use crate::{Budget, Error, LoadedScenario};
+use crate::{Error, LoadedScenario, SearchBudget};
 
 /// The plan of one strategy and its score in a short simulation.
 #[derive(Debug)]
@@ -25,14 +25,14 @@ pub struct StrategyResult {
 }
 
 /// Plans with every strategy and simulates each plan.
-pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: Budget) -> Vec<StrategyResult> {
+pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: SearchBudget) -> Vec<StrategyResult> {
     let has_windows = loaded.scenario.planner.windows.is_some();
-    let strategies = STRATEGY_NAMES.into_iter().chain([REFINE]);
+    let strategies = STRATEGY_NAMES.into_iter().chain([REFINE_STRATEGY]);
     let compared = |name: &&str| *name != "exhaustive" && (*name != "manual" || has_windows);
     let result = |strategy: &'static str| {
         budget.progress.report(&format!("planning with `{strategy}`"), 0, 0);
         let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
-        let plan = planning::make(loaded, cluster, &options, budget);
+        let plan = planning::make_plan(loaded, cluster, &options, budget);
         let scored =
             plan.as_ref().map_err(Error::clone).and_then(|plan| score(plan, cluster, &loaded.scenario));
         let refusal_reason = scored.as_ref().err().map(Error::what);

@@ -75,7 +75,7 @@ impl Error {
     }
 
     /// Returns the message, which may have several lines.
-    pub fn text(&self) -> &str {
+    pub fn message(&self) -> &str {
         &self.what
     }
 

@@ -8,15 +8,19 @@ use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
-use hearth_sim::{Run, ScenarioEvents};
+use hearth_sim::{ScenarioEvents, SimulationResult};
 use serde::Serialize;
 
 use crate::simulation::{MemoryOptions, simulate_with_events};
-use crate::{Budget, Error, ErrorKind, LoadedScenario, ScenarioReplanner, limits, planning};
+use crate::{Error, ErrorKind, LoadedScenario, ScenarioReplanner, SearchBudget, limits, planning};
 
 /// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
 /// made.
-pub fn run_scenario(loaded: &LoadedScenario, mut cluster: Cluster, plan: &Plan) -> Result<Run, Error> {
+pub fn run_scenario(
+    loaded: &LoadedScenario,
+    mut cluster: Cluster,
+    plan: &Plan,
+) -> Result<SimulationResult, Error> {
     let scenario = &loaded.scenario;
     limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let replanner = ScenarioReplanner::new(loaded);
@@ -49,7 +53,7 @@ impl Evaluation {
     /// Evaluates a cluster: makes a plan, unless one is given, and simulates it.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
         limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
-        let make = || planning::make(loaded, &cluster, &loaded.scenario.planner, Budget::NONE);
+        let make = || planning::make_plan(loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE);
         let plan = match given.cloned().map_or_else(make, Ok) {
             Ok(plan) => plan,
             Err(error) => return Self::default().ended(&format!("no plan: {}", error.what())),

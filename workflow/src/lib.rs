@@ -32,6 +32,6 @@ mod scenario;
 
 pub use error::{Error, ErrorKind};
 pub use overrides::Overrides;
-pub use planning::{Budget, ScenarioReplanner};
+pub use planning::{ScenarioReplanner, SearchBudget};
 pub use scenario::{FileResolver, LoadedScenario, Resolver, check_model_exists, read_model_profile};
 pub use workers::{NoProgress, Progress};

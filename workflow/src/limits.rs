@@ -23,7 +23,7 @@ pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
         let Some(limits) = &entry.limits else { continue };
         if let Some(rate) = limits.disk_read {
-            member.device.disk.limit = Some(Sourced::new(rate, set));
+            member.device.disk.bandwidth_limit = Some(Sourced::new(rate, set));
         }
         if let Some(cores) = limits.cpu {
             let period = Sourced::new(quota::EMULATION_PERIOD, "set: the lab's");
@@ -83,7 +83,7 @@ mod tests {
     use hearth_core::memory::MemoryBudget;
 
     use super::*;
-    use crate::{Budget, FileResolver, LoadedScenario, planning};
+    use crate::{FileResolver, LoadedScenario, SearchBudget, planning};
 
     #[test]
     fn memory_share_is_that_share_of_the_weights() {
@@ -104,7 +104,8 @@ planner: {{strategy: manual, windows: [4, 4]}}
 ");
         let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FileResolver).expect("a scenario");
         let mut cluster = loaded.cluster(None).expect("a cluster");
-        let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
+        let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE)
+            .expect("a plan");
         apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
         for (index, share) in [(0, 0.5), (1, 0.35)] {
             let (device, model) = (&cluster.members[index].device, cluster.draft.as_ref());

@@ -10,7 +10,7 @@ use hearth_profiles::{Bytes, Document, DocumentError};
 use hearth_schema::Plan;
 
 use crate::documents::read_text;
-use crate::{Budget, Error, ErrorKind, LoadedScenario, limits, planning};
+use crate::{Error, ErrorKind, LoadedScenario, SearchBudget, limits, planning};
 
 /// Returns the findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with
 /// the options of the scenario. `model` is a file that replaces the model of the scenario.
@@ -18,7 +18,7 @@ pub fn findings(
     loaded: &LoadedScenario,
     plan: Option<&Path>,
     model: Option<&Path>,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<Vec<Finding>, Error> {
     let mut cluster = loaded.cluster_without_memory_limits(model)?;
     let mut found = lint::check_scenario(&loaded.scenario, &cluster);
@@ -26,8 +26,8 @@ pub fn findings(
     match plan_or_finding(plan, loaded, &cluster, budget)? {
         Ok(plan) => {
             limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-            let slow_disk = loaded.scenario.planner.slow_disk;
-            found.extend(lint::check_plan(&plan, &loaded.origin, &cluster, slow_disk));
+            let slow_disk = loaded.scenario.planner.slow_disk_threshold;
+            found.extend(lint::check_plan(&plan, &loaded.record, &cluster, slow_disk));
             found.extend(lint::events_after_end(&loaded.scenario, &plan));
         }
         Err(finding) => found.push(finding),
@@ -41,7 +41,7 @@ fn plan_or_finding(
     plan: Option<&Path>,
     loaded: &LoadedScenario,
     cluster: &Cluster,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<Result<Plan, Finding>, Error> {
     if let Some(path) = plan {
         return match Plan::from_yaml(&read_text(path)?) {
@@ -52,7 +52,7 @@ fn plan_or_finding(
             read => read.map(Ok).map_err(|error| Error::document(path, &error)),
         };
     }
-    match planning::read_or_make(None, loaded, cluster, budget) {
+    match planning::read_or_make_plan(None, loaded, cluster, budget) {
         Err(error) if error.kind() == ErrorKind::Invalid => {
             let fix = error.hint_text().unwrap_or("try another strategy or a smaller model");
             Ok(Err(Finding::error("no-plan", "scenario", error.what(), fix)))

@@ -44,7 +44,14 @@ impl Overrides {
 
     /// Returns an error if a given option would have no effect.
     fn check(&self, scenario: &PlannerOptions) -> Result<(), Error> {
-        let PlannerOptions { strategy, windows, gpu_layers, weights_as, air_time, .. } = &self.planner;
+        let PlannerOptions {
+            strategy,
+            windows,
+            gpu_layers,
+            weight_format: weights_as,
+            all_reduce_time: air_time,
+            ..
+        } = &self.planner;
         let named = strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, windows.is_some()) {
             return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
@@ -80,12 +87,12 @@ impl Overrides {
             rounds: given.rounds.or(scenario.rounds),
             windows: given.windows.or(scenario.windows),
             gpu_layers: given.gpu_layers.or(scenario.gpu_layers),
-            keep_all: given.keep_all || scenario.keep_all,
-            best_head: given.best_head || scenario.best_head,
+            keep_all_devices: given.keep_all_devices || scenario.keep_all_devices,
+            choose_best_head: given.choose_best_head || scenario.choose_best_head,
             order: given.order.or(scenario.order),
-            slow_disk: given.slow_disk.or(scenario.slow_disk),
-            weights_as: given.weights_as.or(scenario.weights_as),
-            air_time: given.air_time.or(scenario.air_time),
+            slow_disk_threshold: given.slow_disk_threshold.or(scenario.slow_disk_threshold),
+            weight_format: given.weight_format.or(scenario.weight_format),
+            all_reduce_time: given.all_reduce_time.or(scenario.all_reduce_time),
         }
     }
 }

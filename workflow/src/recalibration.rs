@@ -15,7 +15,7 @@ use hearth_profiles::units::Rounded;
 use hearth_profiles::{Device, Document, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Kind, Origin, Resource};
+use hearth_schema::trace::{Origin, Resource, StepKind};
 
 use crate::Error;
 
@@ -49,7 +49,7 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
 pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile_digest.as_ref());
-    profile.is_none_or(|profile| *profile == hearth_schema::digest::of_text(&device.to_yaml()))
+    profile.is_none_or(|profile| *profile == hearth_schema::digest::digest_text(&device.to_yaml()))
 }
 
 fn update<T: Rounded + Copy>(
@@ -114,11 +114,11 @@ fn median_time(name: &str, trace: &Trace) -> Option<f64> {
     let mut passes: BTreeMap<u32, u64> =
         trace.passes.iter().filter(|pass| is_decoding(pass)).map(|pass| (pass.index, 0)).collect();
     for record in &trace.records {
-        let computed = matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output);
+        let computed = matches!(record.kind, StepKind::Embed | StepKind::Compute | StepKind::Output);
         let own = usize::from(record.device) == index && record.resource == Resource::Cpu;
         if let Some((time, cost)) = passes.get_mut(&record.pass).zip(record.cost).filter(|_| own && computed)
         {
-            *time += cost.cpu;
+            *time += cost.cpu_ns;
         }
     }
     let mut times: Vec<u64> = passes.into_values().filter(|time| *time > 0).collect();
@@ -131,7 +131,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Budget, FileResolver, LoadedScenario, planning, simulation};
+    use crate::{FileResolver, LoadedScenario, SearchBudget, planning, simulation};
 
     const SCENARIO: &str = "# A device that is slower than its profile.
 schema: scenario/1
@@ -148,7 +148,8 @@ planner: {strategy: manual, windows: [8, 8]}
     fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
         let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FileResolver).expect("a scenario");
         let mut cluster = loaded.cluster(None).expect("a cluster");
-        let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
+        let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE)
+            .expect("a plan");
         cluster.members[1].device = change(cluster.members[1].device.clone());
         let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, true).expect("a run");
         (trace, cluster.members[1].device.clone())

@@ -23,12 +23,12 @@ use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 use crate::documents::read;
 use crate::scenario::Resolver;
 use crate::simulation::{self, MemoryOptions};
-use crate::{Budget, Error, LoadedScenario, NoProgress, Progress, limits, planning, uncertainty};
+use crate::{Error, LoadedScenario, NoProgress, Progress, SearchBudget, limits, planning, uncertainty};
 
 /// The search budget for a system whose planner is `refine`. Only the number of plans is limited, so that the
 /// result is the same on every machine.
-const BUDGET: Budget<'static> =
-    Budget { max_seconds: u64::MAX, max_evaluations: Some(500), progress: &NoProgress };
+const BUDGET: SearchBudget<'static> =
+    SearchBudget { max_seconds: u64::MAX, max_evaluations: Some(500), progress: &NoProgress };
 
 /// The results for a document of published numbers, and its cells that could not be simulated.
 #[derive(Debug)]
@@ -53,10 +53,12 @@ pub fn reproduce(
         let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
         progress.report(&what, done as u64, runs.len() as u64);
-        let cell = match (&entry.scenario, &entry.roofline, &system_entry.gpu) {
-            (Some(scenario), ..) => {
-                simulate_cell(&load(&folder.join(scenario), system_entry, resolver)?, published.warm, draws)
-            }
+        let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
+            (Some(scenario), ..) => simulate_cell(
+                &load(&folder.join(scenario), system_entry, resolver)?,
+                published.starts_warm,
+                draws,
+            ),
             (None, Some(pass), Some(gpu)) => Ok(predict_by_roofline(folder, pass, gpu)?),
             // The validation of the document refuses such a row.
             _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU", entry.label))),
@@ -88,29 +90,30 @@ fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result
 
 fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
     let mut cluster = loaded.cluster(None)?;
-    let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
+    let plan = planning::make_plan(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
-    let (memory, none) = (MemoryOptions { warm, ignore_size: false }, ScenarioEvents::default());
+    let (memory, none) =
+        (MemoryOptions { warm_start: warm, ignore_memory: false }, ScenarioEvents::default());
     let spread = (draws > 0 && trace.outcome == Outcome::Ok)
-        .then(|| uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws))
+        .then(|| uncertainty::prediction_interval(&plan, &cluster, &loaded.scenario, memory, &none, draws))
         .transpose()?;
     let metrics = metrics::compute(&trace);
     let soc = simulation::soc_metrics(&cluster, &plan, &trace);
     let pressure = metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure));
     let traced = trace.header.devices.iter();
     let unvalidated =
-        traced.filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated.as_ref()?)));
+        traced.filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated_parts.as_ref()?)));
     Ok(CellResult::Ran(SimulatedRun {
         outcome: trace.outcome,
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
         energy_j: soc.and_then(|metrics| metrics.prefill_energy_j),
-        pressure: pressure.collect(),
+        memory_pressure: pressure.collect(),
         footprint: footprint(&plan, &cluster),
         plan_summary: summary(&plan),
         unvalidated_parts: unvalidated.collect(),
-        spread,
+        prediction_interval: spread,
     }))
 }
 
@@ -121,7 +124,7 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<C
     let shape = document.shape();
     let (rate, bandwidth, prompt) = (gpu.compute.value, gpu.bandwidth.value, pass.prompt_tokens);
     let gpu = MobileGpu { arithmetic_rate: rate, bandwidth };
-    let (weights, stored) = match pass.weights {
+    let (weights, stored) = match pass.quantisation {
         Quantisation::Q8 => (WeightFormat::Q8, "q8"),
         Quantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
     };
@@ -131,11 +134,11 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<C
         tpot_ms: Some(1e3 / gpu.decode_speed(&shape, weights, position)),
         ttft_ms: Some(1e3 * f64::from(prompt) / gpu.prefill_speed(&shape, weights, prompt)),
         energy_j: None,
-        pressure: BTreeMap::new(),
+        memory_pressure: BTreeMap::new(),
         footprint: Vec::new(),
         plan_summary: format!("{} in {stored}, all on a GPU of {rate} and {bandwidth}", document.name),
         unvalidated_parts: Vec::new(),
-        spread: None,
+        prediction_interval: None,
     }))
 }
 
@@ -147,7 +150,7 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
         let mut push = |kind: &str, bytes: Bytes, available: Bytes| {
             let processor = format!("{}-{kind}", planned.name);
-            footprint.push(Footprint { processor, bytes: bytes.0, available: available.0 });
+            footprint.push(Footprint { processor, bytes: bytes.0, available_bytes: available.0 });
         };
         push("cpu", memory.needed_memory(), memory.available);
         if member.device.gpu.is_some() {

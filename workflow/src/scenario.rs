@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::document::Deprecation;
 use hearth_profiles::gguf::GgufModel;
-use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
+use hearth_profiles::model::{ModelDocument, ModelProfile, shipped_names, shipped_profile};
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::plan::ScenarioRecord;
@@ -70,7 +70,7 @@ pub fn check_model_exists(path: &Path) -> Result<(), Error> {
 pub struct LoadedScenario {
     pub scenario: Scenario,
     /// Name and digest of the scenario.
-    pub origin: ScenarioRecord,
+    pub record: ScenarioRecord,
     /// The question that the scenario answers: the first line of the document's comment.
     pub question: String,
     /// Deprecated keys that the scenario uses.
@@ -91,16 +91,16 @@ impl LoadedScenario {
     pub fn parse(text: &str, path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
         let scenario = Scenario::from_yaml(text).map_err(|error| Error::document(path, &error))?;
         let origin =
-            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::of_text(text) };
+            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::digest_text(text) };
         let path = path.to_path_buf();
         let first = text.lines().find_map(|line| line.strip_prefix("# "));
         let question = first.unwrap_or_default().trim().to_owned();
-        Ok(Self { scenario, origin, question, deprecations: Vec::new(), path, resolver })
+        Ok(Self { scenario, record: origin, question, deprecations: Vec::new(), path, resolver })
     }
 
     /// Sets the number of generated tokens. Fails if they do not fit in the context.
     pub fn set_tokens(&mut self, tokens: u32) -> Result<(), Error> {
-        self.scenario.workload.generate = tokens;
+        self.scenario.workload.generated_tokens = tokens;
         self.scenario.validate().map_err(Error::invalid)
     }
 
@@ -144,7 +144,7 @@ impl LoadedScenario {
         // The model is read first, so that a missing model is reported before the measurements.
         let model = self.model_profile(model)?;
         let devices = self.devices(|_, entry| self.device(entry))?;
-        self.assemble(devices, model, self.draft_profile()?)
+        self.assemble_cluster(devices, model, self.draft_profile()?)
     }
 
     /// Returns the devices of the scenario. `find` is called with the index and the entry of a device, once for all
@@ -171,7 +171,7 @@ impl LoadedScenario {
     /// limits must already be applied to them.
     pub fn measured_cluster(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
         let model = self.model_profile(model)?;
-        self.assemble(devices, model, self.draft_profile()?)
+        self.assemble_cluster(devices, model, self.draft_profile()?)
     }
 
     /// Returns the profile of the scenario's model, or of the model in `file`, which replaces it.
@@ -188,7 +188,7 @@ impl LoadedScenario {
     }
 
     /// Returns the cluster of a model, a draft model and the devices in the order of the scenario. Reads no file.
-    pub fn assemble(
+    pub fn assemble_cluster(
         &self,
         devices: Vec<Device>,
         model: ModelProfile,
@@ -224,8 +224,8 @@ impl LoadedScenario {
 
     #[must_use]
     pub fn with_scenario(&self, scenario: Scenario) -> Self {
-        let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
-        Self { scenario, origin, question, deprecations: Vec::new(), path, resolver: self.resolver }
+        let (origin, question, path) = (self.record.clone(), self.question.clone(), self.path.clone());
+        Self { scenario, record: origin, question, deprecations: Vec::new(), path, resolver: self.resolver }
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Error> {
@@ -241,7 +241,7 @@ impl LoadedScenario {
         }
         let name = model.profile.as_deref().unwrap_or_default();
         if !is_path(name) {
-            return shipped(name).map_err(|unknown| Error::invalid(unknown).at(self.path.display()));
+            return shipped_profile(name).map_err(|unknown| Error::invalid(unknown).at(self.path.display()));
         }
         let path = self.path_of(name);
         let document: ModelDocument = read(&path)?;
@@ -264,7 +264,7 @@ impl LoadedScenario {
                 "the path of a profile is relative to the folder of the scenario; `hearth profile -o FILE` writes a profile",
             ));
         }
-        device::shipped(name).map_err(|unknown| Error::invalid(unknown).at(location()))
+        device::shipped_profile(name).map_err(|unknown| Error::invalid(unknown).at(location()))
     }
 }
 

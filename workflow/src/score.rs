@@ -32,9 +32,10 @@ pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<Plan
     let mut cluster = cluster.clone();
     let context = plan.context;
     let workload = &mut cluster.workload;
-    workload.generate = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
-    workload.prompt = workload.prompt.min(context.saturating_sub(workload.generate)).max(1);
-    let tokens = workload.generate;
+    workload.generated_tokens = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
+    workload.prompt_tokens =
+        workload.prompt_tokens.min(context.saturating_sub(workload.generated_tokens)).max(1);
+    let tokens = workload.generated_tokens;
     limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, plan, scenario, false)?;
     let tpot_ms = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);

@@ -7,7 +7,7 @@ use hearth_profiles::Bytes;
 use hearth_profiles::device::Soc;
 use hearth_schema::trace::Trace;
 use hearth_schema::{Plan, Scenario};
-use hearth_sim::{Input, Options, Run, ScenarioEvents, SimError};
+use hearth_sim::{Input, Options, ScenarioEvents, SimError, SimulationResult};
 
 use crate::Error;
 
@@ -21,14 +21,14 @@ const FINE_CHUNK: Bytes = Bytes(128 << 10);
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
     /// Whether the run starts with the memory as earlier tokens leave it. Otherwise all weights are on disk.
-    pub warm: bool,
+    pub warm_start: bool,
     /// Whether a device can pin more weights than fit in its memory.
-    pub ignore_size: bool,
+    pub ignore_memory: bool,
 }
 
 /// Runs a plan without events. With `warm`, memory is in the state after earlier tokens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
-    let memory = MemoryOptions { warm, ignore_size: false };
+    let memory = MemoryOptions { warm_start: warm, ignore_memory: false };
     simulate_with_events(cluster, plan, scenario, memory, &ScenarioEvents::default()).map(|run| run.trace)
 }
 
@@ -39,9 +39,9 @@ pub fn simulate_with_events(
     scenario: &Scenario,
     memory: MemoryOptions,
     events: &ScenarioEvents,
-) -> Result<Run, Error> {
+) -> Result<SimulationResult, Error> {
     let mut options =
-        Options { warm_start: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
+        Options { warm_start: memory.warm_start, ignore_memory: memory.ignore_memory, ..Options::default() };
     if cluster.model.total_bytes() <= MAX_FINE_BYTES {
         options.chunk_size = FINE_CHUNK;
     }

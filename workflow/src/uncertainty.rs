@@ -49,7 +49,7 @@ struct Parameter {
 struct ClusterDocuments(Vec<(String, Value)>);
 
 /// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
-pub fn spread(
+pub fn prediction_interval(
     plan: &Plan,
     cluster: &Cluster,
     scenario: &Scenario,

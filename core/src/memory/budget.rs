@@ -60,18 +60,19 @@ impl MemoryBudget {
             weights += read;
             largest_window = largest_window.max(read);
         }
-        let output_on_gpu = index == 0 && plan.output == Processor::Gpu;
+        let output_on_gpu = index == 0 && plan.output_processor == Processor::Gpu;
         if output_on_gpu {
-            gpu_needed += model.output_bytes();
-            gpu_mapped += mapped(model.output_bytes());
+            gpu_needed += model.output_head_bytes();
+            gpu_mapped += mapped(model.output_head_bytes());
         }
         let mut buffers = device.cpu.compute_buffer.value;
         if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
             gpu_needed += gpu.compute_buffer.value;
             buffers += if gpu.unified_memory { gpu_needed - gpu_mapped } else { Bytes::ZERO };
         }
-        let output = if output_on_gpu { mapped(model.output_bytes()) } else { model.output_bytes() };
-        let head_weights = if index == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
+        let output =
+            if output_on_gpu { mapped(model.output_head_bytes()) } else { model.output_head_bytes() };
+        let head_weights = if index == 0 { output + model.embedding_row_bytes() } else { Bytes::ZERO };
         weights += head_weights;
         let available = device.memory.obtainable_bytes();
         let metal = device.gpu.as_ref().filter(|_| device.gpu_maps_weights());
@@ -102,7 +103,7 @@ impl MemoryBudget {
     }
 
     /// Whether the weights exceed [`Self::max_resident`], so that some are read from disk for every token.
-    pub fn is_exceeded(&self) -> bool {
+    pub fn reloads_weights(&self) -> bool {
         self.weights > self.max_resident()
     }
 

@@ -83,7 +83,7 @@ pub struct DeviceMemory {
     /// The kinds of memory, main or GPU, of which the device has less than the run needs at least.
     pub shortages: Vec<Shortage>,
     /// Bytes that are uploaded to the GPU for every token, for each layer of the model; empty if weights are mapped.
-    pub uploads: Vec<Bytes>,
+    pub gpu_upload_per_layer: Vec<Bytes>,
 }
 
 impl DeviceMemory {
@@ -113,12 +113,12 @@ impl DeviceMemory {
             gpu_needed: budget.gpu_needed,
             gpu_available,
             shortages,
-            uploads: Vec::new(),
+            gpu_upload_per_layer: Vec::new(),
         }
     }
 
     fn pinned(index: usize, pinned: PinnedMemory, unlimited: bool) -> Self {
-        let swapped = if unlimited { Bytes::ZERO } else { pinned.excess() };
+        let swapped = if unlimited { Bytes::ZERO } else { pinned.excess_memory() };
         // Without swapping the weight cache is unlimited, because the memory layout also contains gaps and the parts
         // of other devices.
         let weight_cache =
@@ -132,7 +132,7 @@ impl DeviceMemory {
             gpu_needed: pinned.gpu_used,
             gpu_available: pinned.gpu_available,
             shortages: pinned.shortages(index),
-            uploads: pinned.uploads,
+            gpu_upload_per_layer: pinned.gpu_upload_per_layer,
         }
     }
 
@@ -143,6 +143,7 @@ impl DeviceMemory {
 }
 
 fn shortage(index: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
-    let shortage = Shortage { device: index as u16, memory, needed: needed.0, available: available.0 };
+    let shortage =
+        Shortage { device: index as u16, memory, needed_bytes: needed.0, available_bytes: available.0 };
     (needed > available).then_some(shortage)
 }

@@ -12,7 +12,7 @@
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
-use hearth_schema::plan::tensor::{HeadWeights, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{HeadWeights, TensorPlan};
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
@@ -36,7 +36,7 @@ pub struct PinnedMemory {
     /// GPU memory in use, without weights that are converted again for every token.
     pub gpu_used: Bytes,
     /// Bytes of the copy in main memory that are uploaded to the GPU for every token, for each layer of the model.
-    pub uploads: Vec<Bytes>,
+    pub gpu_upload_per_layer: Vec<Bytes>,
     /// Main memory that a run can use.
     pub available: Bytes,
     /// Dedicated GPU memory that a run can use.
@@ -62,7 +62,7 @@ impl PinnedMemory {
         if ignore_limits {
             account.gpu_free = Bytes(u64::MAX);
         }
-        match plan.kind.tensor() {
+        match plan.kind.tensor_parallel() {
             Some(tensor) => account.add_slices(plan, tensor, index),
             None => account.add_ring_layers(plan, index),
         }
@@ -75,13 +75,13 @@ impl PinnedMemory {
     }
 
     /// Returns the main memory needed beyond the available memory, which is swapped or missing.
-    pub fn excess(&self) -> Bytes {
+    pub fn excess_memory(&self) -> Bytes {
         self.main_memory().saturating_sub(self.available)
     }
 
     /// Whether main memory with swap, and dedicated GPU memory, are large enough.
     pub fn fits(&self) -> bool {
-        self.excess() <= self.free_swap && self.gpu_used <= self.gpu_available
+        self.excess_memory() <= self.free_swap && self.gpu_used <= self.gpu_available
     }
 
     /// Returns the kinds of memory, main or GPU, that are too small. `index` is the index of the device in the plan.
@@ -113,7 +113,7 @@ impl<'a> Account<'a> {
         let memory = PinnedMemory {
             buffers: device.cpu.compute_buffer.value + shared,
             gpu_used: gpu_buffer,
-            uploads: vec![Bytes::ZERO; model.layers.len()],
+            gpu_upload_per_layer: vec![Bytes::ZERO; model.layers.len()],
             available: main.obtainable_bytes(),
             gpu_available,
             free_swap: swap.saturating_sub(swapped_out),
@@ -134,10 +134,10 @@ impl<'a> Account<'a> {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {
                 let group = &self.model.layers[layer as usize];
-                let on_cpu = converted_group(group, residency.weights_as).bytes();
+                let on_cpu = converted_group(group, residency.converted_format).bytes();
                 if gpu.contains(&layer) {
                     let on_gpu = converted_group(group, residency.weight_format(true)).bytes();
-                    let copy = residency.gpu_weights_as.map(|_| on_cpu);
+                    let copy = residency.gpu_converted_format.map(|_| on_cpu);
                     self.add_gpu_layer(layer, on_gpu, cache, copy);
                 } else {
                     self.memory.cpu_weights += on_cpu;
@@ -146,16 +146,16 @@ impl<'a> Account<'a> {
             }
         }
         if index == 0 {
-            let ends = converted_model(self.model, residency.weights_as, |_| None);
+            let ends = converted_model(self.model, residency.converted_format, |_| None);
             self.memory.weights += embedding(&ends);
-            if plan.output == Processor::Gpu {
-                let on_gpu = converted_group(&self.model.output, residency.weight_format(true)).bytes();
-                let copy = residency.gpu_weights_as.map_or(Bytes::ZERO, |_| ends.output_bytes());
+            if plan.output_processor == Processor::Gpu {
+                let on_gpu = converted_group(&self.model.output_head, residency.weight_format(true)).bytes();
+                let copy = residency.gpu_converted_format.map_or(Bytes::ZERO, |_| ends.output_head_bytes());
                 let (own, main) = if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
                 self.memory.gpu_used += own;
                 self.memory.weights += main;
             } else {
-                self.memory.cpu_weights += ends.output_bytes();
+                self.memory.cpu_weights += ends.output_head_bytes();
             }
         }
         self.memory.weights += self.memory.cpu_weights;
@@ -177,19 +177,20 @@ impl<'a> Account<'a> {
             self.memory.kv_cache = cache * u64::from(model.shape.layers.0);
         }
         if index == 0 {
-            self.memory.cpu_weights += sliced.attention.output_bytes();
+            self.memory.cpu_weights += sliced.attention.output_head_bytes();
         }
         if residency.policy == Residency::Sliding {
-            self.memory.weights = largest_window(&sliced, residency.blocks.unwrap_or(1), index == 0);
+            self.memory.weights = largest_window(&sliced, residency.resident_blocks.unwrap_or(1), index == 0);
         } else {
             let rows = if index == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
             self.memory.weights += self.memory.cpu_weights + rows;
         }
         if index == 0 && tensor.head_loads == HeadWeights::Model {
-            let whole = converted_model(model, residency.weights_as, |_| residency.weights_as);
-            let input = converted_group(&model.input, tensor.embedding_as.or(residency.weights_as));
+            let whole = converted_model(model, residency.converted_format, |_| residency.converted_format);
+            let input =
+                converted_group(&model.input_embedding, tensor.embedding_as.or(residency.converted_format));
             let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };
-            self.memory.loaded_model = whole.layers_bytes() + whole.output_bytes() + input;
+            self.memory.loaded_model = whole.layers_bytes() + whole.output_head_bytes() + input;
         }
     }
 
@@ -204,7 +205,7 @@ impl<'a> Account<'a> {
         self.memory.gpu_used += cache;
         self.gpu_free = self.gpu_free.saturating_sub(cache);
         match copy {
-            Some(copy) if weights > self.gpu_free => self.memory.uploads[layer as usize] = copy,
+            Some(copy) if weights > self.gpu_free => self.memory.gpu_upload_per_layer[layer as usize] = copy,
             _ => {
                 self.memory.gpu_used += weights;
                 self.gpu_free = self.gpu_free.saturating_sub(weights);
@@ -215,7 +216,7 @@ impl<'a> Account<'a> {
 
 /// Returns the size of the embedding, 0 if it is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
-    if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_bytes() }
+    if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_embedding_bytes() }
 }
 
 /// Returns the sizes of the blocks that a device with a sliding window of weight blocks (TPI-LLM paper) loads for a
@@ -224,7 +225,7 @@ pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
     let largest = blocks.iter().max().copied().unwrap_or_default().max(Bytes(1));
-    let mut output = if head { sliced.attention.output_bytes() } else { Bytes::ZERO };
+    let mut output = if head { sliced.attention.output_head_bytes() } else { Bytes::ZERO };
     while output > Bytes::ZERO {
         let block = output.min(largest);
         blocks.push(block);

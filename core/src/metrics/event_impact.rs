@@ -10,7 +10,7 @@ use super::token_times::TokenTimes;
 /// A metric before, during and after a run event: of the tokens that end before it, overlap it, or start after it.
 /// `None` for a phase without tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Phases {
+pub struct PhaseValues {
     pub before: Option<f64>,
     #[serde(alias = "beside")]
     pub during: Option<f64>,
@@ -20,12 +20,13 @@ pub struct Phases {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventImpact {
     /// Mean time per output token after the first, in milliseconds.
-    pub tpot_ms: Phases,
+    pub tpot_ms: PhaseValues,
     /// Maximum time per output token after the first, in milliseconds.
-    #[serde(alias = "longest_ms")]
-    pub max_ms: Phases,
+    #[serde(rename = "max_ms", alias = "longest_ms")]
+    pub max_tpot_ms: PhaseValues,
     /// Maximum memory pressure of the event's device: unreclaimable bytes divided by total memory.
-    pub pressure: Phases,
+    #[serde(rename = "pressure")]
+    pub memory_pressure: PhaseValues,
 }
 
 pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
@@ -39,23 +40,27 @@ pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
     let each = |of: &dyn Fn(&[f64]) -> f64| {
         let [before, during, after] =
             [0, 1, 2].map(|phase: usize| Some(of(&phases[phase])).filter(|_| !phases[phase].is_empty()));
-        Phases { before, during, after }
+        PhaseValues { before, during, after }
     };
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
     let max = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
-    EventImpact { tpot_ms: each(&mean), max_ms: each(&max), pressure: pressure(trace, run_event, from, to) }
+    EventImpact {
+        tpot_ms: each(&mean),
+        max_tpot_ms: each(&max),
+        memory_pressure: pressure(trace, run_event, from, to),
+    }
 }
 
-fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> Phases {
+fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> PhaseValues {
     let mut devices = (0..).zip(&trace.header.devices);
     let device = devices.find(|(_, device)| Some(&device.name) == run_event.device.as_ref());
-    let Some((index, device)) = device else { return Phases::default() };
+    let Some((index, device)) = device else { return PhaseValues::default() };
     let total = device.memory_total.max(1) as f64;
     let highest = |within: &dyn Fn(u64) -> bool| {
-        let own = readings_of(trace, index, Counter::Unreclaimable).filter(|reading| within(reading.at));
+        let own = readings_of(trace, index, Counter::Unreclaimable).filter(|reading| within(reading.time_ns));
         own.map(|reading| reading.value as f64 / total).reduce(f64::max)
     };
-    Phases {
+    PhaseValues {
         before: highest(&|at| at < from),
         during: highest(&|at| (from..=to).contains(&at)),
         after: highest(&|at| at > to),
@@ -69,17 +74,17 @@ mod tests {
     use super::super::tests::{MS, record, run_event, trace};
     use super::*;
     use hearth_schema::pass::Pass;
-    use hearth_schema::trace::{Kind, Reading};
+    use hearth_schema::trace::{Reading, StepKind};
 
     /// A trace of a head with 1000 bytes of memory whose tokens end at these milliseconds.
     fn trace_of_tokens(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::new(index, index, 1, true);
-        let output = |(pass, &end): (u32, &u64)| record(0, Kind::Output, pass, 1, [end - 1, end]);
+        let output = |(pass, &end): (u32, &u64)| record(0, StepKind::Output, pass, 1, [end - 1, end]);
         let reading = |(pass, end): (u32, &u64)| Reading {
             device: 0,
             counter: Counter::Unreclaimable,
             pass,
-            at: end * MS,
+            time_ns: end * MS,
             value: if (25..=60).contains(end) { 500 } else { 100 },
         };
         Trace {
@@ -94,15 +99,18 @@ mod tests {
     #[test]
     fn tokens_are_assigned_to_phases_by_their_times() {
         let game = run_event(RunEventKind::Load, "head", [25, 60]);
-        let game = RunEvent { what: "4 threads".into(), ..game };
+        let game = RunEvent { details: "4 threads".into(), ..game };
         // Tokens of 10 ms before the game, of 20, 20 and 10 ms that overlap it, and of 10 ms after it.
         let trace = trace_of_tokens(&[10, 20, 40, 60, 70, 80], game.clone());
         let impact = event_impact(&trace, &game);
-        let phases =
-            |before, during, after| Phases { before: Some(before), during: Some(during), after: Some(after) };
+        let phases = |before, during, after| PhaseValues {
+            before: Some(before),
+            during: Some(during),
+            after: Some(after),
+        };
         assert_eq!(impact.tpot_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(impact.max_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(impact.pressure, phases(0.1, 0.5, 0.1));
+        assert_eq!(impact.max_tpot_ms, phases(10.0, 20.0, 10.0));
+        assert_eq!(impact.memory_pressure, phases(0.1, 0.5, 0.1));
         let endless = RunEvent { end: None, ..game };
         assert_eq!(event_impact(&trace, &endless).tpot_ms.after, None);
     }

@@ -29,9 +29,11 @@ pub struct ConfidenceIntervals {
     #[serde(alias = "stretches")]
     pub batches: usize,
     /// The half-width for the mean time per output token, in milliseconds.
-    pub tpot: f64,
-    /// The half-width for the mean of each term of [`Terms::rows`], in milliseconds.
-    pub terms: [f64; 7],
+    #[serde(rename = "tpot")]
+    pub tpot_half_width_ms: f64,
+    /// The half-width for the mean of each term of [`Terms::named_terms`], in milliseconds.
+    #[serde(rename = "terms")]
+    pub term_half_widths_ms: [f64; 7],
 }
 
 impl ConfidenceIntervals {
@@ -53,8 +55,8 @@ impl ConfidenceIntervals {
             let means: Vec<f64> = times.iter().map(|batch| of(batch) / batch.2).collect();
             student_t * deviation(&means) / (batches as f64).sqrt()
         };
-        let terms = std::array::from_fn(|index| half(&|batch| batch.1.rows()[index].1));
-        Some(Self { batches, tpot: half(&|batch| batch.0), terms })
+        let terms = std::array::from_fn(|index| half(&|batch| batch.1.named_terms()[index].1));
+        Some(Self { batches, tpot_half_width_ms: half(&|batch| batch.0), term_half_widths_ms: terms })
     }
 }
 
@@ -70,7 +72,7 @@ mod tests {
     use super::super::tests::{record, trace, with_cpu};
     use super::*;
     use hearth_schema::pass::Pass;
-    use hearth_schema::trace::Kind;
+    use hearth_schema::trace::StepKind;
 
     /// A trace of one device. Each token after the first has a pair of CPU and disk time, in milliseconds.
     fn single_device(tokens: &[(u64, u64)]) -> Trace {
@@ -78,10 +80,10 @@ mod tests {
         trace.header.devices.truncate(1);
         trace.readings.clear();
         trace.passes = (0..=tokens.len() as u32).map(|pass| Pass::new(pass, pass, 1, true)).collect();
-        trace.records = vec![with_cpu(record(0, Kind::Output, 0, 0, [0, 10]), 10)];
+        trace.records = vec![with_cpu(record(0, StepKind::Output, 0, 0, [0, 10]), 10)];
         let mut now = 10;
         for (pass, (cpu, disk)) in (1..).zip(tokens) {
-            trace.records.push(with_cpu(record(0, Kind::Output, pass, 0, [now, now + cpu + disk]), *cpu));
+            trace.records.push(with_cpu(record(0, StepKind::Output, pass, 0, [now, now + cpu + disk]), *cpu));
             now += cpu + disk;
         }
         trace
@@ -90,7 +92,10 @@ mod tests {
     #[test]
     fn constant_times_have_an_interval_of_zero() {
         let intervals = ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40]));
-        assert_eq!(intervals, Some(ConfidenceIntervals { batches: 10, tpot: 0.0, terms: [0.0; 7] }));
+        assert_eq!(
+            intervals,
+            Some(ConfidenceIntervals { batches: 10, tpot_half_width_ms: 0.0, term_half_widths_ms: [0.0; 7] })
+        );
         assert_eq!(ConfidenceIntervals::from_trace(&single_device(&[(5, 2)])), None);
     }
 
@@ -98,8 +103,8 @@ mod tests {
     fn two_tokens_have_a_wide_interval() {
         // 10 and 14 ms: the deviation is sqrt(2^2 + 2^2) = 2.828, the interval 12.706 * 2.828 / sqrt(2) = 25.412.
         let intervals = ConfidenceIntervals::from_trace(&single_device(&[(10, 0), (10, 4)])).expect("tokens");
-        assert!((intervals.tpot - 25.412).abs() < 1e-9, "{intervals:?}");
-        let [cpu, gpu, memory, disk, ..] = intervals.terms;
+        assert!((intervals.tpot_half_width_ms - 25.412).abs() < 1e-9, "{intervals:?}");
+        let [cpu, gpu, memory, disk, ..] = intervals.term_half_widths_ms;
         assert_eq!((cpu, gpu, memory), (0.0, 0.0, 0.0));
         assert!((disk - 25.412).abs() < 1e-9, "{intervals:?}");
     }
@@ -110,6 +115,6 @@ mod tests {
         let slow: Vec<(u64, u64)> = (0..40).map(|token| (10, if token < 20 { 4 } else { 0 })).collect();
         let intervals = ConfidenceIntervals::from_trace(&single_device(&slow)).expect("tokens");
         // Ten batches, five of 14 and five of 10: 2.262 * sqrt(10 * 4 / 9) / sqrt(10) = 1.508.
-        assert!((intervals.tpot - 1.508).abs() < 1e-3, "{intervals:?}");
+        assert!((intervals.tpot_half_width_ms - 1.508).abs() < 1e-3, "{intervals:?}");
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use super::token_times::DecodeStep;
 use super::{ByPass, Terms, add_share, charge, is_work, millis, records_of};
-use hearth_schema::trace::{Kind, Record};
+use hearth_schema::trace::{Record, StepKind};
 
 /// Returns the terms of one decode step of a tensor-parallel run, in milliseconds.
 pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
@@ -20,15 +20,20 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     let mut from = token.start;
     for record in steps(0) {
         match record.kind {
-            Kind::Embed | Kind::Output => charge(&mut terms, record),
-            Kind::Compute | Kind::Copy | Kind::Receive => {
+            StepKind::Embed | StepKind::Output => charge(&mut terms, record),
+            StepKind::Compute | StepKind::Copy | StepKind::Receive => {
                 let end = ends.entry(record.round).or_insert(record.end);
                 *end = (*end).max(record.end);
             }
             // Only a SoC that runs alone has the last three kinds; it has no slices.
-            Kind::Send | Kind::Prefetch | Kind::Draft | Kind::Kernel | Kind::Synchronise | Kind::Prepare => {}
+            StepKind::Send
+            | StepKind::Prefetch
+            | StepKind::Draft
+            | StepKind::Kernel
+            | StepKind::Synchronise
+            | StepKind::Prepare => {}
         }
-        if record.kind == Kind::Embed {
+        if record.kind == StepKind::Embed {
             from = from.max(record.end);
         }
     }
@@ -57,7 +62,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
 
 /// Whether a record is a computing or copying step of a block.
 fn is_block(record: &Record) -> bool {
-    is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
+    is_work(record) && !matches!(record.kind, StepKind::Embed | StepKind::Output)
 }
 
 /// Adds a step's time to the terms, scaled to the part of the step within `span` (start and end in ns).

@@ -33,7 +33,7 @@ use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{
-    Counter, Kind, MemoryKind, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
+    Counter, MemoryKind, Outcome, Reading, Record, Resource, Shortage, StepKind, Trace, TracedDevice,
 };
 
 /// Mean, median and 95th percentile (nearest rank), in milliseconds.
@@ -66,7 +66,7 @@ impl Terms {
     }
 
     /// Returns the terms that sum to the mean TPOT, with their names, in the order of a report's rows.
-    pub fn rows(&self) -> [(&'static str, f64); 7] {
+    pub fn named_terms(&self) -> [(&'static str, f64); 7] {
         [
             ("cpu", self.cpu),
             ("gpu", self.gpu),
@@ -209,8 +209,8 @@ fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
     let named = |shortage: &Shortage| DeviceShortage {
         device: name(shortage.device).unwrap_or_default(),
         memory: shortage.memory,
-        needed_bytes: shortage.needed,
-        available_bytes: shortage.available,
+        needed_bytes: shortage.needed_bytes,
+        available_bytes: shortage.available_bytes,
     };
     trace.shortages.iter().map(named).collect()
 }
@@ -266,7 +266,15 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
 }
 
 fn is_work(step: &Record) -> bool {
-    matches!(step.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare)
+    matches!(
+        step.kind,
+        StepKind::Embed
+            | StepKind::Compute
+            | StepKind::Output
+            | StepKind::Copy
+            | StepKind::Draft
+            | StepKind::Prepare
+    )
 }
 
 fn charge(terms: &mut Terms, record: &Record) {
@@ -275,14 +283,14 @@ fn charge(terms: &mut Terms, record: &Record) {
         terms.gpu += wall;
         return;
     }
-    if record.kind == Kind::Copy {
+    if record.kind == StepKind::Copy {
         terms.memory += wall;
         return;
     }
     let cost = record.cost.unwrap_or_default();
-    let cpu = millis(cost.cpu).min(wall);
-    let queue = millis(cost.queue).min(wall - cpu);
-    let copy = millis(cost.copy).min(wall - cpu - queue);
+    let cpu = millis(cost.cpu_ns).min(wall);
+    let queue = millis(cost.queue_ns).min(wall - cpu);
+    let copy = millis(cost.copy_ns).min(wall - cpu - queue);
     terms.cpu += cpu;
     terms.queue += queue;
     terms.memory += copy;
@@ -299,8 +307,8 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
         explained += millis(record.duration());
     }
     // Each message that the head sends comes back to it after one round.
-    for sent in records(0).filter(|record| record.kind == Kind::Send) {
-        let received = records(0).filter(|it| it.kind == Kind::Receive && it.end >= sent.start);
+    for sent in records(0).filter(|record| record.kind == StepKind::Send) {
+        let received = records(0).filter(|it| it.kind == StepKind::Receive && it.end >= sent.start);
         let Some(back) = received.min_by_key(|record| record.end) else { continue };
         let round_trip = millis(back.end - sent.start);
         explained += round_trip;
@@ -325,8 +333,8 @@ fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) 
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {
         match record.kind {
-            Kind::Receive => arrived = Some(record.end),
-            Kind::Send => left = Some(record.start),
+            StepKind::Receive => arrived = Some(record.end),
+            StepKind::Send => left = Some(record.start),
             _ if is_work(record) => {
                 charge(terms, record);
                 worked += millis(record.duration());
@@ -363,7 +371,7 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
         let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.pass).is_ok();
         let own = || trace.records.iter().filter(|it| it.device == index && is_decoding(it.pass));
         let work: Vec<&Record> = own().filter(|record| is_work(record)).collect();
-        let ahead: Vec<&Record> = own().filter(|record| record.kind == Kind::Prefetch).collect();
+        let ahead: Vec<&Record> = own().filter(|record| record.kind == StepKind::Prefetch).collect();
         let mut terms = Terms::default();
         for record in &work {
             charge(&mut terms, record);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::token_times::{DecodeStep, FirstToken, TokenTimes};
 use super::{ByPass, millis, records_of, total, total_millis};
-use hearth_schema::trace::Kind;
+use hearth_schema::trace::StepKind;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceMetrics {
@@ -84,7 +84,7 @@ pub(super) fn speculation(
     let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted));
     let verified = sum(|step| step.drafted.min(step.accepted + 1));
     let drafting = |step: &DecodeStep| {
-        total_millis(records_of(by_pass, step.pass, 0).filter(|record| record.kind == Kind::Draft))
+        total_millis(records_of(by_pass, step.pass, 0).filter(|record| record.kind == StepKind::Draft))
     };
     let draft_ms = total(outputs.decode_steps.iter().map(drafting)) / outputs.decoded_tokens() as f64;
     Some(SpeculationMetrics {

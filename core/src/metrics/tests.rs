@@ -8,11 +8,11 @@ use hearth_schema::trace::{Cost, Header, Origin};
 
 pub const MS: u64 = 1_000_000;
 
-pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
+pub fn record(device: u16, kind: StepKind, pass: u32, round: u32, span: [u64; 2]) -> Record {
     let resource = match kind {
-        Kind::Send => Resource::Tx,
-        Kind::Receive => Resource::Rx,
-        Kind::Prefetch => Resource::DiskPrefetch,
+        StepKind::Send => Resource::Tx,
+        StepKind::Receive => Resource::Rx,
+        StepKind::Prefetch => Resource::DiskPrefetch,
         _ => Resource::Cpu,
     };
     let [start, end] = span.map(|ms| ms * MS);
@@ -20,13 +20,13 @@ pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) ->
 }
 
 pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
-    record.cost = Some(Cost { cpu: cpu_ms * MS, ..Cost::default() });
+    record.cost = Some(Cost { cpu_ns: cpu_ms * MS, ..Cost::default() });
     record
 }
 
 pub fn run_event(kind: RunEventKind, device: &str, [start, end]: [u64; 2]) -> RunEvent {
     let (device, end) = (Some(device.into()), Some(end * MS));
-    RunEvent { kind, device, start: start * MS, end, what: String::new(), plan_digest: None }
+    RunEvent { kind, device, start: start * MS, end, details: String::new(), plan_digest: None }
 }
 
 /// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
@@ -35,7 +35,7 @@ pub fn trace() -> Trace {
     let device =
         |name: &str| TracedDevice { name: name.into(), memory_total: 1000, ..TracedDevice::default() };
     let pass = |index, tokens| Pass::new(index, 0, tokens, true);
-    let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
+    let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, time_ns: 0, value };
     Trace {
         header: Header {
             schema: Trace::SCHEMA.into(),
@@ -50,16 +50,16 @@ pub fn trace() -> Trace {
         },
         passes: vec![pass(0, 4), pass(1, 1)],
         records: vec![
-            with_cpu(record(0, Kind::Embed, 0, 0, [0, 10]), 10),
-            with_cpu(record(0, Kind::Output, 0, 0, [90, 100]), 10),
-            with_cpu(record(0, Kind::Compute, 1, 0, [101, 121]), 12),
-            record(0, Kind::Send, 1, 0, [121, 122]),
-            record(1, Kind::Receive, 1, 0, [5000, 5125]),
-            with_cpu(record(1, Kind::Compute, 1, 0, [5126, 5156]), 30),
-            record(1, Kind::Send, 1, 0, [5156, 5157]),
-            record(1, Kind::Prefetch, 1, 0, [5150, 5170]),
-            record(0, Kind::Receive, 1, 1, [122, 160]),
-            with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
+            with_cpu(record(0, StepKind::Embed, 0, 0, [0, 10]), 10),
+            with_cpu(record(0, StepKind::Output, 0, 0, [90, 100]), 10),
+            with_cpu(record(0, StepKind::Compute, 1, 0, [101, 121]), 12),
+            record(0, StepKind::Send, 1, 0, [121, 122]),
+            record(1, StepKind::Receive, 1, 0, [5000, 5125]),
+            with_cpu(record(1, StepKind::Compute, 1, 0, [5126, 5156]), 30),
+            record(1, StepKind::Send, 1, 0, [5156, 5157]),
+            record(1, StepKind::Prefetch, 1, 0, [5150, 5170]),
+            record(0, StepKind::Receive, 1, 1, [122, 160]),
+            with_cpu(record(0, StepKind::Output, 1, 1, [160, 170]), 10),
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
         shortages: vec![],
@@ -126,8 +126,8 @@ fn disk_wait_is_subtracted_from_hidden_disk() {
 fn overlapping_steps_do_not_panic() {
     let mut trace = trace();
     // A long step on one processor overlaps a short one on another, which ends before the prefetch begins.
-    trace.records.insert(8, with_cpu(record(1, Kind::Compute, 1, 0, [5151, 5300]), 10));
-    trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
+    trace.records.insert(8, with_cpu(record(1, StepKind::Compute, 1, 0, [5151, 5300]), 10));
+    trace.records.insert(9, with_cpu(record(1, StepKind::Compute, 1, 0, [5140, 5149]), 9));
     let hidden = compute(&trace).devices[1].hidden_disk_ms;
     assert!((0.0..=20.0).contains(&hidden));
 }
@@ -137,8 +137,8 @@ fn tokens_of_one_pass_share_its_time() {
     let mut trace = trace();
     trace.passes[1].tokens = 4;
     trace.passes[1].drafted = 3;
-    trace.records.insert(2, with_cpu(record(0, Kind::Draft, 1, 0, [100, 101]), 1));
-    let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, at: 0, value };
+    trace.records.insert(2, with_cpu(record(0, StepKind::Draft, 1, 0, [100, 101]), 1));
+    let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, time_ns: 0, value };
     trace.readings.push(accepted(2));
     let metrics = compute(&trace);
     // Two accepted drafts and a token of the large model in 70 ms, of which 1 ms is drafting.
@@ -164,8 +164,8 @@ fn each_sequence_has_its_own_times() {
     // A second sequence with one token of the prompt and one after it, at 130 and 190 ms.
     let second = |index, first_position| Pass { sequence: 1, ..Pass::new(index, first_position, 1, true) };
     trace.passes.extend([second(2, 0), second(3, 1)]);
-    trace.records.push(with_cpu(record(0, Kind::Output, 2, 1, [125, 130]), 5));
-    trace.records.push(with_cpu(record(0, Kind::Output, 3, 1, [185, 190]), 5));
+    trace.records.push(with_cpu(record(0, StepKind::Output, 2, 1, [125, 130]), 5));
+    trace.records.push(with_cpu(record(0, StepKind::Output, 3, 1, [185, 190]), 5));
     let metrics = compute(&trace);
     let own: Vec<_> = metrics.sequences.iter().map(|one| (one.sequence, one.ttft_ms, one.tpot_ms)).collect();
     assert_eq!(own, [(0, 100.0, Some(70.0)), (1, 130.0, Some(60.0))]);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{ByPass, millis, records_of};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
-use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_schema::trace::{Counter, StepKind, Trace};
 
 /// The interval in which a pass generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl TokenTimes {
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         for pass in &trace.passes {
             let mut records = records_of(by_pass, pass.index, 0);
-            let output = records.find(|record| pass.output && record.kind == Kind::Output);
+            let output = records.find(|record| pass.has_output && record.kind == StepKind::Output);
             let Some(output) = output else {
                 last.entry(pass.sequence).and_modify(|(_, interrupted)| *interrupted = true);
                 continue;

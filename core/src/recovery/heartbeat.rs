@@ -2,21 +2,21 @@
 //!
 //! At each heartbeat the head pings every device and checks the age of its last response. The last response of a
 //! lost device answers the last heartbeat before its loss. The head detects the loss at the first heartbeat at
-//! which the last response is older than [`LOSS_TIMEOUT`]: 1.5 to 2.0 s after the device was lost.
+//! which the last response is older than [`LOSS_TIMEOUT_NS`]: 1.5 to 2.0 s after the device was lost.
 
 /// The time between two heartbeats, in nanoseconds.
 /// source: assumed; the executor's ring uses this value
-pub const INTERVAL: u64 = 500_000_000;
+pub const INTERVAL_NS: u64 = 500_000_000;
 
 /// The time without a response after which a device is considered lost, in nanoseconds.
 /// source: assumed; the executor's ring uses this value; longer than most stalls of Wi-Fi in a home, and
 /// short enough that a loss is detected within 2 s
-pub const LOSS_TIMEOUT: u64 = 1_500_000_000;
+pub const LOSS_TIMEOUT_NS: u64 = 1_500_000_000;
 
 /// Returns the time at which the head detects the loss of a device that is lost at `since`. Both are in
 /// nanoseconds after any earlier heartbeat.
 pub fn detection_time(since: u64) -> u64 {
-    (since / INTERVAL + LOSS_TIMEOUT / INTERVAL + 1).saturating_mul(INTERVAL)
+    (since / INTERVAL_NS + LOSS_TIMEOUT_NS / INTERVAL_NS + 1).saturating_mul(INTERVAL_NS)
 }
 
 #[cfg(test)]

@@ -196,12 +196,12 @@ impl Recovery {
     }
 
     /// Whether the ring is configured and passes may begin.
-    pub fn is_running(&self) -> bool {
+    pub fn is_ring_running(&self) -> bool {
         self.phase == Phase::Running
     }
 
     /// Whether the ring has ever been running. Before that, a loss means a mistake in the setup of the ring.
-    pub fn has_begun(&self) -> bool {
+    pub fn has_ever_run(&self) -> bool {
         self.has_begun
     }
 
@@ -223,8 +223,8 @@ impl Recovery {
     }
 
     /// Finds a plan without a planner: distributes the layers of the unavailable devices over the others.
-    pub fn spread_layers(&self) -> Result<Plan, NoPlan> {
-        spread::spread_layers(&self.first, &self.unavailable_devices())
+    pub fn redistribute_layers(&self) -> Result<Plan, NoPlan> {
+        spread::redistribute_layers(&self.first, &self.unavailable_devices())
     }
 
     /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the

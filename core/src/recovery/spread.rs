@@ -14,7 +14,7 @@ use super::NoPlan;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
 /// Returns the plan with the layers of the lost devices moved to the remaining ones. Fails if the head is lost.
-pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
+pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let head = &plan.devices[0].name;
     if lost.contains(head) {
         let tokens = "it holds the generated tokens, so the run cannot continue";
@@ -34,7 +34,7 @@ pub fn spread_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPla
         device.predicted = None;
     }
     if new.devices[0].gpu_layers < new.devices[0].window {
-        new.output = Processor::Cpu;
+        new.output_processor = Processor::Cpu;
     }
     new.rounds = new.model.layers.div_ceil(new.layers_per_round().max(1));
     let names: Vec<&str> = lost.iter().map(String::as_str).collect();
@@ -79,13 +79,13 @@ mod tests {
     fn layers_are_spread_in_proportion_to_windows() {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
-        let new = spread_layers(&plan, &lost(&[&names[2]])).expect("two are left");
+        let new = redistribute_layers(&plan, &lost(&[&names[2]])).expect("two are left");
         // Six layers per round in the ratio 1 : 2.
         assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
         assert_eq!((new.rounds, new.layers_per_round()), (2, 6));
-        let alone = spread_layers(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
+        let alone = redistribute_layers(&plan, &lost(&[&names[1], &names[2]])).expect("the head is left");
         assert_eq!((alone.devices.len(), alone.devices[0].window, alone.rounds), (1, 6, 2));
-        let error = spread_layers(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
+        let error = redistribute_layers(&plan, &lost(&[&names[0]])).expect_err("the tokens are lost");
         assert!(error.reason.contains("the head"), "{error}");
     }
 
@@ -101,7 +101,7 @@ mod tests {
             let lost = |index: usize| index > 0 && mask >> index & 1 == 1;
             let names = (0..windows.len()).filter(|&index| lost(index));
             let lost: BTreeSet<String> = names.map(|index| plan.devices[index].name.clone()).collect();
-            let new = spread_layers(&plan, &lost).expect("the head is left");
+            let new = redistribute_layers(&plan, &lost).expect("the head is left");
             prop_assert!(new.validate().is_ok());
             prop_assert_eq!(new.layers_per_round(), ring.min(layers));
             prop_assert!(new.devices.iter().all(|device| !lost.contains(&device.name)));

@@ -70,10 +70,10 @@ fn running(count: usize) -> Recovery {
     let mut head = new(count);
     assert_eq!(head.react(Event::Start).first(), Some(&Step::Prepare { epoch: 1 }));
     prepare_all(&mut head, count, 1);
-    assert!(!head.has_begun());
+    assert!(!head.has_ever_run());
     let responses = (0..count).map(|index| head.react(ready(index, 1)));
     assert_eq!(responses.last(), Some(vec![Step::Begin { epoch: 1 }]));
-    assert!(head.has_begun());
+    assert!(head.has_ever_run());
     assert_eq!(head, Recovery::running(head.plan.clone()));
     head
 }
@@ -142,17 +142,17 @@ fn device_may_rejoin_between_tokens() {
         head.react(ready(index, 2));
     }
     head.react(returned(2, RejoinTime::BetweenTokens));
-    assert_eq!((head.is_running(), head.unavailable_devices()), (true, BTreeSet::new()));
+    assert_eq!((head.is_ring_running(), head.unavailable_devices()), (true, BTreeSet::new()));
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
     assert_eq!(head.react(planned(3)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
     // The current ring continues if the new plan does not use the device, or if available is no plan.
     assert_eq!(same.react(Event::Token), [Step::Plan]);
     let mut none = same.clone();
-    assert_eq!((same.react(planned(2)), same.is_running()), (vec![], true));
+    assert_eq!((same.react(planned(2)), same.is_ring_running()), (vec![], true));
     let reason = "too little memory".to_owned();
     let recorded = [Step::NotReplanned { missing: None, reason: reason.clone() }];
-    assert_eq!((none.react(Event::NoPlan { reason }), none.is_running()), (recorded.into(), true));
+    assert_eq!((none.react(Event::NoPlan { reason }), none.is_ring_running()), (recorded.into(), true));
     assert_eq!(none.react(Event::Token), [], "there is no second attempt");
 }
 
@@ -237,8 +237,8 @@ proptest! {
                 2 | 3 => self::ready(one, epoch),
                 4 if one != 0 => lost(one),
                 5 if one != other => cut(opened, one, other),
-                6 if head.is_running() => { since_token = 0; Event::Token }
-                7 if head.is_running() => { since_token = 0; Event::Request }
+                6 if head.is_ring_running() => { since_token = 0; Event::Token }
+                7 if head.is_ring_running() => { since_token = 0; Event::Request }
                 _ => continue,
             };
             let responses = match &event {

@@ -17,7 +17,7 @@ use std::ops::Range;
 use hearth_profiles::Bytes;
 use hearth_schema::residency::ResidencyOptions;
 
-use super::{KeptBudget, Share, kept_bytes, stream_bytes};
+use super::{KeptBudget, Share, kept_bytes, stream_buffer_bytes};
 
 /// Maximum number of bytes in flight before the helper waits for the oldest read.
 /// source: measured; a disk of 200 MB/s needs one piece, one of 1.5 GB/s 4 MiB; more only fills its queue
@@ -199,12 +199,12 @@ impl ManagedResidency {
     }
 
     /// Whether the next step is [`Step::Measure`].
-    pub fn is_measure_due(&self) -> bool {
+    pub fn is_measurement_due(&self) -> bool {
         self.measure_due || (!self.measured && !self.parts.is_empty())
     }
 
     /// Returns the first piece that the computation cannot use yet, `None` if no part is being computed.
-    pub fn first_unready_piece(&self) -> Option<PieceId> {
+    pub fn first_pending_piece(&self) -> Option<PieceId> {
         self.parts.front().filter(|_| self.computing).map(|part| part.ready)
     }
 
@@ -256,7 +256,7 @@ impl ManagedResidency {
 
     /// Returns the next step. The helper must execute it and report its outcome before the next call.
     pub fn next_step(&mut self) -> Step {
-        if self.is_measure_due() {
+        if self.is_measurement_due() {
             return Step::Measure;
         }
         loop {
@@ -384,7 +384,7 @@ impl ManagedResidency {
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
         let (share, processors, options) = (self.share.total_bytes(), self.processors, self.options);
         if let Some(bytes) = page_cache {
-            self.capacity = stream_bytes(bytes, share, processors, &options);
+            self.capacity = stream_buffer_bytes(bytes, share, processors, &options);
         }
         let limit = page_cache.map(|bytes| kept_bytes(bytes, share, processors, &options));
         let lost = std::mem::take(&mut self.lost).max(evicted);

@@ -19,30 +19,30 @@ use share::Share;
 pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     let max = options.max_kept(share);
     let budget = weight_budget(available, share, processors);
-    let buffer = stream_bytes(available, share, processors, options);
+    let buffer = stream_buffer_bytes(available, share, processors, options);
     if budget.min(max) >= share { share } else { budget.saturating_sub(buffer).min(max) }
 }
 
 /// Returns the size of the stream buffer in bytes: the configured size, but at most half of the weight budget. Pieces
 /// in a buffer that does not fit would be evicted before their use.
-pub fn stream_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
+pub fn stream_buffer_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     options.stream_buffer_bytes().0.min(weight_budget(available, share, processors) / 2)
 }
 
 /// Whether `share` bytes of weights, the kernel's memory for them and the margin fit in `available` bytes.
-pub fn fits(available: u64, share: u64, processors: u32) -> bool {
+pub fn weights_fit(available: u64, share: u64, processors: u32) -> bool {
     share <= weight_budget(available, share, processors)
 }
 
 /// Returns the part of the available page cache that weights can use.
 fn weight_budget(available: u64, share: u64, processors: u32) -> u64 {
-    available.saturating_sub(kernel_bytes(share) + margin(processors))
+    available.saturating_sub(page_metadata_bytes(share) + margin(processors))
 }
 
 /// Returns the kernel's memory, in bytes, for `share` bytes of weights whose pages have all been read: a page
 /// table entry for each page, and a node of the page cache's tree for every 64 pages. Eviction does not free it.
 /// source: computed, 8 bytes for 4096 and 576 for 262144; 0.32 % to 0.43 % were measured
-pub fn kernel_bytes(share: u64) -> u64 {
+pub fn page_metadata_bytes(share: u64) -> u64 {
     share / 4096 * 8 + share / (64 * 4096) * 576
 }
 
@@ -67,13 +67,13 @@ mod tests {
         assert_eq!(kept_bytes(128 << 20, share, 4, &options), ((128 - 8 - 2) << 20) - 870_400);
         let large = ResidencyOptions { stream_buffer: Some(Bytes(1 << 40)), ..options };
         let budget = kept_bytes(128 << 20, share, 4, &options) + (8 << 20);
-        assert_eq!(stream_bytes(128 << 20, share, 4, &large), budget / 2, "a large buffer shrinks");
+        assert_eq!(stream_buffer_bytes(128 << 20, share, 4, &large), budget / 2, "a large buffer shrinks");
         assert_eq!(kept_bytes(128 << 20, share, 4, &large), budget - budget / 2);
         assert_eq!(kept_bytes(2 << 20, share, 4, &options), 0);
         assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
         assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "no buffer is needed");
         assert_eq!(kept_bytes(share, share, 4, &options), share - ((8 + 2) << 20) - 870_400);
-        let less = ResidencyOptions { kept: Some(Bytes::mib(64)), ..options };
+        let less = ResidencyOptions { kept_limit: Some(Bytes::mib(64)), ..options };
         assert_eq!(kept_bytes(128 << 20, share, 4, &less), 64 << 20);
         assert_eq!(kept_bytes(32 << 20, share, 4, &less), kept_bytes(32 << 20, share, 4, &options));
     }

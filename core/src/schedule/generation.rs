@@ -78,8 +78,13 @@ pub enum GenerationError {
 impl Generation {
     /// Creates the generation of a valid workload, before its first pass.
     pub fn new(workload: &Workload) -> Self {
-        let prompts = vec![workload.prompt; workload.sequences as usize];
-        Self::from_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafted_tokens())
+        let prompts = vec![workload.prompt_tokens; workload.sequences as usize];
+        Self::from_prompts(
+            &prompts,
+            workload.generated_tokens,
+            workload.micro_batch,
+            workload.drafted_tokens(),
+        )
     }
 
     /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
@@ -105,7 +110,7 @@ impl Generation {
     /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
     /// 1). The slot's cache still has the keys and values of its first `cached` tokens, so these are not computed
     /// again, except the last token of the prompt. Returns the number of tokens that are not computed.
-    pub fn enter_request(
+    pub fn admit_request(
         &mut self,
         sequence: u32,
         prompt: u32,
@@ -198,7 +203,7 @@ impl Generation {
         self.begun
     }
 
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.finished as usize == self.sequences.len()
     }
 
@@ -211,7 +216,7 @@ impl Generation {
         let pass = Pass { sequence: number, ..Pass::new(self.begun, sequence.position, tokens, output) };
         sequence.position += tokens;
         sequence.begun = true;
-        sequence.awaited = Some(pass).filter(|pass| pass.output);
+        sequence.awaited = Some(pass).filter(|pass| pass.has_output);
         if output {
             self.entering.pop_front();
         }
@@ -237,7 +242,7 @@ pub fn passes(workload: &Workload) -> Vec<Pass> {
     let mut generation = Generation::new(workload);
     let mut passes = Vec::new();
     while let Some(pass) = generation.begin_pass() {
-        if pass.output {
+        if pass.has_output {
             generation.complete_pass(pass.index, 0).expect("the pass has just begun");
         }
         passes.push(pass);

@@ -164,7 +164,7 @@ impl Schedule {
                 steps.push(Step::Embed { pass });
                 self.in_flight.insert(pass.index, (pass, 0));
                 self.visit(pass, 0, &mut steps);
-                if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.output) {
+                if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output) {
                     steps.push(Step::Draft { pass });
                 }
             }
@@ -258,14 +258,14 @@ impl Schedule {
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
         self.in_flight.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
-        if pass.output {
+        if pass.has_output {
             self.prefetch_before_use(ModelPart::Output, pass, round, steps);
         }
         if self.manages() {
             self.prefetch(first.clone().map(ModelPart::Layers), pass, round, steps);
         }
-        if pass.output {
-            steps.push(Step::Output { pass, processor: self.plan.output });
+        if pass.has_output {
+            steps.push(Step::Output { pass, processor: self.plan.output_processor });
             self.release(ModelPart::Output, pass, round, steps);
         }
         if !self.manages() {
@@ -281,7 +281,7 @@ impl Schedule {
             .find(|window| !window.is_empty());
         let part = match following {
             Some(window) => Some(ModelPart::Layers(window)),
-            None if self.device == 0 && pass.output => Some(ModelPart::Output),
+            None if self.device == 0 && pass.has_output => Some(ModelPart::Output),
             None => self.plan.windows(self.device).into_iter().next().map(ModelPart::Layers),
         };
         self.prefetch(part, pass, round, steps);
@@ -308,7 +308,7 @@ impl Schedule {
 
     fn release(&self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let part = on_cpu(&self.plan, self.device, part);
-        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.releases()) {
+        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.evicts_after_use()) {
             steps.push(Step::Release { part, pass, round });
         }
     }
@@ -326,7 +326,7 @@ impl Schedule {
     }
 
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
-        let Pass { index: pass, sequence, first_position: first, tokens, drafted, output } = pass;
+        let Pass { index: pass, sequence, first_position: first, tokens, drafted, has_output: output } = pass;
         let (context, sequences, since) = (self.plan.context, self.plan.sequences, self.first_pass);
         if pass < since {
             return Err(ScheduleError::DroppedPass { device: self.name(), pass, since });
@@ -383,14 +383,14 @@ fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     match part {
         ModelPart::Layers(window) if window.len() as u32 <= gpu_layers => None,
         ModelPart::Layers(window) => Some(ModelPart::Layers(window.start + gpu_layers..window.end)),
-        ModelPart::Output => (plan.output == Processor::Cpu).then_some(ModelPart::Output),
+        ModelPart::Output => (plan.output_processor == Processor::Cpu).then_some(ModelPart::Output),
     }
 }
 
 /// Returns the parts that a device's CPU reads for a token, in the order of use. Each list is one visit: the device
 /// is idle between two lists and never within one. A head begins the next token directly after the output, so the
 /// output matrix precedes its first window.
-pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
+pub fn parts_by_visit(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
     let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));
     let mut visits = vec![Vec::from_iter(output)];

@@ -108,7 +108,7 @@ fn next_window_is_prefetched() {
 #[test]
 fn window_is_released_after_its_computation() {
     let mut plan = plan(8, &[2, 2], true);
-    plan.devices.iter_mut().for_each(|device| device.residency.release = true);
+    plan.devices.iter_mut().for_each(|device| device.residency.evict_after_use = true);
     assert_eq!(letters(&plan, 0, DECODE), "ECSRPCSRPORP");
     assert_eq!(letters(&plan, 1, DECODE), "CSRPCSRP");
     let released = |step: &Step| matches!(step, Step::Release { part: ModelPart::Layers(layers), .. } if *layers == (2..4));
@@ -131,7 +131,7 @@ fn only_the_next_part_is_prefetched() {
     without_layers.devices[0].residency = ResidencyOptions::with_policy(Residency::Managed);
     assert_eq!(letters(&without_layers, 0, DECODE), "EPSSSSOR");
     // After a pass without output, the head prefetches its first window for the next pass.
-    let without_output = Pass { output: false, ..DECODE };
+    let without_output = Pass { has_output: false, ..DECODE };
     let prefetched = prefetched(&plan(8, &[2, 2], true), 0, without_output);
     assert_eq!(prefetched, [ModelPart::Layers(4..6), ModelPart::Layers(0..2)]);
 }
@@ -140,17 +140,17 @@ fn only_the_next_part_is_prefetched() {
 fn visits_end_where_a_device_becomes_idle() {
     let layers = ModelPart::Layers;
     let ring = plan(8, &[2, 2], true);
-    assert_eq!(visits(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
-    assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
+    assert_eq!(parts_by_visit(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
+    assert_eq!(parts_by_visit(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
     // A single device is never idle.
-    assert_eq!(visits(&plan(8, &[3], true), 0).len(), 1);
+    assert_eq!(parts_by_visit(&plan(8, &[3], true), 0).len(), 1);
     // If only the head has layers in the last round, it continues with the output and the next token without idling.
     let partial = plan(6, &[2, 2], true);
-    assert_eq!(visits(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
+    assert_eq!(parts_by_visit(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
     // A relay and layers on a GPU read nothing.
     let mut relay = plan(4, &[1, 0, 1], true);
     relay.devices[2].gpu_layers = 1;
-    assert!(visits(&relay, 1).is_empty() && visits(&relay, 2).is_empty());
+    assert!(parts_by_visit(&relay, 1).is_empty() && parts_by_visit(&relay, 2).is_empty());
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn changed_pass_is_refused_and_changes_nothing() {
     let before = worker.clone();
     let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
     let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
-    for pass in [longer, elsewhere, Pass { output: !DECODE.output, ..DECODE }] {
+    for pass in [longer, elsewhere, Pass { has_output: !DECODE.has_output, ..DECODE }] {
         let refused = worker.react(&Event::Arrived { pass, round: 1 });
         assert_eq!(refused, Err(ScheduleError::ChangedPass { device: "d1".into(), pass: DECODE.index }));
         assert_eq!(worker, before);
@@ -259,7 +259,8 @@ fn invalid_drafts_are_refused() {
 #[test]
 fn workload_is_a_prompt_and_then_single_tokens() {
     let passes = passes(&Workload::new(600, 3));
-    let shape: Vec<_> = passes.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
+    let shape: Vec<_> =
+        passes.iter().map(|pass| (pass.first_position, pass.tokens, pass.has_output)).collect();
     assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
 }
 

@@ -23,7 +23,7 @@
 use hearth_profiles::device::Soc;
 use hearth_profiles::model::ModelShape;
 
-use super::gpu::Gpu;
+use super::gpu::GpuLatencyModel;
 use super::interval::SyncInterval;
 use super::matmul::{Matmul, matmul_groups};
 use super::sync::SyncCost;
@@ -32,11 +32,11 @@ use super::sync::SyncCost;
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeLatency<'a> {
     pub soc: &'a Soc,
-    pub gpu: Gpu,
+    pub gpu: GpuLatencyModel,
     pub sync: SyncCost,
     pub tokens: u64,
     /// Bytes of cached keys and values that a layer reads.
-    pub cached_bytes: f64,
+    pub kv_bytes_per_layer: f64,
 }
 
 impl DecodeLatency<'_> {
@@ -65,7 +65,10 @@ impl DecodeLatency<'_> {
 
     /// Returns the seconds for a matmul that is split between GPU and NPU, without sync events.
     pub fn split_matmul_time(&self, matmul: Matmul) -> f64 {
-        let (one, both) = (self.soc.bus.single_processor.value.0, self.soc.bus.both_processors.value.0);
+        let (one, both) = (
+            self.soc.memory_bandwidths.single_processor.value.0,
+            self.soc.memory_bandwidths.both_processors.value.0,
+        );
         let on_gpu = self.gpu.seconds_per_weight(self.tokens);
         let on_npu = self.npu_tiles() * self.gpu.bytes_per_weight / (both - one);
         // If two processors together have no more bandwidth than one, the NPU has no share.
@@ -82,7 +85,7 @@ impl DecodeLatency<'_> {
     fn layer(&self, shape: &ModelShape, interval: impl Fn(Matmul) -> SyncInterval) -> Vec<SyncInterval> {
         let [attention, output, gates, down] =
             matmul_groups(shape).map(|group| group.into_iter().map(&interval).collect::<Vec<_>>());
-        let cached = SyncInterval::without_events(vec![self.gpu.read_time(self.cached_bytes)]);
+        let cached = SyncInterval::without_events(vec![self.gpu.read_time(self.kv_bytes_per_layer)]);
         [attention, vec![cached], output, gates, down].concat()
     }
 }

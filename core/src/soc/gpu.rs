@@ -18,19 +18,19 @@ const ACTIVATION_BYTES: f64 = 2.0;
 
 /// The latency model of a SoC's GPU, for weights of a fixed number of bits.
 #[derive(Debug, Clone, Copy)]
-pub struct Gpu {
+pub struct GpuLatencyModel {
     speed: f64,
     bandwidth: f64,
     submission: f64,
     pub bytes_per_weight: f64,
 }
 
-impl Gpu {
+impl GpuLatencyModel {
     /// Creates the model of a SoC's GPU for weights of `weight_bits` bits.
     pub fn new(soc: &Soc, weight_bits: f64) -> Self {
         Self {
             speed: soc.gpu.matmul.value.0,
-            bandwidth: soc.bus.single_processor.value.0,
+            bandwidth: soc.memory_bandwidths.single_processor.value.0,
             submission: soc.gpu.submission.value.0,
             bytes_per_weight: weight_bits / 8.0,
         }

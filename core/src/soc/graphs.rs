@@ -24,7 +24,7 @@ pub struct GraphSizes {
 
 impl GraphSizes {
     pub fn new(graphs: &Graphs) -> Self {
-        let sizes: Vec<u64> = graphs.sizes.value.iter().map(|&size| u64::from(size)).collect();
+        let sizes: Vec<u64> = graphs.graph_sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
         let mut last: Vec<Vec<u64>> = vec![Vec::new()];
         for _ in 0..MAX_PROMPT_CHUNKS {
@@ -62,7 +62,7 @@ impl GraphSizes {
     }
 
     /// Returns the sets of graphs whose sizes sum to fewer than `tokens`.
-    pub fn smaller_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
+    pub fn non_covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| set.iter().sum::<u64>() < tokens)
     }
 
@@ -84,12 +84,12 @@ pub fn preparation_time(graphs: &Graphs, tokens: u64) -> Seconds {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::device::shipped;
+    use hearth_profiles::device::shipped_profile;
 
     use super::*;
 
     fn graphs() -> Graphs {
-        shipped("snapdragon-8-gen-3").unwrap().soc.unwrap().graphs
+        shipped_profile("snapdragon-8-gen-3").unwrap().soc.unwrap().graphs
     }
 
     #[test]

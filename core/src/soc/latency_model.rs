@@ -4,30 +4,30 @@
 //! prefill ([`super::prefill`]), in chunks no longer than the largest graph. Strategies that differ only in the
 //! graphs of prompts decode on the GPU, as the layer-level engine of the HeteroLLM paper does (section 5.3).
 
-use hearth_profiles::device::soc::{PartitionPolicy, Strategy};
+use hearth_profiles::device::soc::{PartitionPolicy, SocStrategy};
 use hearth_profiles::device::{Soc, SocOptions};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 
 use super::decode::DecodeLatency;
-use super::gpu::Gpu;
+use super::gpu::GpuLatencyModel;
 use super::graphs::{GraphSizes, preparation_time};
 use super::interval::{SyncInterval, total_time};
 use super::matmul;
-use super::npu::Npu;
+use super::npu::NpuLatencyModel;
 use super::prefill::{self, PromptChunk};
 use super::solver::Solver;
 use super::sync::SyncCost;
 use hearth_schema::pass::Pass;
 
-/// The strategies that [`Strategy::Best`] chooses from.
-const CANDIDATES: [Strategy; 6] = [
-    Strategy::HeteroTensor,
-    Strategy::HeteroLayer,
-    Strategy::Pipe,
-    Strategy::Padding,
-    Strategy::NpuOnly,
-    Strategy::GpuOnly,
+/// The strategies that [`SocStrategy::Best`] chooses from.
+const CANDIDATES: [SocStrategy; 6] = [
+    SocStrategy::HeteroTensor,
+    SocStrategy::HeteroLayer,
+    SocStrategy::Pipe,
+    SocStrategy::Padding,
+    SocStrategy::NpuOnly,
+    SocStrategy::GpuOnly,
 ];
 
 #[derive(Debug, Clone)]
@@ -36,16 +36,16 @@ pub struct SocLatencyModel<'a> {
     model: &'a ModelProfile,
     options: SocOptions,
     kv_element: Bytes,
-    gpu: Gpu,
-    npu: Option<Npu<'a>>,
+    gpu: GpuLatencyModel,
+    npu: Option<NpuLatencyModel<'a>>,
     sizes: GraphSizes,
     sync: SyncCost,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ForwardCost {
-    /// The strategy that was used; the fastest one if the scenario requests [`Strategy::Best`].
-    pub strategy: Strategy,
+    /// The strategy that was used; the fastest one if the scenario requests [`SocStrategy::Best`].
+    pub strategy: SocStrategy,
     /// The time to build NPU graphs before the pass.
     pub preparation_time: Seconds,
     /// The sync intervals of one layer; they are the same for all layers.
@@ -62,14 +62,14 @@ impl<'a> SocLatencyModel<'a> {
             model,
             options,
             kv_element,
-            gpu: Gpu::new(soc, matmul::weight_bits(model, soc.gpu.weight_bits.value)),
-            npu: soc.npu.as_ref().map(|npu| Npu::new(npu, &soc.bus)),
+            gpu: GpuLatencyModel::new(soc, matmul::bits_per_weight(model, soc.gpu.weight_bits.value)),
+            npu: soc.npu.as_ref().map(|npu| NpuLatencyModel::new(npu, &soc.memory_bandwidths)),
             sizes: GraphSizes::new(&soc.graphs),
             sync: SyncCost::new(soc, options),
         }
     }
 
-    pub fn largest_graph(&self) -> u64 {
+    pub fn max_graph_size(&self) -> u64 {
         self.sizes.max_size()
     }
 
@@ -81,7 +81,7 @@ impl<'a> SocLatencyModel<'a> {
 
     pub fn forward_cost(&self, pass: Pass) -> ForwardCost {
         match self.options.strategy {
-            Strategy::Best => self.fastest(pass),
+            SocStrategy::Best => self.fastest(pass),
             strategy => self.with_strategy(strategy, pass),
         }
     }
@@ -100,21 +100,22 @@ impl<'a> SocLatencyModel<'a> {
     }
 
     fn fastest(&self, pass: Pass) -> ForwardCost {
-        let usable = CANDIDATES.into_iter().filter(|strategy| self.npu.is_some() || strategy.needs_no_npu());
+        let usable =
+            CANDIDATES.into_iter().filter(|strategy| self.npu.is_some() || strategy.runs_without_npu());
         let all = usable.map(|strategy| self.with_strategy(strategy, pass));
         let time = |cost: &ForwardCost| total_time(&cost.layer_intervals).0;
         let fastest = all.min_by(|one, other| time(one).total_cmp(&time(other)));
-        fastest.unwrap_or_else(|| self.with_strategy(Strategy::GpuOnly, pass))
+        fastest.unwrap_or_else(|| self.with_strategy(SocStrategy::GpuOnly, pass))
     }
 
-    fn with_strategy(&self, strategy: Strategy, pass: Pass) -> ForwardCost {
+    fn with_strategy(&self, strategy: SocStrategy, pass: Pass) -> ForwardCost {
         let layer_intervals = if is_decoded(pass) {
             self.decode_layer(strategy, pass)
         } else {
             self.prefill_layer(strategy, pass)
         };
         let mut preparation = Seconds(0.0);
-        if strategy == Strategy::OnlinePrepare && !is_decoded(pass) {
+        if strategy == SocStrategy::OnlinePrepare && !is_decoded(pass) {
             let chunks = self.sizes.chunk_lengths(u64::from(pass.tokens), self.sizes.max_size());
             preparation = chunks.into_iter().map(|chunk| preparation_time(&self.soc.graphs, chunk)).sum();
         }
@@ -123,26 +124,26 @@ impl<'a> SocLatencyModel<'a> {
         ForwardCost { strategy, preparation_time: preparation, layer_intervals, output_interval }
     }
 
-    fn decode_layer(&self, strategy: Strategy, pass: Pass) -> Vec<SyncInterval> {
+    fn decode_layer(&self, strategy: SocStrategy, pass: Pass) -> Vec<SyncInterval> {
         let shape = &self.model.shape;
         let seen = shape.kv_bytes_per_layer(pass.first_position.saturating_add(pass.tokens), self.kv_element);
         let decode = self.decode(u64::from(pass.tokens), seen.as_f64());
         match strategy {
-            Strategy::HeteroTensor => {
+            SocStrategy::HeteroTensor => {
                 let (split, on_gpu) = (decode.split_intervals(shape), decode.gpu_intervals(shape));
                 // With expensive synchronisation the solved partition uses the GPU alone.
                 let is_solved = self.options.partitions == PartitionPolicy::Solved;
                 if is_solved && total_time(&on_gpu).0 < total_time(&split).0 { on_gpu } else { split }
             }
-            Strategy::NpuOnly => decode.npu_intervals(shape),
+            SocStrategy::NpuOnly => decode.npu_intervals(shape),
             _ => decode.gpu_intervals(shape),
         }
     }
 
-    fn prefill_layer(&self, strategy: Strategy, pass: Pass) -> Vec<SyncInterval> {
+    fn prefill_layer(&self, strategy: SocStrategy, pass: Pass) -> Vec<SyncInterval> {
         let shape = &self.model.shape;
-        let chunk = u64::from(self.options.chunk()).clamp(1, self.sizes.max_size());
-        let largest = if strategy == Strategy::Chunked { chunk } else { self.sizes.max_size() };
+        let chunk = u64::from(self.options.chunk_tokens()).clamp(1, self.sizes.max_size());
+        let largest = if strategy == SocStrategy::Chunked { chunk } else { self.sizes.max_size() };
         let mut context = u64::from(pass.first_position);
         let chunks = self.sizes.chunk_lengths(u64::from(pass.tokens), largest);
         let layer = |tokens: u64| {
@@ -172,7 +173,13 @@ impl<'a> SocLatencyModel<'a> {
     }
 
     fn decode(&self, tokens: u64, cached_bytes: f64) -> DecodeLatency<'_> {
-        DecodeLatency { soc: self.soc, gpu: self.gpu, sync: self.sync, tokens, cached_bytes }
+        DecodeLatency {
+            soc: self.soc,
+            gpu: self.gpu,
+            sync: self.sync,
+            tokens,
+            kv_bytes_per_layer: cached_bytes,
+        }
     }
 }
 

@@ -53,7 +53,7 @@ pub fn output_matmul(shape: &ModelShape) -> Matmul {
 
 /// Returns the bits per weight that the GPU reads: `four_bit_class` for a model of about four bits per weight.
 /// Deviation: wider weights, which the HeteroLLM paper does not have, are read at their own width.
-pub fn weight_bits(model: &ModelProfile, four_bit_class: f64) -> f64 {
+pub fn bits_per_weight(model: &ModelProfile, four_bit_class: f64) -> f64 {
     let weights = layer_weight_count(&model.shape) * f64::from(model.shape.layers.0);
     let own = model.layers_bytes().as_f64() * 8.0 / weights.max(1.0);
     if own < FOUR_BIT_LIMIT { four_bit_class } else { own }
@@ -61,13 +61,13 @@ pub fn weight_bits(model: &ModelProfile, four_bit_class: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::model::shipped;
+    use hearth_profiles::model::shipped_profile;
 
     use super::*;
 
     #[test]
     fn llama_8b_has_seven_matmuls_of_218_million_weights() {
-        let shape = shipped("llama-8b").unwrap().shape;
+        let shape = shipped_profile("llama-8b").unwrap().shape;
         // 2 * 4096^2 + 2 * 4096 * 1024 + 3 * 4096 * 14336.
         assert_eq!(layer_weight_count(&shape), 218_103_808.0);
         assert_eq!(matmul_groups(&shape).map(|group| group.len()), [3, 1, 2, 1]);
@@ -75,9 +75,9 @@ mod tests {
 
     #[test]
     fn four_bit_class_applies_to_weights_of_about_four_bits() {
-        let model = shipped("llama-8b").unwrap();
-        assert_eq!(weight_bits(&model, 4.0), 4.0);
+        let model = shipped_profile("llama-8b").unwrap();
+        assert_eq!(bits_per_weight(&model, 4.0), 4.0);
         let wide = ModelProfile::from_shape("wide", model.shape.clone(), "f16".parse().unwrap()).unwrap();
-        assert!((weight_bits(&wide, 4.0) - 16.0).abs() < 0.1);
+        assert!((bits_per_weight(&wide, 4.0) - 16.0).abs() < 0.1);
     }
 }

@@ -6,10 +6,10 @@
 //! Not here: times per token and their terms ([`crate::metrics`]).
 
 use hearth_profiles::Seconds;
-use hearth_profiles::device::soc::{Soc, Strategy};
+use hearth_profiles::device::soc::{Soc, SocStrategy};
 use serde::Serialize;
 
-use hearth_schema::trace::{Cost, Kind, Record, Resource, Trace};
+use hearth_schema::trace::{Cost, Record, Resource, StepKind, Trace};
 
 /// The frame time of a game at 60 frames per second.
 pub const FRAME_TIME: Seconds = Seconds(1.0 / 60.0);
@@ -58,7 +58,7 @@ pub struct QueueOccupancy {
 pub struct SyncOverhead {
     /// The number of intervals that end with a synchronisation.
     #[serde(rename = "stages")]
-    pub count: u64,
+    pub sync_count: u64,
     /// Total time of the sync events, in milliseconds.
     pub events_ms: f64,
     /// Total time in which a CPU core polled a flag, in milliseconds.
@@ -67,16 +67,16 @@ pub struct SyncOverhead {
 
 impl SocMetrics {
     /// Computes the metrics of a trace of one device, `None` if it has no SoC kernels.
-    pub fn from_trace(trace: &Trace, soc: &Soc, strategy: Strategy) -> Option<Self> {
-        trace.records.iter().find(|record| record.kind == Kind::Kernel)?;
+    pub fn from_trace(trace: &Trace, soc: &Soc, strategy: SocStrategy) -> Option<Self> {
+        trace.records.iter().find(|record| record.kind == StepKind::Kernel)?;
         let prompt =
             |pass: u32| trace.passes.get(pass as usize).is_some_and(|it| it.drafted == 0 && it.tokens > 1);
-        let preparing = trace.records.iter().filter(|it| it.kind == Kind::Prepare);
+        let preparing = trace.records.iter().filter(|it| it.kind == StepKind::Prepare);
         let preparation = Seconds::from_nanos(preparing.map(Record::duration).sum()).0;
         let tokens: f64 =
             trace.passes.iter().filter(|it| prompt(it.index)).map(|it| f64::from(it.tokens)).sum();
         let prefill_time = duration(trace, &prompt).filter(|time| *time > preparation);
-        let power = soc.power.as_ref().map(|power| power.for_strategy(strategy).0);
+        let power = soc.power.as_ref().map(|power| power.strategy_power(strategy).0);
         Some(Self {
             strategy: strategy.name(),
             prefill_tokens_per_s: prefill_time.map(|time| tokens / (time - preparation)),
@@ -101,7 +101,8 @@ fn duration(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<f64> {
 
 fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool) -> QueueOccupancy {
     let Some(time) = duration(trace, of) else { return QueueOccupancy::default() };
-    let on_gpu = trace.records.iter().filter(|it| it.kind == Kind::Kernel && it.resource == Resource::Gpu);
+    let on_gpu =
+        trace.records.iter().filter(|it| it.kind == StepKind::Kernel && it.resource == Resource::Gpu);
     let mut kernels: Vec<[u64; 2]> = on_gpu.filter(|it| of(it.pass)).map(|it| [it.start, it.end]).collect();
     kernels.sort_unstable();
     let (mut longest, mut kernel, mut busy) = (0, 0, 0);
@@ -123,9 +124,9 @@ fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool) -> QueueOccupancy {
 }
 
 fn sync_overhead(trace: &Trace) -> SyncOverhead {
-    let events = trace.records.iter().filter(|record| record.kind == Kind::Synchronise);
+    let events = trace.records.iter().filter(|record| record.kind == StepKind::Synchronise);
     let costs: Vec<Cost> = events.map(|record| record.cost.unwrap_or_default()).collect();
     let millis = |of: fn(&Cost) -> u64| Seconds::from_nanos(costs.iter().map(of).sum()).as_millis();
-    let (events_ms, polled_ms) = (millis(|cost| cost.copy), millis(|cost| cost.cpu));
-    SyncOverhead { count: costs.len() as u64, events_ms, polled_ms }
+    let (events_ms, polled_ms) = (millis(|cost| cost.copy_ns), millis(|cost| cost.cpu_ns));
+    SyncOverhead { sync_count: costs.len() as u64, events_ms, polled_ms }
 }

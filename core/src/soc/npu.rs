@@ -20,16 +20,17 @@ use super::matmul::Matmul;
 use super::profiled::MeasuredTimes;
 
 #[derive(Debug, Clone)]
-pub struct Npu<'a> {
+pub struct NpuLatencyModel<'a> {
     array: &'a SocNpu,
     /// Memory bandwidth of the NPU alone, in bytes per second.
     bandwidth: f64,
     measured: Option<MeasuredTimes>,
 }
 
-impl<'a> Npu<'a> {
+impl<'a> NpuLatencyModel<'a> {
     pub fn new(npu: &'a SocNpu, bus: &MemoryBandwidths) -> Self {
-        let measured = npu.profiled.as_ref().map(|profiled| MeasuredTimes::new(profiled, npu.tile.value));
+        let measured =
+            npu.matmul_profile.as_ref().map(|profiled| MeasuredTimes::new(profiled, npu.tile.value));
         Self { array: npu, bandwidth: bus.single_processor.value.0, measured }
     }
 
@@ -64,16 +65,16 @@ impl<'a> Npu<'a> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::device::{Soc, shipped};
+    use hearth_profiles::device::{Soc, shipped_profile};
 
     use super::*;
 
     fn soc() -> Soc {
-        shipped("snapdragon-8-gen-3").unwrap().soc.unwrap()
+        shipped_profile("snapdragon-8-gen-3").unwrap().soc.unwrap()
     }
 
-    fn npu(soc: &Soc) -> Npu<'_> {
-        Npu::new(soc.npu.as_ref().unwrap(), &soc.bus)
+    fn npu(soc: &Soc) -> NpuLatencyModel<'_> {
+        NpuLatencyModel::new(soc.npu.as_ref().unwrap(), &soc.memory_bandwidths)
     }
 
     #[test]

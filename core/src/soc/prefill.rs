@@ -6,10 +6,10 @@
 //!
 //! Not here: the choice of the fastest strategy ([`super::SocLatencyModel`]), and the output matrix.
 
-use hearth_profiles::device::soc::Strategy;
+use hearth_profiles::device::soc::SocStrategy;
 use hearth_profiles::model::ModelShape;
 
-use super::gpu::Gpu;
+use super::gpu::GpuLatencyModel;
 use super::interval::SyncInterval;
 use super::matmul::{Matmul, matmul_groups};
 use super::solver::Solver;
@@ -22,20 +22,20 @@ pub struct PromptChunk {
 }
 
 /// Returns the intervals of a layer that the GPU computes alone, without sync events.
-pub fn gpu_intervals(gpu: &Gpu, shape: &ModelShape, chunk: PromptChunk) -> Vec<SyncInterval> {
+pub fn gpu_intervals(gpu: &GpuLatencyModel, shape: &ModelShape, chunk: PromptChunk) -> Vec<SyncInterval> {
     let matmuls = matmul_groups(shape).map(|group| vec![gpu_interval(gpu, &group, chunk.tokens)]);
     layer(gpu, shape, chunk, matmuls)
 }
 
-fn gpu_interval(gpu: &Gpu, group: &[Matmul], tokens: u64) -> SyncInterval {
+fn gpu_interval(gpu: &GpuLatencyModel, group: &[Matmul], tokens: u64) -> SyncInterval {
     SyncInterval::without_events(group.iter().map(|&matmul| gpu.matmul_time(matmul, tokens)).collect())
 }
 
 /// Returns the intervals of a layer for a chunk that is no longer than the largest graph. `chunked_size` is the graph
-/// size of [`Strategy::Chunked`], in tokens.
+/// size of [`SocStrategy::Chunked`], in tokens.
 pub fn layer_intervals(
     solver: &Solver,
-    strategy: Strategy,
+    strategy: SocStrategy,
     shape: &ModelShape,
     chunk: PromptChunk,
     chunked_size: u64,
@@ -48,20 +48,22 @@ pub fn layer_intervals(
     };
     let whole = |graphs: &[u64]| groups.clone().map(|group| vec![npu_interval(solver, &group, graphs)]);
     let matmuls = match strategy {
-        Strategy::GpuOnly | Strategy::Best => return gpu_intervals(&solver.gpu, shape, chunk),
-        Strategy::HeteroTensor => each(&|matmul| solver.solve(matmul, tokens).interval),
-        Strategy::NpuOnly => each(&|matmul| npu_interval(solver, &[matmul], &padded)),
-        Strategy::HeteroLayer => groups.clone().map(|it| vec![faster_interval(solver, &it, tokens, &padded)]),
-        Strategy::Padding => whole(&padded),
-        Strategy::Pipe => whole(&fastest_cover(solver, shape, tokens)),
-        Strategy::OnlinePrepare => whole(&[tokens]),
-        Strategy::Chunked => whole(&[chunked_size]),
+        SocStrategy::GpuOnly | SocStrategy::Best => return gpu_intervals(&solver.gpu, shape, chunk),
+        SocStrategy::HeteroTensor => each(&|matmul| solver.solve(matmul, tokens).interval),
+        SocStrategy::NpuOnly => each(&|matmul| npu_interval(solver, &[matmul], &padded)),
+        SocStrategy::HeteroLayer => {
+            groups.clone().map(|it| vec![faster_interval(solver, &it, tokens, &padded)])
+        }
+        SocStrategy::Padding => whole(&padded),
+        SocStrategy::Pipe => whole(&fastest_covering_set(solver, shape, tokens)),
+        SocStrategy::OnlinePrepare => whole(&[tokens]),
+        SocStrategy::Chunked => whole(&[chunked_size]),
     };
     layer(&solver.gpu, shape, chunk, matmuls)
 }
 
 /// Returns the set of graphs that covers a prompt in the shortest time, the same for all matmuls.
-pub fn fastest_cover(solver: &Solver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
+pub fn fastest_covering_set(solver: &Solver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
     let groups = matmul_groups(shape);
     let cost = |graphs: &[u64]| -> f64 {
         groups.iter().flatten().map(|&matmul| solver.npu_time(matmul, graphs)).sum()
@@ -81,12 +83,12 @@ fn npu_interval(solver: &Solver, group: &[Matmul], graphs: &[u64]) -> SyncInterv
 fn faster_interval(solver: &Solver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
     let npu = npu_interval(solver, group, graphs);
     let gpu = gpu_interval(&solver.gpu, group, tokens);
-    if gpu.gpu_time() <= npu.npu_time() + solver.sync.planned_pair_cost { gpu } else { npu }
+    if gpu.gpu_time() <= npu.npu_time() + solver.sync.planned_event_pair_cost { gpu } else { npu }
 }
 
 /// Joins the matmuls and the other kernels of a layer in the order of execution.
 fn layer(
-    gpu: &Gpu,
+    gpu: &GpuLatencyModel,
     shape: &ModelShape,
     chunk: PromptChunk,
     matmuls: [Vec<SyncInterval>; 4],

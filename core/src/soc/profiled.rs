@@ -44,7 +44,7 @@ impl MeasuredTimes {
     /// Prepares the table of a valid profile. `tile` is the tile size of the NPU's systolic array.
     pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
-        let samples: Vec<Sample> = profiled.shapes.iter().map(|shape| sample(shape, tile)).collect();
+        let samples: Vec<Sample> = profiled.matmuls.iter().map(|shape| sample(shape, tile)).collect();
         let tree = (profiled.mode == ProfileMode::Tree).then(|| grow(samples.clone(), 0));
         Self { tile, samples, tree }
     }

@@ -15,11 +15,11 @@
 //! Not here: sets of NPU graphs that cover a prompt without the GPU, which several matmuls share
 //! ([`super::prefill`]).
 
-use super::gpu::Gpu;
+use super::gpu::GpuLatencyModel;
 use super::graphs::GraphSizes;
 use super::interval::SyncInterval;
 use super::matmul::Matmul;
-use super::npu::Npu;
+use super::npu::NpuLatencyModel;
 use super::sync::SyncCost;
 
 /// The number of rows on the GPU is a multiple of this constant.
@@ -45,8 +45,8 @@ pub struct Partition {
 /// Splits matmuls between the GPU and the NPU of a SoC, given their latency models, graph sizes and sync costs.
 #[derive(Debug, Clone, Copy)]
 pub struct Solver<'a> {
-    pub gpu: Gpu,
-    pub npu: &'a Npu<'a>,
+    pub gpu: GpuLatencyModel,
+    pub npu: &'a NpuLatencyModel<'a>,
     /// The sizes for which the NPU has graphs.
     pub sizes: &'a GraphSizes,
     pub sync: SyncCost,
@@ -80,7 +80,7 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = self.sync.planned_pair_cost;
+        let pair = self.sync.planned_event_pair_cost;
         for rows in gpu_row_counts(matmul.outputs) {
             let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
             let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
@@ -96,9 +96,9 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions that use graphs of standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let (pair, sizes) = (self.sync.planned_pair_cost, &self.sizes.sizes);
+        let (pair, sizes) = (self.sync.planned_event_pair_cost, &self.sizes.sizes);
         let sets: Vec<&[u64]> =
-            self.sizes.covering_sets(tokens).chain(self.sizes.smaller_sets(tokens)).collect();
+            self.sizes.covering_sets(tokens).chain(self.sizes.non_covering_sets(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
             let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();

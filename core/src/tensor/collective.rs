@@ -1,7 +1,7 @@
 //! All-reduce: the messages of each pattern until every device has the sum.
 //!
 //! What a device does in an all-reduce depends only on the number of messages that it has received: it has sent
-//! [`Collective::due_messages`] messages by then, and is done when it has received [`Collective::awaited_messages`]
+//! [`Collective::due_messages`] messages by then, and is done when it has received [`Collective::total_messages`]
 //! messages. For `N` devices and a partial result of `p` bytes:
 //!
 //! | pattern | messages | bytes per message | sequential messages |
@@ -19,7 +19,7 @@
 use std::collections::BTreeSet;
 
 use hearth_profiles::Bytes;
-use hearth_schema::plan::tensor::AllReduce;
+use hearth_schema::plan::tensor_parallel::AllReduce;
 
 /// The message pattern of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Collective {
     }
 
     /// Returns the total number of messages that a device receives. In every pattern it sends as many.
-    pub fn awaited_messages(self, index: usize) -> usize {
+    pub fn total_messages(self, index: usize) -> usize {
         self.due_messages(index, usize::MAX / 2)
     }
 
@@ -70,7 +70,7 @@ impl Collective {
     /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
     /// token.
     pub fn receivers(self, index: usize) -> Vec<usize> {
-        let sent = 0..self.awaited_messages(index);
+        let sent = 0..self.total_messages(index);
         let mut receivers: BTreeSet<usize> = sent.map(|number| self.receiver(index, number)).collect();
         if index == 0 {
             receivers.extend(1..self.devices);

@@ -13,9 +13,9 @@
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::conversion::{converted_group, is_matrix};
+use crate::conversion::{converted_group, is_matrix_format};
 use hearth_schema::plan::Plan;
-use hearth_schema::plan::tensor::{Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{Slice, TensorPlan};
 
 /// The part of a model on one device of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +49,7 @@ impl SlicedModel {
     }
 
     /// Creates a single slice with the whole model, converted to `format`.
-    pub fn whole(model: &ModelProfile, format: Option<Format>) -> Self {
+    pub fn unsliced(model: &ModelProfile, format: Option<Format>) -> Self {
         let all = Part { before: 0, own: 1, whole: 1 };
         Self::of(model, all, all, [format, format])
     }
@@ -67,8 +67,8 @@ impl SlicedModel {
         let attention = ModelProfile {
             shape,
             layers: attention,
-            input: converted_group(&model.input, input),
-            output: converted_group(&model.output, format),
+            input_embedding: converted_group(&model.input_embedding, input),
+            output_head: converted_group(&model.output_head, format),
             ..model.clone()
         };
         Self { attention, feed_forward }
@@ -97,7 +97,7 @@ fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup)
     let halves = [Part { before: 0, own: 1, whole: 2 }, Part { before: 1, own: 1, whole: 2 }];
     let (mut one, mut other) = (TensorGroup::default(), TensorGroup::default());
     for (format, share) in layer.by_format() {
-        let parts = if is_matrix(layer, format) { [first, second] } else { halves };
+        let parts = if is_matrix_format(layer, format) { [first, second] } else { halves };
         one.add(format, parts[0].of(share.bytes), parts[0].of_work(share.flops));
         other.add(format, parts[1].of(share.bytes), parts[1].of_work(share.flops));
     }
@@ -108,7 +108,7 @@ fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup)
 fn sliced(block: &TensorGroup, part: Part) -> TensorGroup {
     let mut slice = TensorGroup::default();
     for (format, share) in block.by_format() {
-        if is_matrix(block, format) {
+        if is_matrix_format(block, format) {
             slice.add(format, part.of(share.bytes), part.of_work(share.flops));
         } else {
             slice.add(format, share.bytes, share.flops);

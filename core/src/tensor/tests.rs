@@ -1,11 +1,11 @@
 //! Tests of tensor-parallel plans: refused documents, sizes of slices, and messages of an all-reduce.
 
-use hearth_profiles::model::shipped;
+use hearth_profiles::model::shipped_profile;
 use hearth_profiles::{Bytes, Document};
 use proptest::prelude::*;
 
 use hearth_schema::Plan;
-use hearth_schema::plan::tensor::AllReduce;
+use hearth_schema::plan::tensor_parallel::AllReduce;
 
 use super::*;
 
@@ -94,10 +94,10 @@ fn contradictory_plans_are_refused() {
 
 #[test]
 fn slices_that_do_not_cover_the_model_are_refused() {
-    let shape = shipped("llama-8b").expect("shipped").shape;
+    let shape = shipped_profile("llama-8b").expect("shipped").shape;
     let check = |slices: &[(u32, u32)]| {
         let plan = plan(slices);
-        let tensor = plan.kind.tensor().expect("slices");
+        let tensor = plan.kind.tensor_parallel().expect("slices");
         tensor.validate_cover(&plan, &shape).map_err(|error| error.to_string())
     };
     assert_eq!(check(&[(4, 7168), (4, 7168)]), Ok(()));
@@ -111,7 +111,7 @@ fn slices_that_do_not_cover_the_model_are_refused() {
 fn node_sends_the_bytes_of_dllama() {
     let text = text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED);
     let plan = Plan::from_yaml(&text).expect("a plan");
-    let tensor = plan.kind.tensor().expect("slices");
+    let tensor = plan.kind.tensor_parallel().expect("slices");
     let bytes_per_token = |devices: usize| {
         let all_reduce = Collective { pattern: tensor.all_reduce, devices };
         let message = all_reduce.message_bytes(tensor.partial_bytes(4096, 1));
@@ -140,7 +140,7 @@ fn devices_await_all_messages_of_an_all_reduce() {
                     sent[index] = sent[index].max(due[index]);
                 }
             }
-            let awaited: Vec<usize> = (0..devices).map(|index| all_reduce.awaited_messages(index)).collect();
+            let awaited: Vec<usize> = (0..devices).map(|index| all_reduce.total_messages(index)).collect();
             assert_eq!(received, awaited, "{pattern:?} of {devices}");
         }
     }
@@ -153,7 +153,7 @@ proptest! {
         rows in proptest::collection::vec(0u32..200, 5),
         converts in any::<bool>(),
     ) {
-        let model = shipped("llama-8b").expect("shipped");
+        let model = shipped_profile("llama-8b").expect("shipped");
         let mut heads = heads;
         let left = 8u32.saturating_sub(heads.iter().sum());
         heads[0] += left;
@@ -164,11 +164,11 @@ proptest! {
         let slices: Vec<(u32, u32)> = heads.into_iter().zip(rows).collect();
         let residency = if converts { PINNED } else { "policy: pinned" };
         let plan = Plan::from_yaml(&text(&slices, KIND, residency)).expect("a plan");
-        let tensor = plan.kind.tensor().expect("slices");
+        let tensor = plan.kind.tensor_parallel().expect("slices");
         prop_assert_eq!(tensor.validate_cover(&plan, &model.shape), Ok(()));
         let parts: Vec<SlicedModel> =
             (0..slices.len()).map(|index| SlicedModel::new(&plan, tensor, index, &model)).collect();
-        let whole = SlicedModel::whole(&model, plan.devices[0].residency.weights_as);
+        let whole = SlicedModel::unsliced(&model, plan.devices[0].residency.converted_format);
         // Each device has all norms: two of 4096 elements per layer.
         let norms = Bytes(2 * 4096 * 4) * 32;
         let sum: Bytes = parts.iter().map(SlicedModel::layers_bytes).sum();

@@ -3,26 +3,26 @@
 //! HeteroLLM paper, sections 3 to 5, with Llama-8B unless stated otherwise. `docs/studies/soc` compares the numbers.
 
 use hearth_core::soc::interval::total_time;
-use hearth_core::soc::prefill::fastest_cover;
+use hearth_core::soc::prefill::fastest_covering_set;
 use hearth_core::soc::solver::{Partition, Solver};
 use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{
-    MatmulProfile, MeasuredMatmul, PartitionPolicy, ProfileMode, Soc, Strategy, Synchronisation,
+    MatmulProfile, MeasuredMatmul, PartitionPolicy, ProfileMode, Soc, SocStrategy, Synchronisation,
 };
-use hearth_profiles::device::{SocOptions, shipped};
+use hearth_profiles::device::{SocOptions, shipped_profile};
 use hearth_profiles::model::{ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document, Seconds, model};
 use hearth_schema::pass::Pass;
 use proptest::prelude::*;
 
 fn soc(options: SocOptions) -> Soc {
-    let mut soc = shipped("snapdragon-8-gen-3").expect("it is shipped").soc.expect("it has one");
+    let mut soc = shipped_profile("snapdragon-8-gen-3").expect("it is shipped").soc.expect("it has one");
     soc.default_options = options;
     soc
 }
 
 fn llama() -> ModelProfile {
-    model::shipped("llama-8b").expect("it is shipped")
+    model::shipped_profile("llama-8b").expect("it is shipped")
 }
 
 fn intern() -> ModelProfile {
@@ -38,11 +38,11 @@ fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
     (layers + forward.output_interval.time() + forward.preparation_time).0
 }
 
-fn prompt(strategy: Strategy, tokens: u32) -> f64 {
+fn prompt(strategy: SocStrategy, tokens: u32) -> f64 {
     time(&soc(SocOptions::with_strategy(strategy)), &llama(), Pass::new(0, 0, tokens, true))
 }
 
-fn speed(strategy: Strategy, tokens: u32) -> f64 {
+fn speed(strategy: SocStrategy, tokens: u32) -> f64 {
     f64::from(tokens) / prompt(strategy, tokens)
 }
 
@@ -55,7 +55,7 @@ fn near(found: f64, expected: f64, share: f64) {
 }
 
 fn slow(partitions: PartitionPolicy) -> SocOptions {
-    let tensor = SocOptions::with_strategy(Strategy::HeteroTensor);
+    let tensor = SocOptions::with_strategy(SocStrategy::HeteroTensor);
     SocOptions { synchronisation: Synchronisation::Slow, partitions, ..tensor }
 }
 
@@ -64,23 +64,23 @@ fn prefill_times_agree_with_an_independent_implementation() {
     // Pinned results of another implementation of the same formulas, which is not part of this repository, in
     // tokens/s.
     for (strategy, speeds) in [
-        (Strategy::GpuOnly, [63.6, 63.7, 61.8]),
-        (Strategy::HeteroLayer, [140.0, 190.5, 174.7]),
-        (Strategy::HeteroTensor, [181.1, 256.2, 237.6]),
+        (SocStrategy::GpuOnly, [63.6, 63.7, 61.8]),
+        (SocStrategy::HeteroLayer, [140.0, 190.5, 174.7]),
+        (SocStrategy::HeteroTensor, [181.1, 256.2, 237.6]),
     ] {
         for (tokens, expected) in [64, 256, 1024].into_iter().zip(speeds) {
             near(speed(strategy, tokens), expected, 0.005);
         }
     }
     for (strategy, tokens, expected) in [
-        (Strategy::HeteroTensor, 135, 0.582),
-        (Strategy::HeteroTensor, 300, 1.248),
-        (Strategy::HeteroTensor, 525, 2.087),
-        (Strategy::HeteroTensor, 600, 2.469),
-        (Strategy::HeteroTensor, 1000, 4.267),
-        (Strategy::Pipe, 525, 3.100),
-        (Strategy::Padding, 525, 5.273),
-        (Strategy::OnlinePrepare, 525, 4.077),
+        (SocStrategy::HeteroTensor, 135, 0.582),
+        (SocStrategy::HeteroTensor, 300, 1.248),
+        (SocStrategy::HeteroTensor, 525, 2.087),
+        (SocStrategy::HeteroTensor, 600, 2.469),
+        (SocStrategy::HeteroTensor, 1000, 4.267),
+        (SocStrategy::Pipe, 525, 3.100),
+        (SocStrategy::Padding, 525, 5.273),
+        (SocStrategy::OnlinePrepare, 525, 4.077),
     ] {
         near(prompt(strategy, tokens), expected, 0.005);
     }
@@ -88,26 +88,26 @@ fn prefill_times_agree_with_an_independent_implementation() {
 
 #[test]
 fn prefill_is_within_the_documented_error_of_the_published_speeds() {
-    near(speed(Strategy::HeteroTensor, 1024), 247.9, 0.08);
-    near(speed(Strategy::HeteroTensor, 256), 236.92, 0.12);
+    near(speed(SocStrategy::HeteroTensor, 1024), 247.9, 0.08);
+    near(speed(SocStrategy::HeteroTensor, 256), 236.92, 0.12);
     for partitions in [PartitionPolicy::Solved, PartitionPolicy::Fixed] {
         near(256.0 / time(&soc(slow(partitions)), &llama(), Pass::new(0, 0, 256, true)), 196.44, 0.12);
     }
-    let tensor = soc(SocOptions::with_strategy(Strategy::HeteroTensor));
+    let tensor = soc(SocOptions::with_strategy(SocStrategy::HeteroTensor));
     near(256.0 / time(&tensor, &intern(), Pass::new(0, 0, 256, true)), 1092.0, 0.08);
-    let over = |tokens| prompt(Strategy::HeteroLayer, tokens) / prompt(Strategy::HeteroTensor, tokens);
+    let over = |tokens| prompt(SocStrategy::HeteroLayer, tokens) / prompt(SocStrategy::HeteroTensor, tokens);
     near((over(64) + over(256) + over(1024)) / 3.0, 1.302, 0.06);
     near(over(32), 1.408, 0.08);
-    let misaligned = prompt(Strategy::HeteroTensor, 525);
-    near(prompt(Strategy::OnlinePrepare, 525) / misaligned, 2.24, 0.18);
-    near(prompt(Strategy::Padding, 525) / misaligned, 2.21, 0.18);
-    near(prompt(Strategy::Pipe, 525) / misaligned, 1.35, 0.18);
+    let misaligned = prompt(SocStrategy::HeteroTensor, 525);
+    near(prompt(SocStrategy::OnlinePrepare, 525) / misaligned, 2.24, 0.18);
+    near(prompt(SocStrategy::Padding, 525) / misaligned, 2.21, 0.18);
+    near(prompt(SocStrategy::Pipe, 525) / misaligned, 1.35, 0.18);
 }
 
 #[test]
 fn decoding_is_within_the_documented_error_of_the_published_speeds() {
-    let tensor = token(SocOptions::with_strategy(Strategy::HeteroTensor));
-    let gpu = token(SocOptions::with_strategy(Strategy::GpuOnly));
+    let tensor = token(SocOptions::with_strategy(SocStrategy::HeteroTensor));
+    let gpu = token(SocOptions::with_strategy(SocStrategy::GpuOnly));
     near(1.0 / tensor, 14.01, 0.06);
     near(gpu / tensor, 1.234, 0.06);
     // The published ablation keeps the partitions. If they are solved for slow synchronisation, the GPU works alone.
@@ -125,9 +125,9 @@ fn decoding_is_within_the_documented_error_of_the_published_speeds() {
 fn energy_and_queue_are_as_published() {
     let soc = soc(SocOptions::default());
     let power = soc.power.as_ref().expect("it is known");
-    let energy = |strategy| power.for_strategy(strategy).0 * prompt(strategy, 256);
-    near(energy(Strategy::GpuOnly) / energy(Strategy::HeteroTensor), 5.87, 0.10);
-    let (soc, model) = (self::soc(SocOptions::with_strategy(Strategy::HeteroTensor)), llama());
+    let energy = |strategy| power.strategy_power(strategy).0 * prompt(strategy, 256);
+    near(energy(SocStrategy::GpuOnly) / energy(SocStrategy::HeteroTensor), 5.87, 0.10);
+    let (soc, model) = (self::soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
     let forward = SocLatencyModel::new(&soc, &model, Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
     let times = forward.layer_intervals.iter().flat_map(|interval| interval.gpu_times.clone());
     let max = times.fold(0.0, f64::max);
@@ -136,7 +136,7 @@ fn energy_and_queue_are_as_published() {
 
 #[test]
 fn single_processor_has_40_to_45_of_68_gigabytes_per_second() {
-    let bus = soc(SocOptions::default()).bus;
+    let bus = soc(SocOptions::default()).memory_bandwidths;
     assert!((40e9..=45e9).contains(&bus.single_processor.value.0) && bus.peak.value.0 == 68e9);
 }
 
@@ -156,10 +156,10 @@ fn split_kind(partition: &Partition, tokens: u64) -> &'static str {
 
 #[test]
 fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
-    let (soc, model) = (soc(SocOptions::with_strategy(Strategy::HeteroTensor)), llama());
+    let (soc, model) = (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().expect("an NPU");
-    assert_eq!(fastest_cover(&solver, &model.shape, 525), [512, 32]);
+    assert_eq!(fastest_covering_set(&solver, &model.shape, 525), [512, 32]);
     let mut seen = Vec::new();
     for tokens in [16, 32, 64, 135, 256, 300, 525, 600, 1000, 1024] {
         for (inputs, outputs) in [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)] {
@@ -174,12 +174,12 @@ fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
 
 #[test]
 fn verifying_drafts_costs_one_token_while_bound_by_memory() {
-    let soc = soc(SocOptions::with_strategy(Strategy::HeteroTensor));
+    let soc = soc(SocOptions::with_strategy(SocStrategy::HeteroTensor));
     let verified = |drafted| time(&soc, &llama(), Pass { drafted, ..Pass::new(1, 256, drafted + 1, true) });
     // At five tokens 2 * 5 / 0.91e12 is less than 0.5 / 43.3e9; at six it is more.
     near(verified(4), verified(1), 0.01);
     assert!(verified(5) > 1.05 * verified(4));
-    let token = token(SocOptions::with_strategy(Strategy::HeteroTensor));
+    let token = token(SocOptions::with_strategy(SocStrategy::HeteroTensor));
     assert!(verified(31) < 0.5 * 32.0 * token, "one tile of the NPU");
 }
 
@@ -199,18 +199,18 @@ fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
             }
         }
     }
-    MatmulProfile { mode, source: "assumed: the formula".into(), shapes }
+    MatmulProfile { mode, source: "assumed: the formula".into(), matmuls: shapes }
 }
 
 #[test]
 fn measured_table_and_regression_tree_agree_with_the_formula() {
     let graphs = [32, 64, 128, 256, 512, 1024];
     let with = |profiled: MatmulProfile| {
-        let mut soc = soc(SocOptions::with_strategy(Strategy::HeteroLayer));
-        soc.npu.as_mut().expect("an NPU").profiled = Some(profiled);
+        let mut soc = soc(SocOptions::with_strategy(SocStrategy::HeteroLayer));
+        soc.npu.as_mut().expect("an NPU").matmul_profile = Some(profiled);
         time(&soc, &llama(), Pass::new(0, 0, 256, true))
     };
-    let formula = prompt(Strategy::HeteroLayer, 256);
+    let formula = prompt(SocStrategy::HeteroLayer, 256);
     near(with(table(ProfileMode::Table, &graphs, 256)), formula, 1e-9);
     // Only every fourth row count is in the table; the tree has to predict the others.
     near(with(table(ProfileMode::Tree, &graphs, 1024)), formula, 0.06);
@@ -222,9 +222,9 @@ fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<()
     let slack = 1.0 + 1e-12;
     prop_assert!(time <= solver.gpu.matmul_time(matmul, tokens) * slack);
     let padded = [solver.sizes.padded_size(tokens)];
-    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync.pair_cost) * slack);
+    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync.event_pair_cost) * slack);
     for cover in solver.sizes.covering_sets(tokens) {
-        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync.pair_cost) * slack);
+        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync.event_pair_cost) * slack);
     }
     // All parts sum to the whole.
     let graphs: u64 = best.graph_sizes.iter().sum();
@@ -258,11 +258,11 @@ proptest! {
             let soc = soc(SocOptions::with_strategy(strategy));
             SocLatencyModel::new(&soc, &model, Bytes(2)).layer_time(pass).0
         };
-        let best = layer(Strategy::Best);
-        for strategy in Strategy::ALL {
+        let best = layer(SocStrategy::Best);
+        for strategy in SocStrategy::ALL {
             let time = layer(strategy);
             prop_assert!(time.is_finite() && time > 0.0);
-            prop_assert!(matches!(strategy, Strategy::Chunked) || best <= time * (1.0 + 1e-12), "{strategy:?}");
+            prop_assert!(matches!(strategy, SocStrategy::Chunked) || best <= time * (1.0 + 1e-12), "{strategy:?}");
         }
     }
 }

@@ -52,7 +52,7 @@ fn main() {
         print_row(&format!("  {name}"), &fuse(decoder(&shape(Architecture::Llama), SIZE), fusion));
     }
     println!("Stable Diffusion 1.4:");
-    print_row("  text encoder", &text_encoder(FusedKernels::FUSED));
-    print_row("  UNet", &unet(FusedKernels::FUSED));
-    print_row("  decoder of latents", &vae_decoder(FusedKernels::FUSED));
+    print_row("  text encoder", &text_encoder(FusedKernels::ALL));
+    print_row("  UNet", &unet(FusedKernels::ALL));
+    print_row("  decoder of latents", &vae_decoder(FusedKernels::ALL));
 }

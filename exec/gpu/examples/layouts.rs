@@ -4,7 +4,7 @@
 //! prints the time of the fastest tiling in each layout, among the candidates that `hearth gpu --tune` tries.
 //! With a software driver, the times only describe the CPU.
 
-use hearth_gpu::measure::arbitrary_weights;
+use hearth_gpu::measure::random_weights;
 use hearth_gpu::tuning::{candidates, matmul_seconds};
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
@@ -25,8 +25,8 @@ fn main() -> Result<(), GpuError> {
     println!("{} ({})", gpu.info().name, gpu.info().driver);
     println!("{:6} {:>6} {:>12} {:>12} {:>8}", "", "tokens", "naive, us", "best, us", "gain");
     for format in [Format::Q8_0, Format::Q4K, Format::F16] {
-        let bytes = arbitrary_weights(format, MATRIX_SIDE);
-        let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
+        let bytes = random_weights(format, MATRIX_SIDE);
+        let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
         for tokens in [1, 64] {
             let mut best = [f64::INFINITY; 2];
             for tiling in candidates(gpu.capabilities()) {

@@ -119,11 +119,13 @@ impl GpuBackend {
     fn prepare(&mut self) -> Result<(), GpuError> {
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
         if self.options.rounding.is_some() {
-            return self.on_gpu.iter().try_for_each(|&layer| gpu.prepare(layer..layer + 1));
+            return self.on_gpu.iter().try_for_each(|&layer| gpu.compile_kernels(layer..layer + 1));
         }
         let windows = self.options.owned_layers.iter().cloned();
         let mut ranges = windows.flat_map(|window| split_by_processor(&self.on_gpu, window));
-        ranges.try_for_each(|run| if self.on_gpu.contains(&run.start) { gpu.prepare(run) } else { Ok(()) })
+        ranges.try_for_each(
+            |run| if self.on_gpu.contains(&run.start) { gpu.compile_kernels(run) } else { Ok(()) },
+        )
     }
 
     /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU after the GPU was lost.
@@ -164,7 +166,7 @@ impl GpuBackend {
         self.gpu = None;
         let BackendOptions { weights, cache, cpu, gpu_layers, rounding, .. } = &self.options;
         // These layers are not prefetched: they are mapped, and page faults read them.
-        let cpu = Cpu { barrier: ResidencyBarrier::open(), ..cpu.clone() };
+        let cpu = Cpu { barrier: ResidencyBarrier::always_open(), ..cpu.clone() };
         let mut fallback = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
         for ((sequence, start), mut rows) in std::mem::take(&mut self.saved_rows) {
             let window = gpu_layers.iter().find(|window| window.start == start);
@@ -185,7 +187,7 @@ fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
     let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
     let result = work();
     let (wall_ns, cpu_ns) = (wall_nanos().saturating_sub(wall), thread_cpu_nanos().saturating_sub(cpu));
-    (result, ComputeCost { wall_ns, cpu_ns, queue_ns: 0, all_cpu_ns: cpu_ns })
+    (result, ComputeCost { wall_ns, cpu_ns, queue_ns: 0, all_threads_cpu_ns: cpu_ns })
 }
 
 /// Splits layers into consecutive ranges, each completely on the GPU or completely on the CPU.
@@ -252,7 +254,7 @@ impl Backend for GpuBackend {
     }
 
     fn kv_cache_bytes(&self) -> u64 {
-        let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.bytes()[1]);
+        let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.weight_and_cache_bytes()[1]);
         gpu + bytes_of(&self.saved_rows)
             + self.cpu_layers.kv_cache_bytes()
             + self.fallback.as_ref().map_or(0, Backend::kv_cache_bytes)

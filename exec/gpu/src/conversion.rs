@@ -48,7 +48,11 @@ impl Conversion {
 
 /// Returns the size in bytes of a row of `matrix` after its conversion to `packed`.
 pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
-    if packed.is_by_row() { packed.texels(matrix.length as u32) as usize * 16 } else { matrix.row_bytes() }
+    if packed.has_row_scales() {
+        packed.texels(matrix.row_length as u32) as usize * 16
+    } else {
+        matrix.row_bytes()
+    }
 }
 
 /// Returns the bytes of some rows for the upload. For formats with one scale per row, appends the scales to `scales`.
@@ -59,10 +63,10 @@ pub(crate) fn converted_rows<'a>(
     scales: &mut Vec<f32>,
 ) -> Result<Cow<'a, [u8]>, GpuError> {
     let bytes = matrix.row_bytes();
-    if !packed.is_by_row() {
+    if !packed.has_row_scales() {
         return Ok(Cow::Borrowed(&matrix.bytes[rows.start * bytes..rows.end * bytes]));
     }
-    let mut values = vec![0.0; matrix.length];
+    let mut values = vec![0.0; matrix.row_length];
     let mut all = Vec::with_capacity(rows.len() * uploaded_row_bytes(matrix, packed));
     for row in rows {
         dequantise(matrix.format, matrix.row(row), &mut values).map_err(|error| GpuError::Failed {

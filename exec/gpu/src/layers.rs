@@ -18,7 +18,7 @@ use hearth_profiles::model::ModelShape;
 use hearth_runtime::{BackendOptions, CacheOptions, Weights};
 
 use crate::conversion::Conversion;
-use crate::device::{Gpu, Launch, Params, Tensor};
+use crate::device::{Gpu, GpuBuffer, Launch, Params};
 use crate::error::GpuError;
 use crate::graph::{Fusion, PassSize, decoder, fuse};
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
@@ -65,15 +65,15 @@ type Launches = Vec<(u32, Vec<Step>)>;
 
 #[derive(Debug)]
 struct Buffers {
-    params: Tensor,
+    params: GpuBuffer,
     /// The hidden rows, [batch, embedding].
-    hidden: Tensor,
+    hidden: GpuBuffer,
     /// Cosine and sine of the rotary embedding, [batch, pairs].
-    angles: Tensor,
+    angles: GpuBuffer,
     /// The quantised inputs of a matmul: quants, scales, sums.
-    quantised: [Tensor; 3],
+    quantised: [GpuBuffer; 3],
     /// The buffers that intermediate tensors share, the largest first.
-    objects: Vec<Tensor>,
+    objects: Vec<GpuBuffer>,
 }
 
 /// A kernel of a pass: one launch, or one for each sequence if the kernel uses the cache.
@@ -146,7 +146,7 @@ impl GpuLayers {
     }
 
     /// Compiles the kernels of a range of layers, unless they are compiled already.
-    pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
+    pub fn compile_kernels(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         if !self.ranges.contains_key(&key) {
             let mut launches = vec![(1, self.steps(&layers, Phase::Decode, self.tiling)?)];
@@ -168,7 +168,7 @@ impl GpuLayers {
         first: u32,
     ) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
-        self.prepare(layers)?;
+        self.compile_kernels(layers)?;
         let steps = &self.ranges[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;
@@ -180,7 +180,7 @@ impl GpuLayers {
             for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
                 rope.cosines_and_sines(position, angles);
             }
-            self.gpu.write(&self.buffers.params, &[Params::pass(tokens, position)])?;
+            self.gpu.write(&self.buffers.params, &[Params::for_pass(tokens, position)])?;
             self.gpu.write(&self.buffers.angles, angles)?;
             self.gpu.write(&self.buffers.hidden, batch)?;
             let fitting = steps.iter().find(|(max, _)| tokens <= *max).or(steps.last());
@@ -211,7 +211,7 @@ impl GpuLayers {
     }
 
     /// Returns the bytes of the weights, and of the caches, in GPU memory.
-    pub fn bytes(&self) -> [u64; 2] {
+    pub fn weight_and_cache_bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::kv_cache_bytes)]
@@ -225,7 +225,7 @@ impl Buffers {
         let pairs = model.hyperparameters().rope.frequencies.len() as u64;
         let max_length = max_input_length(shape);
         Ok(Buffers {
-            params: gpu.params()?,
+            params: gpu.create_params_buffer()?,
             hidden: gpu.zeros("hidden rows", batch * u64::from(shape.embedding) * 4)?,
             angles: gpu.zeros("angles", batch * pairs * 8)?,
             quantised: [

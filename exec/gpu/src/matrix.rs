@@ -9,7 +9,7 @@ use std::ops::Range;
 use hearth_kernels::Matrix;
 
 use crate::conversion::{converted_rows, uploaded_row_bytes};
-use crate::device::{Gpu, Launch, Params, Tensor};
+use crate::device::{Gpu, GpuBuffer, Launch, Params};
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::packing::{self, PackedFormat};
@@ -24,7 +24,7 @@ const CHUNK_BYTES: usize = 16 << 20;
 pub struct GpuMatrix {
     pub packed_format: PackedFormat,
     /// Number of inputs: the length of a row.
-    pub length: u32,
+    pub row_length: u32,
     /// Number of outputs.
     pub rows: u32,
     /// The parts in row order.
@@ -38,9 +38,9 @@ pub struct MatrixPart {
     /// Index of the first row in the matrix.
     pub first_row: u32,
     pub rows: u32,
-    pub texels: Tensor,
+    pub texels: GpuBuffer,
     /// The scales, if the format stores them separately.
-    pub scales: Option<Tensor>,
+    pub scales: Option<GpuBuffer>,
 }
 
 impl GpuMatrix {
@@ -59,15 +59,15 @@ impl GpuMatrix {
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuMatrix, GpuError> {
         let packed = match to {
-            None => PackedFormat::of(matrix.format, matrix.length)?,
-            Some(packed) => packed.for_rows(matrix.length)?,
+            None => PackedFormat::from_file_format(matrix.format, matrix.row_length)?,
+            Some(packed) => packed.for_rows(matrix.row_length)?,
         };
         if !matrix.rows.is_multiple_of(4) {
             let what = "the number of rows of a matrix";
             return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
         }
-        let (length, rows) = (matrix.length as u32, matrix.rows as u32);
-        let group_rows = tiling.slices * 4;
+        let (length, rows) = (matrix.row_length as u32, matrix.rows as u32);
+        let group_rows = tiling.slices_per_workgroup * 4;
         let row_bytes = u64::from(packed.texels(length)) * 16;
         let capabilities = gpu.capabilities();
         let max_bytes = capabilities.max_binding_bytes.min(capabilities.max_buffer_bytes);
@@ -78,7 +78,8 @@ impl GpuMatrix {
             let what = format!("{group_rows} rows of {row_bytes} bytes each in one buffer");
             return Err(GpuError::OutOfMemory { what });
         }
-        let mut uploaded = GpuMatrix { packed_format: packed, length, rows, parts: Vec::new(), tiling };
+        let mut uploaded =
+            GpuMatrix { packed_format: packed, row_length: length, rows, parts: Vec::new(), tiling };
         let mut first_row = 0;
         while first_row < rows {
             let part_rows = max_rows.min(rows - first_row);
@@ -91,7 +92,7 @@ impl GpuMatrix {
 
     /// Returns the bytes in GPU memory.
     pub fn bytes(&self) -> u64 {
-        let of = |part: &MatrixPart| part.texels.bytes() + part.scales.as_ref().map_or(0, Tensor::bytes);
+        let of = |part: &MatrixPart| part.texels.bytes() + part.scales.as_ref().map_or(0, GpuBuffer::bytes);
         self.parts.iter().map(of).sum()
     }
 
@@ -103,8 +104,8 @@ impl GpuMatrix {
         report: &mut dyn FnMut(u64),
     ) -> Result<MatrixPart, GpuError> {
         let (first_row, rows) = (of.start, of.end - of.start);
-        let (packed, length, order) = (self.packed_format, self.length, self.tiling.order);
-        let slices = self.tiling.slices;
+        let (packed, length, order) = (self.packed_format, self.row_length, self.tiling.order);
+        let slices = self.tiling.slices_per_workgroup;
         let row_bytes = uploaded_row_bytes(matrix, packed);
         let shape = self.matmul_kernel(gpu, first_row, rows).shape()?;
         let texels = gpu.zeros("weights", u64::from(shape.elements()) * 4)?;
@@ -117,15 +118,24 @@ impl GpuMatrix {
         let chunk = (CHUNK_BYTES.min(max) / row_bytes.max(1)).clamp(1, rows as usize);
         // The kernels may read one word after the last byte, whose value does not matter.
         let raw = gpu.zeros("raw weights", (chunk * row_bytes + 4) as u64)?;
-        let params = gpu.params()?;
+        let params = gpu.create_params_buffer()?;
         let groups = |count: u32| packing::workgroup_count(chunk as u64 * u64::from(count));
         let texels_text = packing::texels_kernel(packed, length, row_bytes as u32, &shape, order);
         let name = "rearrange weights";
-        let mut launches =
-            vec![gpu.launch(name, &texels_text, &[&params, &raw, &texels], groups(packed.texels(length)))?];
+        let mut launches = vec![gpu.prepare_launch(
+            name,
+            &texels_text,
+            &[&params, &raw, &texels],
+            groups(packed.texels(length)),
+        )?];
         if let Some(scales) = &scales {
             let text = packing::scales_kernel(packed, length, row_bytes as u32, slices, order);
-            launches.push(gpu.launch("gather scales", &text, &[&params, &raw, scales], groups(words))?);
+            launches.push(gpu.prepare_launch(
+                "gather scales",
+                &text,
+                &[&params, &raw, scales],
+                groups(words),
+            )?);
         }
         let mut row_scales = Vec::new();
         for start in (0..rows as usize).step_by(chunk) {
@@ -133,7 +143,10 @@ impl GpuMatrix {
             let part = first_row as usize + start..first_row as usize + end;
             let bytes = converted_rows(matrix, packed, part, &mut row_scales)?;
             gpu.write(&raw, &bytes[..])?;
-            gpu.write(&params, &[Params { offset: start as u32, end: end as u32, ..Params::pass(0, 0) }])?;
+            gpu.write(
+                &params,
+                &[Params { offset: start as u32, end: end as u32, ..Params::for_pass(0, 0) }],
+            )?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
             report(((end - start) * matrix.row_bytes()) as u64);
@@ -155,11 +168,11 @@ impl GpuMatrix {
         input: &[f32],
         phase: Phase,
         writes_integers: bool,
-    ) -> Result<(Vec<Launch>, Tensor), GpuError> {
-        let (length, elements) = (self.length, input.len() as u64);
+    ) -> Result<(Vec<Launch>, GpuBuffer), GpuError> {
+        let (length, elements) = (self.row_length, input.len() as u64);
         let tokens = input.len() as u32 / length;
-        let (params, x) = (gpu.params()?, gpu.upload("inputs", input)?);
-        gpu.write(&params, &[Params::pass(tokens, 0)])?;
+        let (params, x) = (gpu.create_params_buffer()?, gpu.upload("inputs", input)?);
+        gpu.write(&params, &[Params::for_pass(tokens, 0)])?;
         let granularity = self.packed_format.input_granularity();
         let block_length = |granularity: Granularity| granularity.block_length(length);
         let blocks = granularity.filter(|_| writes_integers).map_or(1, |of| length / block_length(of));
@@ -170,14 +183,14 @@ impl GpuMatrix {
             let blocks = elements / u64::from(block_length(granularity));
             let (quants, scales) = (gpu.zeros("quants", elements)?, gpu.zeros("scales", blocks * 4)?);
             let sums = gpu.zeros("sums", elements / 16 * 4)?;
-            let text = quantise::kernel(length, granularity);
+            let text = quantise::wgsl_source(length, granularity);
             let tensors = [&params, &inputs[0], &quants, &scales, &sums];
             let workgroups = quantise::workgroup_count(length, granularity, tokens);
-            launches.push(gpu.launch("quantise", &text, &tensors, workgroups)?);
+            launches.push(gpu.prepare_launch("quantise", &text, &tensors, workgroups)?);
             inputs = vec![quants, scales, sums];
         }
         let kernel = MatmulKernel { phase, writes_integers, ..self.matmul_kernel(gpu, 0, self.rows) };
-        let others: Vec<&Tensor> = inputs.iter().chain([&out]).collect();
+        let others: Vec<&GpuBuffer> = inputs.iter().chain([&out]).collect();
         let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok((launches, out))
@@ -190,15 +203,16 @@ impl GpuMatrix {
         gpu: &Gpu,
         name: &str,
         kernel: MatmulKernel,
-        params: &Tensor,
-        others: &[&Tensor],
+        params: &GpuBuffer,
+        others: &[&GpuBuffer],
         tokens: u32,
     ) -> Result<Vec<(MatmulKernel, Launch)>, GpuError> {
         let launch = |part: &MatrixPart| {
             let kernel = MatmulKernel { first_row: part.first_row, rows: part.rows, ..kernel };
             let own = [params, &part.texels].into_iter().chain(&part.scales);
-            let tensors: Vec<&Tensor> = own.chain(others.iter().copied()).collect();
-            let launch = gpu.launch(name, &kernel.kernel()?, &tensors, kernel.workgroup_count(tokens))?;
+            let tensors: Vec<&GpuBuffer> = own.chain(others.iter().copied()).collect();
+            let launch =
+                gpu.prepare_launch(name, &kernel.wgsl_source()?, &tensors, kernel.workgroup_count(tokens))?;
             Ok((kernel, launch))
         };
         self.parts.iter().map(launch).collect()
@@ -208,7 +222,7 @@ impl GpuMatrix {
     pub fn matmul_kernel(&self, gpu: &Gpu, first_row: u32, rows: u32) -> MatmulKernel {
         MatmulKernel {
             packed_format: self.packed_format,
-            length: self.length,
+            row_length: self.row_length,
             rows,
             first_row,
             total_rows: self.rows,

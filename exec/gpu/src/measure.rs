@@ -11,7 +11,7 @@
 
 use hearth_kernels::Matrix;
 use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
-use hearth_profiles::measure::Effort;
+use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::measure::sampling::{Samples, measure_duration, measure_rate};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, Sourced};
 
@@ -51,7 +51,11 @@ const TEXELS_PER_THREAD: u64 = 16;
 const SHORT_COPY_BYTES: u64 = 256;
 
 /// Measures calls of `work` units each, in units per second. Returns the last error of a call, if any.
-fn rate(effort: &Effort, work: f64, call: impl Fn() -> Result<(), GpuError>) -> Result<Samples, GpuError> {
+fn rate(
+    effort: &MeasurementOptions,
+    work: f64,
+    call: impl Fn() -> Result<(), GpuError>,
+) -> Result<Samples, GpuError> {
     let mut result = Ok(());
     let samples = measure_rate(effort, || {
         call().unwrap_or_else(|error| result = Err(error));
@@ -61,7 +65,10 @@ fn rate(effort: &Effort, work: f64, call: impl Fn() -> Result<(), GpuError>) -> 
 }
 
 /// Measures the duration of a call. Returns the last error of a call, if there is one.
-fn duration(effort: &Effort, call: impl Fn() -> Result<(), GpuError>) -> Result<Samples, GpuError> {
+fn duration(
+    effort: &MeasurementOptions,
+    call: impl Fn() -> Result<(), GpuError>,
+) -> Result<Samples, GpuError> {
     let mut result = Ok(());
     let samples = measure_duration(effort, || call().unwrap_or_else(|error| result = Err(error)));
     result.map(|()| samples)
@@ -75,9 +82,9 @@ pub fn measure(
     formats: &[Format],
     memory: Sourced<Bytes>,
     buffers: Sourced<Bytes>,
-    effort: &Effort,
+    effort: &MeasurementOptions,
 ) -> Result<Profile, GpuError> {
-    let all = PackedFormat::OF_FILE.map(|(_, stored)| stored);
+    let all = PackedFormat::FILE_FORMATS.map(|(_, stored)| stored);
     let mut wanted = all.to_vec();
     wanted.retain(|format| formats.contains(format));
     if wanted.is_empty() {
@@ -122,23 +129,23 @@ fn gpu_kind(api: &str) -> Result<GpuKind, GpuError> {
 }
 
 /// Returns the bytes of a square matrix of pseudo-random weights, whose scales are all finite.
-pub fn arbitrary_weights(format: Format, side: usize) -> Vec<u8> {
+pub fn random_weights(format: Format, side: usize) -> Vec<u8> {
     let bytes = side * format.row_bytes(side as u64).map_or(0, |row| row.0 as usize);
     (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
 }
 
 /// Uploads equal matrices of pseudo-random weights, with at least `size` bytes together.
 fn random_matrices(gpu: &Gpu, format: Format, tiling: Tiling, size: u64) -> Result<Vec<GpuMatrix>, GpuError> {
-    let bytes = arbitrary_weights(format, MATRIX_SIDE);
+    let bytes = random_weights(format, MATRIX_SIDE);
     let count = size.div_ceil(bytes.len().max(1) as u64).max(1);
-    let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
+    let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
 /// Returns the launches of a matmul with `tokens` tokens, including the quantisation of the inputs.
 pub fn matmul_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
     let phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
-    let input: Vec<f32> = (0..weights.length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
+    let input: Vec<f32> = (0..weights.row_length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
     Ok(weights.matmul_launches(gpu, &input, phase, false)?.0)
 }
 
@@ -147,13 +154,13 @@ fn matmul_speed(
     gpu: &Gpu,
     matrices: &[GpuMatrix],
     tokens: u32,
-    effort: &Effort,
+    effort: &MeasurementOptions,
 ) -> Result<Sourced<FlopsPerSecond>, GpuError> {
     let mut launches = Vec::new();
     for weights in matrices {
         launches.extend(matmul_launches(gpu, weights, tokens)?);
     }
-    let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.length);
+    let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.row_length);
     let work = 2.0 * matrices.iter().map(weight_count).sum::<f64>() * f64::from(tokens);
     let rates = rate(effort, work, || {
         gpu.submit(&launches)?;
@@ -164,29 +171,34 @@ fn matmul_speed(
         matrices.len(),
         gpu.info().name
     );
-    Ok(rates.sourced(FlopsPerSecond, &what))
+    Ok(rates.sourced_median(FlopsPerSecond, &what))
 }
 
 /// Measures the read bandwidth with a kernel whose threads read a whole buffer. They XOR all values, so that the
 /// compiler keeps the reads, and practically never write the result.
-fn read_bandwidth(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSecond>, GpuError> {
+fn read_bandwidth(
+    gpu: &Gpu,
+    bytes: u64,
+    effort: &MeasurementOptions,
+) -> Result<Sourced<BytesPerSecond>, GpuError> {
     let workgroup_bytes = READ_THREADS * TEXELS_PER_THREAD * 16;
     // WebGPU allows at most 65 535 workgroups in one direction.
     let workgroups = (bytes / workgroup_bytes).clamp(1, 65_535) as u32;
     let bytes = u64::from(workgroups) * workgroup_bytes;
     let raw = gpu.zeros("a buffer to read", bytes)?;
-    let (params, out) = (gpu.params()?, gpu.zeros("the result of the read kernel", 16)?);
-    gpu.write(&params, &[Params::pass(1, 0)])?;
+    let (params, out) = (gpu.create_params_buffer()?, gpu.zeros("the result of the read kernel", 16)?);
+    gpu.write(&params, &[Params::for_pass(1, 0)])?;
     let bound = [&params, &raw, &out];
-    let fill = gpu.launch("fill", &buffer_kernel("read_write", FILL_BODY), &bound, [workgroups, 1, 1])?;
-    let read = gpu.launch("read", &buffer_kernel("read", READ_BODY), &bound, [workgroups, 1, 1])?;
+    let fill =
+        gpu.prepare_launch("fill", &buffer_kernel("read_write", FILL_BODY), &bound, [workgroups, 1, 1])?;
+    let read = gpu.prepare_launch("read", &buffer_kernel("read", READ_BODY), &bound, [workgroups, 1, 1])?;
     gpu.submit([&fill])?;
     gpu.wait("filling a buffer")?;
     let rates = rate(effort, (bytes * READS_PER_SUBMISSION as u64) as f64, || {
         gpu.submit(std::iter::repeat_n(&read, READS_PER_SUBMISSION))?;
         gpu.wait("reading a buffer")
     })?;
-    Ok(rates.sourced(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
+    Ok(rates.sourced_median(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
 /// The loop body of the kernel that fills the buffer with pseudo-random values, which hardware cannot compress.
@@ -243,9 +255,9 @@ fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, Gp
 fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let shape = Shape::new(1, 1, (bytes / 256).max(1) as u32, 64)?;
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
-    let params = gpu.params()?;
-    let text = reorder::kernel(&shape, Storage::Linear, Storage::Linear);
-    gpu.launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
+    let params = gpu.create_params_buffer()?;
+    let text = reorder::wgsl_source(&shape, Storage::Linear, Storage::Linear);
+    gpu.prepare_launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
 }
 
 /// Measures the bandwidth of a copy direction with long copies, and its latency with short ones. `copier`
@@ -254,26 +266,26 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,
     copier: impl Fn(u64) -> Result<C, GpuError>,
-    effort: &Effort,
+    effort: &MeasurementOptions,
 ) -> Result<Transfer, GpuError> {
     let (copy, short) = (copier(long)?, copier(SHORT_COPY_BYTES)?);
     let rates = rate(effort, long as f64, copy)?;
     let times = duration(effort, short)?;
     Ok(Transfer {
-        latency: times.sourced(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
-        bandwidth: rates.sourced(BytesPerSecond, &format!("{what}, {}", Bytes(long))),
+        latency: times.sourced_median(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
+        bandwidth: rates.sourced_median(BytesPerSecond, &format!("{what}, {}", Bytes(long))),
     })
 }
 
 /// Measures the overhead of a window: a pass with a short upload, one small launch and a short download.
-fn window_overhead(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
+fn window_overhead(gpu: &Gpu, effort: &MeasurementOptions) -> Result<Sourced<Seconds>, GpuError> {
     let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.zeros("a row", 256)?);
     let times = duration(effort, || {
         gpu.write(&tensor, &[0u8; 256])?;
         gpu.submit([&launch])?;
         gpu.read::<u8>(&tensor, 256).map(drop)
     })?;
-    Ok(times.sourced(Seconds, "a short copy up, one launch, and a short copy down"))
+    Ok(times.sourced_median(Seconds, "a short copy up, one launch, and a short copy down"))
 }
 
 #[cfg(test)]

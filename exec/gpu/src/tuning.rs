@@ -22,7 +22,7 @@ use crate::device::{Capabilities, Gpu};
 use crate::error::GpuError;
 use crate::kernels::matmul::Tiling;
 use crate::matrix::GpuMatrix;
-use crate::measure::{arbitrary_weights, matmul_launches};
+use crate::measure::{matmul_launches, random_weights};
 use crate::virtual_tensor::WeightOrder;
 
 /// Weight formats of the timed matmuls: blocks of 32, blocks of 256, and floats.
@@ -58,7 +58,7 @@ pub struct TimedTiling {
 
 impl TimedTiling {
     /// Returns the geometric mean of the times, in which every format and token count has the same weight.
-    pub fn mean_seconds(&self) -> f64 {
+    pub fn geometric_mean_seconds(&self) -> f64 {
         let logs: f64 = self.seconds.iter().map(|seconds| seconds.ln()).sum();
         (logs / self.seconds.len().max(1) as f64).exp()
     }
@@ -75,7 +75,13 @@ impl TunedTilings {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for (key, tiling) in &self.0 {
-            let Tiling { order, slices, splits, token_threads, tokens_per_thread } = tiling;
+            let Tiling {
+                order,
+                slices_per_workgroup: slices,
+                split_k: splits,
+                token_threads,
+                tokens_per_thread,
+            } = tiling;
             let order = if *order == WeightOrder::ByOutput { "by-output" } else { "interleaved" };
             let _ = writeln!(text, "{order} {slices} {splits} {token_threads} {tokens_per_thread} {key}");
         }
@@ -84,13 +90,13 @@ impl TunedTilings {
 
     /// Returns the stored tiling of the adapter of `gpu`, if it is one of the current candidates.
     pub fn get(&self, gpu: &Gpu) -> Option<Tiling> {
-        let known = self.0.get(&gpu.info().key()).copied();
+        let known = self.0.get(&gpu.info().tuning_key()).copied();
         known.filter(|tiling| candidates(gpu.capabilities()).contains(tiling))
     }
 
     /// Stores the tiling of the adapter of `gpu`.
     pub fn set(&mut self, gpu: &Gpu, tiling: Tiling) {
-        self.0.insert(gpu.info().key(), tiling);
+        self.0.insert(gpu.info().tuning_key(), tiling);
     }
 }
 
@@ -103,7 +109,8 @@ fn parse_line(line: &str) -> Option<(String, Tiling)> {
     };
     let mut number = || words.next()?.parse::<u32>().ok().filter(|number| (1..=1024).contains(number));
     let [slices, splits, token_threads, tokens_per_thread] = [number()?, number()?, number()?, number()?];
-    let tiling = Tiling { order, slices, splits, token_threads, tokens_per_thread };
+    let tiling =
+        Tiling { order, slices_per_workgroup: slices, split_k: splits, token_threads, tokens_per_thread };
     Some((words.next()?.to_owned(), tiling))
 }
 
@@ -114,7 +121,8 @@ const BYTES_PER_THREAD: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 /// Whether a device supports the workgroup size and the workgroup memory of a tiling. Eight threads quantise a block
 /// of 256 inputs together, so the number of threads must be a multiple of eight.
 fn fits(tiling: &Tiling, device: Capabilities) -> bool {
-    let (decode, prefill) = (tiling.slices * tiling.splits, tiling.slices * tiling.token_threads);
+    let (decode, prefill) =
+        (tiling.slices_per_workgroup * tiling.split_k, tiling.slices_per_workgroup * tiling.token_threads);
     let is_valid = |threads: u32| threads <= device.max_workgroup_threads && threads.is_multiple_of(8);
     is_valid(decode) && is_valid(prefill) && decode * BYTES_PER_THREAD <= device.workgroup_memory_bytes
 }
@@ -124,19 +132,19 @@ pub fn candidates(device: Capabilities) -> Vec<Tiling> {
     let all = [WeightOrder::Interleaved, WeightOrder::ByOutput].into_iter().flat_map(|order| {
         [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)].map(|(slices, splits)| {
             let token_threads = (128 / slices).max(1);
-            Tiling { order, slices, splits, token_threads, ..Tiling::DEFAULT }
+            Tiling { order, slices_per_workgroup: slices, split_k: splits, token_threads, ..Tiling::DEFAULT }
         })
     });
     all.filter(|tiling| fits(tiling, device)).collect()
 }
 
 /// Times every candidate and returns them with the fastest first.
-pub fn measure(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
+pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
     let untimed = |tiling| TimedTiling { tiling, seconds: Vec::new() };
     let mut timed: Vec<TimedTiling> = candidates(gpu.capabilities()).into_iter().map(untimed).collect();
     for format in FORMATS {
-        let bytes = arbitrary_weights(format, MATRIX_SIDE);
-        let matrix = Matrix { format, length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
+        let bytes = random_weights(format, MATRIX_SIDE);
+        let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
         for timed in &mut timed {
             for tokens in TOKEN_COUNTS {
                 timed.seconds.push(matmul_seconds(gpu, matrix, timed.tiling, tokens)?);
@@ -148,7 +156,7 @@ pub fn measure(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
 }
 
 fn fastest_first(timed: &mut [TimedTiling]) {
-    timed.sort_by(|one, other| one.mean_seconds().total_cmp(&other.mean_seconds()));
+    timed.sort_by(|one, other| one.geometric_mean_seconds().total_cmp(&other.geometric_mean_seconds()));
 }
 
 /// Returns the seconds of one matmul of `matrix` with `tokens` tokens.
@@ -194,12 +202,15 @@ mod tests {
     #[test]
     fn candidates_fit_the_device() {
         let (few, all) = (candidates(device(64, 1 << 15)), candidates(device(256, 1 << 15)));
-        assert!(few.iter().all(|tiling| tiling.slices * tiling.splits <= 64));
+        assert!(few.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 64));
         assert!(all.len() > few.len());
         assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
         // 128 threads share 8 KiB.
         let tight = candidates(device(256, 8 << 10));
-        assert!(!tight.is_empty() && tight.iter().all(|tiling| tiling.slices * tiling.splits <= 128));
+        assert!(
+            !tight.is_empty()
+                && tight.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 128)
+        );
         assert_eq!(candidates(device(256, 1 << 10)), []);
     }
 
@@ -212,6 +223,10 @@ mod tests {
         ];
         fastest_first(&mut all);
         assert_eq!(all[0].tiling, Tiling::BY_OUTPUT);
-        assert!((all[0].mean_seconds() - 2.2134e-6).abs() < 1e-9, "{}", all[0].mean_seconds());
+        assert!(
+            (all[0].geometric_mean_seconds() - 2.2134e-6).abs() < 1e-9,
+            "{}",
+            all[0].geometric_mean_seconds()
+        );
     }
 }

@@ -60,7 +60,7 @@ impl Activations {
     }
 
     /// Returns the number of values in a row.
-    pub fn length(&self) -> usize {
+    pub fn row_length(&self) -> usize {
         self.length
     }
 

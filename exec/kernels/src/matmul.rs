@@ -19,7 +19,7 @@ use super::{InstructionSet, blocks, scalar};
 pub struct Matrix<'a> {
     pub format: Format,
     /// Number of weights in a row.
-    pub length: usize,
+    pub row_length: usize,
     pub rows: usize,
     /// The stored weights, [rows, `row_bytes`].
     pub bytes: &'a [u8],
@@ -108,7 +108,10 @@ pub unsafe fn matmul_rows(
     out: MatmulOutput<'_>,
 ) {
     assert!(first + count <= matrix.rows && matrix.rows == out.rows, "rows must be inside the matrix");
-    assert!(input.length() == matrix.length && input.tokens() == out.tokens, "the input must fit the matrix");
+    assert!(
+        input.row_length() == matrix.row_length && input.tokens() == out.tokens,
+        "the input must fit the matrix"
+    );
     let task = MatmulTask { matrix, first_row: first, row_count: count, input, out };
     match instructions.0 {
         None => matmul_scalar(task),

@@ -219,7 +219,7 @@ macro_rules! multiply_rows {
             workspace: &mut Workspace,
         ) {
             let Workspace { panel, sums } = workspace;
-            let blocks = task.matrix.length / $length;
+            let blocks = task.matrix.row_length / $length;
             for first in (task.first_row..task.first_row + task.row_count).step_by(ROWS) {
                 let rows = rows_of::<B>(&task, first);
                 sums.clear();

@@ -131,7 +131,7 @@ proptest! {
             };
             let length = blocks * 256 + ragged;
             let bytes = random_rows(format, rows, length, seed);
-            let matrix = Matrix { format, length, rows, bytes: &bytes };
+            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
             let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
             for instructions in InstructionSet::available() {
@@ -195,7 +195,7 @@ fn extreme_values_do_not_overflow() {
             let mut input = Activations::default();
             input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
-            let matrix = Matrix { format, length, rows: 1, bytes: &row };
+            let matrix = Matrix { format, row_length: length, rows: 1, bytes: &row };
             let bits = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
             for instructions in InstructionSet::available() {
                 let found = matmul_bits(instructions, matrix, &mut input);
@@ -218,7 +218,7 @@ fn non_finite_scales_give_non_finite_results() {
         let mut row = random_rows(format, 1, 512, 3);
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
             set_f16_values(format, &mut row, || scale);
-            let matrix = Matrix { format, length: 512, rows: 1, bytes: &row };
+            let matrix = Matrix { format, row_length: 512, rows: 1, bytes: &row };
             for (instructions, tokens) in
                 InstructionSet::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
             {

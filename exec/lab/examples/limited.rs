@@ -26,9 +26,11 @@ fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
     let usage = limited.run(program.as_ref(), rest, false)?;
     eprintln!("{}", serde_json::to_string(&usage)?);
     match usage.status {
-        None => {
-            Err(format!("the command was killed after {:.0} s; increase `--deadline`", usage.seconds).into())
-        }
+        None => Err(format!(
+            "the command was killed after {:.0} s; increase `--deadline`",
+            usage.duration_seconds
+        )
+        .into()),
         Some(status) => Ok((status.code().unwrap_or(1) as u8).into()),
     }
 }
@@ -44,7 +46,7 @@ fn options(
 
     let end = arguments.iter().position(|word| word == "--").ok_or("add `-- COMMAND ARGUMENT...`")?;
     let (limits, files, deadline) = (DeviceLimits::default(), Vec::new(), Duration::from_mins(30));
-    let mut limited = LimitedCommand { limits, files, hog: None, deadline };
+    let mut limited = LimitedCommand { limits, files, hog: None, timeout: deadline };
     let (program, duration) = (std::env::current_exe()?, Duration::from_secs(1 << 30));
     let mut hog = MemoryHog { program, memory: Bytes::ZERO, delay: Duration::ZERO, duration };
     for pair in arguments[..end].chunks(2) {
@@ -59,7 +61,7 @@ fn options(
             "--memory-mib" => limited.limits.memory = Some(mib()?),
             "--disk-mbps" => limited.limits.disk_read = Some(BytesPerSecond(number()? * 1e6)),
             "--file" => limited.files.push(value.into()),
-            "--deadline" => limited.deadline = time()?,
+            "--deadline" => limited.timeout = time()?,
             "--hog-mib" => hog.memory = mib()?,
             "--hog-after" => hog.delay = time()?,
             "--hog-for" => hog.duration = time()?,

@@ -27,7 +27,7 @@ mod table {
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_runtime::{Weights, clock::wall_nanos};
     use hearth_schema::Trace;
-    use hearth_schema::trace::{Counter, Kind, Reading, TracedDevice};
+    use hearth_schema::trace::{Counter, Reading, StepKind, TracedDevice};
 
     type Failure = Box<dyn Error>;
 
@@ -78,10 +78,10 @@ mod table {
         let parts = [ModelPart::Layers(0..layers), ModelPart::Output];
         let extents = parts.map(|part| weights.part_extents(&part)).concat();
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
-        let parts = weights.parts().iter().filter_map(|part| fs::metadata(part).ok());
+        let parts = weights.file_paths().iter().filter_map(|part| fs::metadata(part).ok());
         let file: u64 = parts.map(|part| part.len()).sum();
         // The peer reads its own copy, because page cache is charged to the first process that reads a file.
-        let copy = |_| ModelCopies::create(&scratch, weights.parts(), &[PEER.into()]);
+        let copy = |_| ModelCopies::create(&scratch, weights.file_paths(), &[PEER.into()]);
         let copies = options.peer.as_ref().map(copy).transpose()?;
         println!(
             "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"
@@ -162,7 +162,7 @@ mod table {
     fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
         let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk), cpu: None };
         let deadline = Duration::from_mins(20);
-        let limited = LimitedCommand { limits, files: vec![model.into()], hog: None, deadline };
+        let limited = LimitedCommand { limits, files: vec![model.into()], hog: None, timeout: deadline };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/peers/llama_cpp_decode.py");
         let words = [
             script.display().to_string(),
@@ -180,7 +180,7 @@ mod table {
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
         let run = settled(&tokens.collect::<Vec<_>>())?;
-        let unreclaimable = usage.peak_unreclaimable as f64;
+        let unreclaimable = usage.peak_unreclaimable_bytes as f64;
         let min_bytes = (touched as f64 - limit as f64 + unreclaimable).max(0.0);
         Ok(Run { unreclaimable, min_bytes, ..run })
     }
@@ -272,7 +272,7 @@ mod table {
 
     /// Returns the seconds and the bytes read of each token after the first.
     fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
-        let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
+        let outputs = trace.records.iter().filter(|record| record.kind == StepKind::Output);
         let ends: Vec<u64> = outputs.map(|record| record.end).collect();
         // For each device, the last reading of a pass counts: there may be several.
         let mut read: BTreeMap<u32, BTreeMap<u16, u64>> = BTreeMap::new();

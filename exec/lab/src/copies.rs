@@ -25,7 +25,7 @@ impl ModelCopies {
     pub fn create(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         remove_stale(scratch);
         // Removes its folder if a copy fails.
-        let mut copies = ModelCopies { folder: folder(scratch), files: Vec::new() };
+        let mut copies = ModelCopies { folder: copies_folder(scratch), files: Vec::new() };
         for index in 0..names.len() {
             let own = copies.folder.join(index.to_string());
             let path = own.display().to_string();
@@ -39,7 +39,7 @@ impl ModelCopies {
             }
             copies.files.extend(first);
         }
-        copies.drop_cache()?;
+        copies.drop_page_cache()?;
         Ok(copies)
     }
 
@@ -49,8 +49,10 @@ impl ModelCopies {
     }
 
     /// Writes all copies to disk and drops them from the page cache, so that devices start cold.
-    pub fn drop_cache(&self) -> Result<(), LabError> {
-        (0..self.files.len()).flat_map(|device| self.parts(device)).try_for_each(|part| drop_cache(&part))
+    pub fn drop_page_cache(&self) -> Result<(), LabError> {
+        (0..self.files.len())
+            .flat_map(|device| self.parts(device))
+            .try_for_each(|part| drop_page_cache(&part))
     }
 
     /// Returns the bytes of a device's copy that are in the page cache; zero if the device starts cold.
@@ -65,7 +67,7 @@ impl ModelCopies {
 }
 
 /// Writes a file to disk and drops it from the page cache. Pages that a process has mapped and accessed remain.
-pub fn drop_cache(path: &Path) -> Result<(), LabError> {
+pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
     let failed = |error: Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
     let file = File::open(path).map_err(failed)?;
     file.sync_all().map_err(failed)?;
@@ -82,7 +84,7 @@ pub fn resident_bytes(path: &Path) -> u64 {
 }
 
 /// Returns the folder under `scratch` in which this process stores its copies of the model.
-pub fn folder(scratch: &Path) -> PathBuf {
+pub fn copies_folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }
 

@@ -1,7 +1,7 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
 //! Each device of a scenario is a process in its own control groups, which limit its memory, disk reads and processor
-//! time ([`groups`]). Each device has its own copy of the model, because page cache is charged to the control group
+//! time ([`cgroups`]). Each device has its own copy of the model, because page cache is charged to the control group
 //! that first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
 //!
 //! Not here: the plan, the prediction, and their comparison with the run, which belong to the command line.
@@ -9,17 +9,17 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 #![cfg(target_os = "linux")]
 
+pub mod cgroups;
 pub mod copies;
-pub mod groups;
-pub mod limited;
+pub mod limited_command;
 pub mod meter;
 pub mod process;
 
+pub use cgroups::{Cgroup, Cgroups, DeviceLimits, ThrottleCounter};
 pub use copies::ModelCopies;
-pub use groups::{Cgroup, Cgroups, DeviceLimits, ThrottleCounter};
-pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
+pub use limited_command::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
-pub use process::{DeviceProcess, FreezeHandle, Placement, processors};
+pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_processors};
 
 /// Prefix of the names of all control groups and folders that a lab creates, followed by the ID of its process.
 const PREFIX: &str = "hearth-lab-";

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Reading};
+use hearth_schema::trace::{Counter, Reading, StepKind};
 use serde::{Deserialize, Serialize};
 
 use super::{Cgroup, ThrottleCounter};
@@ -35,7 +35,7 @@ pub struct WatchedDevice<'g> {
     /// Whether the disk reads of the device are throttled. The kernel counts only throttled reads.
     pub is_throttled: bool,
     /// Bytes of the device's copy of the model that are in the page cache before the run.
-    pub resident_before: u64,
+    pub resident_bytes_before: u64,
 }
 
 /// A time in nanoseconds, and the throttle counters of all devices at this time.
@@ -64,15 +64,20 @@ pub struct DeviceUsage {
     /// The memory limit of the device's control group, in bytes.
     pub memory_limit: Option<u64>,
     /// Bytes of the device's copy of the model that were in the page cache before the run.
-    pub resident_before: u64,
+    #[serde(rename = "resident_before")]
+    pub resident_bytes_before: u64,
     /// Bytes read per token after the first, as counted by the disk throttle; `None` without a throttle.
-    pub throttle_bytes_per_token: Option<f64>,
+    #[serde(rename = "throttle_bytes_per_token")]
+    pub throttled_read_bytes_per_token: Option<f64>,
     /// Bytes read per token after the first, as recorded in the trace.
-    pub trace_bytes_per_token: f64,
+    #[serde(rename = "trace_bytes_per_token")]
+    pub traced_read_bytes_per_token: f64,
     /// Maximum of the unreclaimable memory, which is sampled after tokens, in bytes.
-    pub peak_unreclaimable: Option<u64>,
+    #[serde(rename = "peak_unreclaimable")]
+    pub peak_unreclaimable_bytes: Option<u64>,
     /// Bytes of file pages that were reclaimed from the page cache and read again during the run.
-    pub refaults: Option<u64>,
+    #[serde(rename = "refaults")]
+    pub refaulted_bytes: Option<u64>,
     /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: Option<u64>,
 }
@@ -122,7 +127,7 @@ impl<'g> Meter<'g> {
             let interval = measured_interval(trace, index as u16);
             let throttle = interval.zip(offset).map(|((from, to, tokens), offset)| {
                 let bytes = |at: u64| interpolate(&samples, index, at.saturating_add_signed(offset));
-                (bytes(to.at) - bytes(from.at)) / f64::from(tokens)
+                (bytes(to.time_ns) - bytes(from.time_ns)) / f64::from(tokens)
             });
             let trace = interval.map_or(0.0, |(from, to, tokens)| {
                 to.value.saturating_sub(from.value) as f64 / f64::from(tokens)
@@ -130,11 +135,11 @@ impl<'g> Meter<'g> {
             DeviceUsage {
                 name: device.name.clone(),
                 memory_limit: memory.as_ref().and_then(CgroupMemory::limit),
-                resident_before: device.resident_before,
-                throttle_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
-                trace_bytes_per_token: trace,
-                peak_unreclaimable: memory.as_ref().map(|_| self.peaks[index]),
-                refaults: since(CgroupMemory::refaulted_bytes, self.before[index].0),
+                resident_bytes_before: device.resident_bytes_before,
+                throttled_read_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
+                traced_read_bytes_per_token: trace,
+                peak_unreclaimable_bytes: memory.as_ref().map(|_| self.peaks[index]),
+                refaulted_bytes: since(CgroupMemory::refaulted_bytes, self.before[index].0),
                 oom_kills: since(CgroupMemory::oom_kills, self.before[index].1),
             }
         };
@@ -146,7 +151,7 @@ impl DeviceUsage {
     /// Returns the relative difference (trace - throttle) / throttle of the bytes read per token, if it is large
     /// enough for a warning.
     pub fn counter_difference(&self) -> Option<f64> {
-        let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
+        let (throttle, trace) = (self.throttled_read_bytes_per_token?, self.traced_read_bytes_per_token);
         let apart = (trace - throttle).abs();
         let differs = apart > COUNTER_TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
         differs.then(|| trace / throttle.max(1.0) - 1.0)
@@ -156,7 +161,7 @@ impl DeviceUsage {
 /// Returns the nanoseconds to add to a time of the trace to get a time of this process's clock. Token times are
 /// recorded shortly after the token is complete, so the smallest difference is the most accurate.
 fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
-    let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);
+    let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == StepKind::Output);
     let mut ends: Vec<u64> = outputs.map(|record| record.end).collect();
     ends.sort_unstable();
     // If an output step can generate several tokens, only the first token surely belongs to the first output step.
@@ -167,11 +172,11 @@ fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
 
 /// Returns a device's readings after the prompt and after the last token, and the number of tokens between them.
 fn measured_interval(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
-    let mut passes = trace.passes.iter().filter(|pass| pass.output).map(|pass| pass.index);
+    let mut passes = trace.passes.iter().filter(|pass| pass.has_output).map(|pass| pass.index);
     let (first, last) = (passes.next()?, passes.next_back()?);
     let of = |reading: &&Reading| (reading.device, reading.counter) == (device, Counter::BytesRead);
     let until = |pass: u32| trace.readings.iter().filter(of).rfind(|reading| reading.pass <= pass);
-    let tokens = trace.passes.iter().filter(|pass| pass.output).count() - 1;
+    let tokens = trace.passes.iter().filter(|pass| pass.has_output).count() - 1;
     Some((until(first)?, until(last)?, tokens as u32))
 }
 
@@ -208,7 +213,12 @@ mod tests {
     fn counter_difference_beyond_the_tolerance_is_reported() {
         let difference = |throttle_bytes_per_token: Option<f64>, trace_bytes_per_token: f64| {
             let usage = DeviceUsage::default();
-            DeviceUsage { throttle_bytes_per_token, trace_bytes_per_token, ..usage }.counter_difference()
+            DeviceUsage {
+                throttled_read_bytes_per_token: throttle_bytes_per_token,
+                traced_read_bytes_per_token: trace_bytes_per_token,
+                ..usage
+            }
+            .counter_difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);
         assert_eq!(difference(Some(100e6), 150e6), Some(0.5));
@@ -248,7 +258,7 @@ mod tests {
         let offset = clock_offset(&trace, &[1130, 1200, 1305]);
         assert_eq!(offset, Some(1000));
         let (from, to, tokens) = measured_interval(&trace, 0).unwrap();
-        assert_eq!((from.at, to.at, tokens), (90, 290, 2));
+        assert_eq!((from.time_ns, to.time_ns, tokens), (90, 290, 2));
         assert!(measured_interval(&trace, 1).is_none());
     }
 }

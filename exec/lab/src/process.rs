@@ -40,7 +40,7 @@ const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
 /// Returns the indices of the processors that this process is allowed to run on.
-pub fn processors() -> Vec<u32> {
+pub fn allowed_processors() -> Vec<u32> {
     // SAFETY: zero is a valid set, and the call only fills it. After an error it is still empty.
     let allowed = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();

@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             answered += u64::from(attacker.connect(&transport, WORKER).await > 0);
         }
         let seconds = (wall_nanos() - begun) as f64 * 1e-9;
-        let effort = ProbeEffort { short_exchanges: 3, long_exchanges: 1, ..ProbeEffort::quick() };
+        let effort = ProbeEffort { latency_probes: 3, max_bandwidth_probes: 1, ..ProbeEffort::quick() };
         measure_link(&encrypted, WORKER, effort).await?;
         println!(
             "{count} malformed connections in {seconds:.1} s; {answered} of them received a handshake message or a \

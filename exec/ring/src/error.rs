@@ -61,12 +61,12 @@ pub enum RingError {
 
 impl RingError {
     /// Creates the error for a plan that cannot be used, without a hint.
-    pub fn plan(what: impl Into<String>) -> RingError {
+    pub fn invalid_plan(what: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: None }
     }
 
     /// Creates the error for a plan that cannot be used, with a hint for a fix.
-    pub fn plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
+    pub fn invalid_plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: Some(hint.into()) }
     }
 
@@ -76,7 +76,7 @@ impl RingError {
     }
 
     /// Creates the error for a folder or file of fetched layers that cannot be used.
-    pub fn fetch_folder(path: &Path, error: &io::Error) -> RingError {
+    pub fn unusable_fetch_folder(path: &Path, error: &io::Error) -> RingError {
         RingError::FetchFolder { path: path.display().to_string(), reason: error.to_string() }
     }
 
@@ -86,7 +86,7 @@ impl RingError {
     }
 
     /// Converts a handshake error with the peer `name`; an encryption error becomes [`RingError::KeyMismatch`].
-    pub fn handshake(name: &str, error: &WireError) -> RingError {
+    pub fn handshake_failed(name: &str, error: &WireError) -> RingError {
         if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
             RingError::KeyMismatch { name: name.into(), reason: error.to_string(), hint: error.hint() }
         } else {

@@ -22,7 +22,7 @@ use crate::security::{EncryptedTransport, Key};
 use crate::wire::{
     ActivationsHeader, ByteStream, DataConnector, DataEvent, DataSink, Frame, Listener, MAX_DOCUMENT_PAYLOAD,
     Message, Purpose, ReceivedActivations, TcpTransport, Transport, WorkerFacts, bind, open_connection,
-    read_hello, receive_activations, send_welcome, with_deadline,
+    read_hello, receive_activations, send_welcome, with_timeout,
 };
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::profile::MeasuredLinks;
@@ -41,9 +41,9 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 /// How thoroughly a link is measured: the number of exchanges and their time limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeEffort {
-    pub short_exchanges: usize,
+    pub latency_probes: usize,
     /// Maximum number of exchanges with a long probe, which measure the bandwidth.
-    pub long_exchanges: usize,
+    pub max_bandwidth_probes: usize,
     /// The time limit for all exchanges with a long probe; one is always made.
     pub time_limit: Duration,
 }
@@ -52,13 +52,13 @@ impl ProbeEffort {
     /// Returns [`ProbeEffort::quick`], or the full effort: two seconds on a fast link.
     pub fn new(quick: bool) -> ProbeEffort {
         let full =
-            ProbeEffort { short_exchanges: 300, long_exchanges: 15, time_limit: Duration::from_secs(5) };
+            ProbeEffort { latency_probes: 300, max_bandwidth_probes: 15, time_limit: Duration::from_secs(5) };
         if quick { ProbeEffort::quick() } else { full }
     }
 
     /// Returns the quick effort: a quarter of a second on a fast link.
     pub fn quick() -> ProbeEffort {
-        ProbeEffort { short_exchanges: 50, long_exchanges: 5, time_limit: Duration::from_secs(1) }
+        ProbeEffort { latency_probes: 50, max_bandwidth_probes: 5, time_limit: Duration::from_secs(1) }
     }
 }
 
@@ -93,8 +93,8 @@ pub async fn measure_link<T: Transport>(
     effort: ProbeEffort,
 ) -> Result<PeerLink> {
     let (mut stream, _) = open_connection(transport, address, address, 0, Purpose::Probe).await?;
-    let mut times = Vec::with_capacity(effort.short_exchanges);
-    for nonce in 0..effort.short_exchanges.max(1) as u64 {
+    let mut times = Vec::with_capacity(effort.latency_probes);
+    for nonce in 0..effort.latency_probes.max(1) as u64 {
         tokio::time::sleep(PAUSE).await;
         times.push(exchange(&mut stream, address, nonce, 0).await?);
     }
@@ -106,15 +106,16 @@ pub async fn measure_link<T: Transport>(
     let bytes = (affordable as usize).clamp(TRIAL_BYTES, MAX_PROBE_BYTES);
     let begun = wall_nanos();
     let time_limit = effort.time_limit.as_nanos() as u64;
-    let mut rates = Vec::with_capacity(effort.long_exchanges);
-    while rates.is_empty() || rates.len() < effort.long_exchanges && wall_nanos() - begun < time_limit {
+    let mut rates = Vec::with_capacity(effort.max_bandwidth_probes);
+    while rates.is_empty() || rates.len() < effort.max_bandwidth_probes && wall_nanos() - begun < time_limit {
         rates.push(bytes as f64 / beyond(exchange(&mut stream, address, 1, bytes).await?));
     }
     let long = format!("a message of {}, less a short exchange", Bytes(bytes as u64));
     Ok(PeerLink {
         peer: address.to_owned(),
-        latency: short.sourced(|round| Seconds(round / 2.0), "half the exchange of two short messages"),
-        bandwidth: Samples::new(rates).sourced(BytesPerSecond, &long),
+        latency: short
+            .sourced_median(|round| Seconds(round / 2.0), "half the exchange of two short messages"),
+        bandwidth: Samples::new(rates).sourced_median(BytesPerSecond, &long),
     })
 }
 
@@ -126,7 +127,7 @@ async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: u
         ping.write(stream).await?;
         Frame::read(stream, 0).await
     };
-    let reply = with_deadline(REPLY_DEADLINE, "the reply to a probe", reply).await??;
+    let reply = with_timeout(REPLY_DEADLINE, "the reply to a probe", reply).await??;
     match reply.map(|frame| frame.message) {
         Some(Message::Pong { nonce: own, .. }) if own == nonce => Ok((wall_nanos() - begun) as f64 * 1e-9),
         _ => Err(protocol_error(peer, "its reply to a probe is not the expected pong")),
@@ -175,8 +176,8 @@ pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: Pro
         }
     });
     let times = tokio::task::spawn_blocking(move || {
-        let mut times = Vec::with_capacity(effort.short_exchanges);
-        for index in 0..effort.short_exchanges.max(1) as u32 {
+        let mut times = Vec::with_capacity(effort.latency_probes);
+        for index in 0..effort.latency_probes.max(1) as u32 {
             std::thread::sleep(PAUSE);
             let pass = Pass::new(index, index, 1, true);
             let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
@@ -190,8 +191,8 @@ pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: Pro
         }
         times
     });
-    let limit = REPLY_DEADLINE + PAUSE * effort.short_exchanges as u32;
-    let times = with_deadline(limit, "measuring a hop", times).await;
+    let limit = REPLY_DEADLINE + PAUSE * effort.latency_probes as u32;
+    let times = with_timeout(limit, "measuring a hop", times).await;
     receivers.iter().for_each(tokio::task::JoinHandle::abort);
     echo.abort();
     let times = times?.unwrap_or_default();
@@ -225,10 +226,10 @@ pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
         let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD);
-        let frame = with_deadline(PROBE_DEADLINE, "a probe", read).await??;
+        let frame = with_timeout(PROBE_DEADLINE, "a probe", read).await??;
         let Some(Frame { message: Message::Ping { nonce }, .. }) = frame else { return Ok(()) };
         let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
-        with_deadline(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
+        with_timeout(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
     }
 }
 
@@ -238,7 +239,7 @@ mod tests {
     use crate::wire::MemoryTransport;
 
     const BRIEF: ProbeEffort =
-        ProbeEffort { short_exchanges: 3, long_exchanges: 2, time_limit: Duration::from_millis(200) };
+        ProbeEffort { latency_probes: 3, max_bandwidth_probes: 2, time_limit: Duration::from_millis(200) };
 
     async fn is_measured(transport: impl Transport, address: &str) {
         let link = measure_link_to_self(&transport, address, BRIEF).await.unwrap();

@@ -54,7 +54,7 @@ fn read(bytes: &[u8]) {
 fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
     let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
-    cpu.instructions = instructions.unwrap_or(cpu.instructions);
+    cpu.instruction_set = instructions.unwrap_or(cpu.instruction_set);
     Ok(CpuKernels::new(cpu))
 }
 

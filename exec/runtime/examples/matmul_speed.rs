@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Arguments::parse(std::env::args().skip(1))?;
     let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
-    cpu.instructions = instructions;
+    cpu.instruction_set = instructions;
     let mut kernels = CpuKernels::new(cpu);
     let mut formats = kernels.formats();
     formats.retain(|format| only.as_ref().is_none_or(|only| only == format.name()));

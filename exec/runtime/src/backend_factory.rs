@@ -55,7 +55,7 @@ pub struct BackendOptions {
 impl BackendOptions {
     /// Returns the maximum bytes of hidden rows that a backend saves in order to recover from the loss of its GPU:
     /// the inputs of all windows for all positions of the context.
-    pub fn saved_row_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
+    pub fn max_saved_hidden_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
         let rows =
             (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));
         rows.saturating_mul(u64::from(embedding) * size_of::<f32>() as u64)

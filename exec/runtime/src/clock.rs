@@ -21,7 +21,7 @@ pub fn wall_nanos() -> u64 {
 
 /// Returns the time in nanoseconds of a clock that all processes of this machine share.
 #[allow(clippy::disallowed_methods)] // as above; system time is for systems without such a clock
-pub fn machine_nanos() -> u64 {
+pub fn machine_clock_nanos() -> u64 {
     #[cfg(unix)]
     if let Some(nanos) = clock_nanos(libc::CLOCK_MONOTONIC) {
         return nanos;
@@ -62,11 +62,11 @@ fn run_queue_nanos() -> u64 {
 
 /// How one thread spent an interval of wall time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct TimeSlice {
-    pub wall: u64,
-    pub cpu: u64,
+pub struct ThreadTimes {
+    pub wall_ns: u64,
+    pub cpu_ns: u64,
     /// Run-queue delay: the time for which the thread was ready but not running.
-    pub queue: u64,
+    pub queue_ns: u64,
 }
 
 /// Minimum difference between wall and CPU time, in nanoseconds, for which the run-queue delay is read,
@@ -91,23 +91,24 @@ impl Stopwatch {
 
     /// Returns the time since the last lap, or since the start. Must be called by the thread that started the
     /// stopwatch.
-    pub fn lap(&mut self) -> TimeSlice {
+    pub fn lap(&mut self) -> ThreadTimes {
         let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
-        let mut slice = TimeSlice { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
-        let idle = slice.wall.saturating_sub(slice.cpu);
+        let mut slice =
+            ThreadTimes { wall_ns: wall - self.wall, cpu_ns: cpu.saturating_sub(self.cpu), queue_ns: 0 };
+        let idle = slice.wall_ns.saturating_sub(slice.cpu_ns);
         if idle > MIN_IDLE_NS {
             let queue = run_queue_nanos();
-            slice.queue = queue.saturating_sub(self.queue).min(idle);
+            slice.queue_ns = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
         } else {
-            slice.cpu = slice.wall;
+            slice.cpu_ns = slice.wall_ns;
         }
         (self.wall, self.cpu) = (wall, cpu);
         slice
     }
 
     /// Returns the wall time at which the last lap ended, in nanoseconds as in [`wall_nanos`].
-    pub fn last_lap(&self) -> u64 {
+    pub fn last_lap_end(&self) -> u64 {
         self.wall
     }
 }
@@ -121,13 +122,13 @@ mod tests {
         let mut watch = Stopwatch::start();
         std::thread::sleep(std::time::Duration::from_millis(20));
         let slept = watch.lap();
-        assert!(slept.wall >= 20_000_000);
-        assert!(slept.wall - slept.cpu - slept.queue >= 10_000_000, "{slept:?}");
+        assert!(slept.wall_ns >= 20_000_000);
+        assert!(slept.wall_ns - slept.cpu_ns - slept.queue_ns >= 10_000_000, "{slept:?}");
         let mut sum = 0u64;
-        while wall_nanos() - watch.last_lap() < 20_000_000 {
+        while wall_nanos() - watch.last_lap_end() < 20_000_000 {
             sum = std::hint::black_box(sum + 1);
         }
         let span = watch.lap();
-        assert!(span.wall - span.cpu - span.queue < 5_000_000, "{span:?}");
+        assert!(span.wall_ns - span.cpu_ns - span.queue_ns < 5_000_000, "{span:?}");
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Not here: reading clocks. That is [`crate::clock`].
 
-use crate::clock::TimeSlice;
+use crate::clock::ThreadTimes;
 
 /// The cost of a computation along its critical path, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,7 +18,7 @@ pub struct ComputeCost {
     /// Time for which the critical path was ready to run but had no processor.
     pub queue_ns: u64,
     /// CPU time of all threads together.
-    pub all_cpu_ns: u64,
+    pub all_threads_cpu_ns: u64,
 }
 
 impl ComputeCost {
@@ -28,10 +28,10 @@ impl ComputeCost {
     }
 
     /// Adds an interval in which only the caller computed.
-    pub(crate) fn add(&mut self, slice: TimeSlice) {
-        self.cpu_ns += slice.cpu;
-        self.all_cpu_ns += slice.cpu;
-        self.queue_ns += slice.queue;
+    pub(crate) fn add(&mut self, slice: ThreadTimes) {
+        self.cpu_ns += slice.cpu_ns;
+        self.all_threads_cpu_ns += slice.cpu_ns;
+        self.queue_ns += slice.queue_ns;
     }
 
     /// Adds a phase to the critical path: the caller until the last participant to finish entered the phase, then
@@ -39,19 +39,20 @@ impl ComputeCost {
     pub(crate) fn add_phase(&mut self, phase: &Phase, reports: impl Iterator<Item = WorkerReport>) {
         let own = phase.own_work;
         let mut last = WorkerReport { epoch: phase.epoch, end: phase.own_end, work: own };
-        self.all_cpu_ns += own.cpu;
+        self.all_threads_cpu_ns += own.cpu_ns;
         for report in reports {
             if report.epoch == phase.epoch {
-                self.all_cpu_ns += report.work.cpu;
+                self.all_threads_cpu_ns += report.work.cpu_ns;
                 last = if report.end > last.end { report } else { last };
             }
         }
-        let before = last.end.saturating_sub(phase.start).saturating_sub(last.work.wall);
-        let share = before as f64 / own.wall.max(1) as f64;
+        let before = last.end.saturating_sub(phase.start).saturating_sub(last.work.wall_ns);
+        let share = before as f64 / own.wall_ns.max(1) as f64;
         let after = phase.end.saturating_sub(last.end);
-        let late = phase.wait.queue.min(after);
-        self.cpu_ns += last.work.cpu + (own.cpu as f64 * share) as u64 + phase.wait.cpu.min(after - late);
-        self.queue_ns += last.work.queue + (own.queue as f64 * share) as u64 + late;
+        let late = phase.wait.queue_ns.min(after);
+        self.cpu_ns +=
+            last.work.cpu_ns + (own.cpu_ns as f64 * share) as u64 + phase.wait.cpu_ns.min(after - late);
+        self.queue_ns += last.work.queue_ns + (own.queue_ns as f64 * share) as u64 + late;
     }
 }
 
@@ -60,7 +61,7 @@ impl std::ops::AddAssign for ComputeCost {
         self.wall_ns += other.wall_ns;
         self.cpu_ns += other.cpu_ns;
         self.queue_ns += other.queue_ns;
-        self.all_cpu_ns += other.all_cpu_ns;
+        self.all_threads_cpu_ns += other.all_threads_cpu_ns;
     }
 }
 
@@ -68,10 +69,10 @@ impl std::ops::AddAssign for ComputeCost {
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
     pub(crate) start: u64,
-    pub(crate) own_work: TimeSlice,
+    pub(crate) own_work: ThreadTimes,
     pub(crate) own_end: u64,
     /// How the caller spent the time from `own_end` until all workers had left the phase.
-    pub(crate) wait: TimeSlice,
+    pub(crate) wait: ThreadTimes,
     /// The time at which all workers had left the phase.
     pub(crate) end: u64,
 }
@@ -82,5 +83,5 @@ pub(crate) struct WorkerReport {
     pub(crate) epoch: u64,
     /// The end of the worker's part, in nanoseconds of the wall clock.
     pub(crate) end: u64,
-    pub(crate) work: TimeSlice,
+    pub(crate) work: ThreadTimes,
 }

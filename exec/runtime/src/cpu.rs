@@ -16,7 +16,7 @@ use hearth_profiles::model::ModelShape;
 use crate::cache::{LayerCache, caches};
 use crate::hyperparameters::GateActivation;
 use crate::residency::ResidencyBarrier;
-use crate::rope::Pairs;
+use crate::rope::PairLayout;
 use crate::rows::SharedRows;
 use crate::weights::LayerWeights;
 use crate::{Backend, CacheOptions, ComputeCost, Pool, Weights};
@@ -39,7 +39,7 @@ const MAX_PART_TOKENS: usize = 96;
 pub struct Cpu {
     /// The thread pool, shared by all computations of the process.
     pub pool: Arc<Pool>,
-    pub instructions: InstructionSet,
+    pub instruction_set: InstructionSet,
     /// The barrier that blocks until weights are in memory.
     pub barrier: ResidencyBarrier,
 }
@@ -91,7 +91,7 @@ impl<'a> Strip<'a> {
 impl Cpu {
     /// Creates a CPU with the fastest instruction set of this processor, whose threads do not wait for weights.
     pub fn new(pool: Arc<Pool>) -> Cpu {
-        Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
+        Cpu { pool, instruction_set: InstructionSet::detect(), barrier: ResidencyBarrier::always_open() }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
@@ -126,7 +126,13 @@ impl Cpu {
         let tokens = rows.len() / width;
         into.resize(tokens, width);
         self.for_each_row(into.rows_mut(), width, |token, out| {
-            elementwise::rms_norm(self.instructions, &rows[token * width..][..width], weight, epsilon, out);
+            elementwise::rms_norm(
+                self.instruction_set,
+                &rows[token * width..][..width],
+                weight,
+                epsilon,
+                out,
+            );
         });
     }
 
@@ -134,7 +140,7 @@ impl Cpu {
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
         for matmul in &*matmuls {
-            input.prepare(matmul.matrix.format, self.instructions);
+            input.prepare(matmul.matrix.format, self.instruction_set);
         }
         let mut strips: Vec<Strip> = matmuls
             .iter_mut()
@@ -187,7 +193,7 @@ impl Cpu {
                 let first = strip.rows.start + (chunk - strip.chunks.start) * rows;
                 let count = rows.min(strip.rows.end - first);
                 // SAFETY: each chunk is computed once, and chunks are disjoint rows of `out`.
-                unsafe { matmul_rows(self.instructions, strip.matrix, first, count, input, strip.out) };
+                unsafe { matmul_rows(self.instruction_set, strip.matrix, first, count, input, strip.out) };
             }
         });
     }
@@ -220,7 +226,7 @@ impl Cpu {
                 // SAFETY: each pair of token and head is in one chunk.
                 let out = unsafe { out.row(item) };
                 let scores = &mut scores[..seen.len()];
-                attention::attend(self.instructions, query, scoring, keys, values, scores, out);
+                attention::attend(self.instruction_set, query, scoring, keys, values, scores, out);
             }
         });
     }
@@ -230,8 +236,8 @@ impl Cpu {
         self.for_each_row(gate, width, |token, gate| {
             let up = &up[token * width..][..width];
             match gating {
-                GateActivation::Silu => elementwise::swiglu(self.instructions, gate, up),
-                GateActivation::Gelu => elementwise::geglu(self.instructions, gate, up),
+                GateActivation::Silu => elementwise::swiglu(self.instruction_set, gate, up),
+                GateActivation::Gelu => elementwise::geglu(self.instruction_set, gate, up),
             }
         });
     }
@@ -239,7 +245,7 @@ impl Cpu {
     /// Computes `hidden += change`, both [tokens, width].
     fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
         self.for_each_row(hidden, width, |token, row| {
-            elementwise::add(self.instructions, row, &change[token * width..][..width]);
+            elementwise::add(self.instruction_set, row, &change[token * width..][..width]);
         });
     }
 }
@@ -286,7 +292,7 @@ impl CpuLayers {
 
 impl Backend for CpuLayers {
     fn name(&self) -> &'static str {
-        self.cpu.instructions.name()
+        self.cpu.instruction_set.name()
     }
 
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
@@ -399,7 +405,7 @@ impl LayerPass<'_> {
         cpu.multiply(input, &mut matmuls);
         self.add_bias_and_norm(gated.rows_mut(), gate_bias, None);
         self.add_bias_and_norm(up, up_bias, None);
-        cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.length);
+        cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.row_length);
         cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
         cpu.add(hidden, change, matrix.rows);
@@ -412,7 +418,7 @@ impl LayerPass<'_> {
             return;
         }
         let (instructions, epsilon) =
-            (self.cpu.instructions, self.weights.hyperparameters().rms_norm_epsilon);
+            (self.cpu.instruction_set, self.weights.hyperparameters().rms_norm_epsilon);
         self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
             if let Some(bias) = bias {
                 elementwise::add(instructions, row, bias);
@@ -439,11 +445,13 @@ impl LayerPass<'_> {
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
                 let angles = &angles[token * pairs..][..pairs];
-                match rope.pairs {
-                    Pairs::Interleaved => {
-                        elementwise::apply_rope_interleaved(self.cpu.instructions, head, angles);
+                match rope.pair_layout {
+                    PairLayout::Interleaved => {
+                        elementwise::apply_rope_interleaved(self.cpu.instruction_set, head, angles);
                     }
-                    Pairs::Halves => elementwise::apply_rope_neox(self.cpu.instructions, head, angles),
+                    PairLayout::Halves => {
+                        elementwise::apply_rope_neox(self.cpu.instruction_set, head, angles);
+                    }
                 }
             }
         });

@@ -29,8 +29,8 @@ impl InputOutputLayers {
     /// Returns the input embeddings of `tokens`, [tokens, embedding]. Fails if a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let matrix = self.weights.embedding_matrix();
-        let mut hidden = vec![0.0; tokens.len() * matrix.length];
-        for (&token, row) in tokens.iter().zip(hidden.chunks_exact_mut(matrix.length)) {
+        let mut hidden = vec![0.0; tokens.len() * matrix.row_length];
+        for (&token, row) in tokens.iter().zip(hidden.chunks_exact_mut(matrix.row_length)) {
             if token as usize >= matrix.rows {
                 return Err(ExecError::Token { token, vocab_size: matrix.rows as u32 });
             }
@@ -38,7 +38,7 @@ impl InputOutputLayers {
             let _ = dequantise(matrix.format, matrix.row(token as usize), row);
         }
         if let Some(factor) = self.weights.hyperparameters().embedding_scale {
-            elementwise::scale(self.cpu.instructions, &mut hidden, factor);
+            elementwise::scale(self.cpu.instruction_set, &mut hidden, factor);
         }
         Ok(hidden)
     }
@@ -47,9 +47,9 @@ impl InputOutputLayers {
     /// finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let (norm, matrix, bias) = self.weights.output_weights();
-        let tokens = hidden.len() / matrix.length;
-        if hidden.len() != tokens * matrix.length {
-            let (found, embedding) = (hidden.len(), matrix.length);
+        let tokens = hidden.len() / matrix.row_length;
+        if hidden.len() != tokens * matrix.row_length {
+            let (found, embedding) = (hidden.len(), matrix.row_length);
             return Err(ExecError::Hidden { found, tokens, embedding });
         }
         let mut logits = vec![0.0; tokens * matrix.rows];
@@ -60,10 +60,10 @@ impl InputOutputLayers {
             cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
             cpu.for_each_row(&mut logits, matrix.rows, |_, row| {
                 if let Some(bias) = bias {
-                    elementwise::add(cpu.instructions, row, bias);
+                    elementwise::add(cpu.instruction_set, row, bias);
                 }
                 if let Some(cap) = parameters.logit_softcap {
-                    elementwise::softcap(cpu.instructions, row, cap);
+                    elementwise::softcap(cpu.instruction_set, row, cap);
                 }
             });
         });

@@ -17,7 +17,7 @@ pub mod cost;
 pub mod cpu;
 pub mod engine;
 pub mod error;
-pub mod fetched;
+pub mod fetched_file;
 pub mod hyperparameters;
 pub mod input_output;
 pub mod memory;

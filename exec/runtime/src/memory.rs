@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use hearth_profiles::measure::control_group::{Version, folders_under};
+use hearth_profiles::measure::control_group::{CgroupVersion, cgroup_folders};
 
 use crate::pages::page_bytes;
 
@@ -22,13 +22,13 @@ use crate::pages::page_bytes;
 /// are noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupMemory {
-    version: Version,
+    version: CgroupVersion,
     folder: PathBuf,
 }
 
 impl CgroupMemory {
     /// Creates the statistics of the control group with this cgroup version and folder.
-    pub fn new(version: Version, folder: &Path) -> Self {
+    pub fn new(version: CgroupVersion, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
     }
 
@@ -72,16 +72,16 @@ impl CgroupMemory {
 
     fn by_version(&self, one: &'static str, two: &'static str) -> &'static str {
         match self.version {
-            Version::One => one,
-            Version::Two => two,
+            CgroupVersion::One => one,
+            CgroupVersion::Two => two,
         }
     }
 
     /// Returns a value of `memory.stat` that includes descendant groups, which cgroup v1 reports as `total_NAME`.
     fn statistic(&self, text: &str, name: &str) -> Option<u64> {
         match self.version {
-            Version::One => field(text, &format!("total_{name}")),
-            Version::Two => field(text, name),
+            CgroupVersion::One => field(text, &format!("total_{name}")),
+            CgroupVersion::Two => field(text, name),
         }
     }
 
@@ -124,7 +124,7 @@ impl MemoryWatch {
 
     /// Starts a watch that reads `/proc` and `/sys` below `root`; the decrease of available memory counts from now.
     fn under(root: &Path) -> Self {
-        let groups = folders_under(root, "memory")
+        let groups = cgroup_folders(root, "memory")
             .iter()
             .map(|(version, folder)| CgroupMemory::new(*version, folder))
             .filter(|group| group.text("memory.stat").is_some())

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cache::{LayerCache, caches};
 use crate::hyperparameters::GateActivation;
-use crate::rope::Pairs;
+use crate::rope::PairLayout;
 use crate::weights::LayerWeights;
 use crate::{Backend, CacheOptions, ComputeCost, Pool, PoolOptions, Weights};
 use hearth_kernels::attention::ScoreOptions;
@@ -112,9 +112,9 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     let mut angles = vec![[0.0; 2]; parameters.rope.frequencies.len()];
     parameters.rope.cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-        match parameters.rope.pairs {
-            Pairs::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
-            Pairs::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
+        match parameters.rope.pair_layout {
+            PairLayout::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
+            PairLayout::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
         }
     }
     cache.set(position as usize, &key, &value);

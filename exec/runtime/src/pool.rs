@@ -134,18 +134,24 @@ impl Pool {
         let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
             cost.add(watch.lap());
-            opened = watch.last_lap();
+            opened = watch.last_lap_end();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap()));
+        let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end()));
         self.close();
         let epoch = caller.epoch;
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
             let waited = watch.lap();
-            let phase =
-                Phase { epoch, start: opened, own_work: own, own_end, wait: waited, end: watch.last_lap() };
+            let phase = Phase {
+                epoch,
+                start: opened,
+                own_work: own,
+                own_end,
+                wait: waited,
+                end: watch.last_lap_end(),
+            };
             // SAFETY: all workers have left the phase, and only this thread can start the next one.
             let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
             cost.add_phase(&phase, reports);
@@ -279,7 +285,7 @@ fn run_worker(shared: &Shared, index: usize) {
         }
         let done = watch.lap();
         // SAFETY: the caller reads it only after this worker has left.
-        unsafe { *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap(), work: done } };
+        unsafe { *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap_end(), work: done } };
         // SAFETY: the caller replaces its handle only between phases.
         let caller = unsafe { (*shared.caller.get()).clone() };
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);

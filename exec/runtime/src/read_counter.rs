@@ -33,12 +33,12 @@ pub struct ReadCounter(ProcFile);
 
 impl ReadCounter {
     /// Creates the counter of this process.
-    pub fn of_this_process() -> Self {
+    pub fn for_current_process() -> Self {
         Self(ProcFile::open("/proc/self/io"))
     }
 
     /// Creates the counter of the calling thread.
-    pub fn of_this_thread() -> Self {
+    pub fn for_current_thread() -> Self {
         Self(ProcFile::open("/proc/thread-self/io"))
     }
 

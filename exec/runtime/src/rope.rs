@@ -9,7 +9,7 @@
 //!   and sine are multiplied by `1 + 0.1 ln f`.
 //!
 //! Which dimensions are a pair depends on how the converter stored the rows of q and k: adjacent ones
-//! ([`Pairs::Interleaved`], "NORM" in llama.cpp), or i and i + d/2 ([`Pairs::Halves`], "NEOX" in llama.cpp).
+//! ([`PairLayout::Interleaved`], "NORM" in llama.cpp), or i and i + d/2 ([`PairLayout::Halves`], "NEOX" in llama.cpp).
 //!
 //! Not here: the rotation itself. That is `hearth_kernels::elementwise`.
 
@@ -20,7 +20,7 @@ use crate::error::ExecError;
 
 /// The dimensions of a head that form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pairs {
+pub enum PairLayout {
     /// Dimensions 2i and 2i + 1.
     Interleaved,
     /// Dimensions i and i + d/2, of d rotated dimensions.
@@ -30,7 +30,7 @@ pub enum Pairs {
 /// The rotary embedding of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    pub pairs: Pairs,
+    pub pair_layout: PairLayout,
     /// The rotation angle of each pair per position, in radians, [rotated dimensions / 2].
     pub frequencies: Vec<f64>,
     /// The factor by which YaRN multiplies cosines and sines; 1 without YaRN.
@@ -80,7 +80,7 @@ impl Rope {
         }
         let attention = positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
-        Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
+        Ok(Rope { pair_layout: pairs(shape.architecture), frequencies, magnitude })
     }
 
     /// Writes cosine and sine of the angle of each pair at `position` into `out`, `[pairs]`.
@@ -102,11 +102,11 @@ pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Res
     Ok(dimensions)
 }
 
-fn pairs(architecture: Architecture) -> Pairs {
+fn pairs(architecture: Architecture) -> PairLayout {
     match architecture {
-        Architecture::Llama | Architecture::InternLm2 => Pairs::Interleaved,
+        Architecture::Llama | Architecture::InternLm2 => PairLayout::Interleaved,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
-            Pairs::Halves
+            PairLayout::Halves
         }
     }
 }

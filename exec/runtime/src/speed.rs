@@ -32,10 +32,11 @@ pub struct SpeedOptions {
 
 /// The result of a speed measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Speed {
+pub struct InferenceSpeed {
     /// Seconds from opening the file to the logits of the first token.
-    pub load_s: f64,
-    pub prefill: Vec<Prefill>,
+    #[serde(rename = "load_s")]
+    pub first_logits_s: f64,
+    pub prefill: Vec<PrefillSpeed>,
     /// Tokens per second of decoding: the reciprocal of the median time of a token.
     pub decode_tokens_per_s: f64,
     /// Resident memory of this process after decoding, in bytes, if the system reports it.
@@ -46,16 +47,16 @@ pub struct Speed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
     /// The best rate at which all threads together read the weights of the model, in bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_bytes_per_s: Option<f64>,
+    #[serde(rename = "read_bytes_per_s", default, skip_serializing_if = "Option::is_none")]
+    pub memory_read_bytes_per_s: Option<f64>,
     /// The name of the instruction set of the kernels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub instructions: Option<String>,
+    #[serde(rename = "instructions", default, skip_serializing_if = "Option::is_none")]
+    pub instruction_set: Option<String>,
 }
 
 /// The speed of processing a prompt in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Prefill {
+pub struct PrefillSpeed {
     pub tokens: u32,
     pub tokens_per_s: f64,
 }
@@ -64,7 +65,7 @@ pub struct Prefill {
 const READING_PASSES: usize = 5;
 
 /// Measures the speed of the model at `path`.
-pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> {
+pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, ExecError> {
     let start = wall_nanos();
     let weights = Arc::new(Weights::open(path)?);
     let pool = PoolOptions { threads: options.threads.max(1), ..PoolOptions::default() };
@@ -91,20 +92,20 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         engine.reset();
         let start = wall_nanos();
         engine.next_logits(&prompt)?;
-        prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
+        prefill.push(PrefillSpeed { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
     let resident_bytes_after_prompts = MemoryWatch::shared().resident_bytes();
     let parts = [ModelPart::Layers(0..weights.shape().layers.0), ModelPart::Output];
     let extents = parts.map(|part| weights.part_extents(&part)).concat();
-    Ok(Speed {
-        load_s,
+    Ok(InferenceSpeed {
+        first_logits_s: load_s,
         prefill,
         decode_tokens_per_s: 1.0 / Samples::new(times).median(),
         resident_bytes,
         resident_bytes_after_prompts,
         weight_bytes_per_token: Some(extents.iter().map(|extent| extent.length).sum()),
-        read_bytes_per_s: Some(read_rate(&weights, &extents, &pool)),
-        instructions: Some(cpu.instructions.name().into()),
+        memory_read_bytes_per_s: Some(read_rate(&weights, &extents, &pool)),
+        instruction_set: Some(cpu.instruction_set.name().into()),
     })
 }
 

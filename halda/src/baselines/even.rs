@@ -4,23 +4,23 @@
 //! The first W mod M windows have one layer more than the others. Each window gets its best GPU split.
 
 use crate::{
-    Assignment, InfeasibleReason, LatencyModel, Proposal, RoundWindow, Rules, Strategy, StrategyError,
+    Assignment, InfeasibleReason, LatencyModel, PlanRules, Proposal, RoundWindow, Strategy, StrategyError,
     valid_rounds,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Even {
+pub struct EvenWindows {
     /// The number of rounds (k), a factor of the number of layers (L).
     pub rounds: u32,
 }
 
-impl Strategy for Even {
+impl Strategy for EvenWindows {
     fn name(&self) -> &'static str {
         "even"
     }
 
-    fn rules(&self) -> Rules {
-        Rules::default()
+    fn rules(&self) -> PlanRules {
+        PlanRules::default()
     }
 
     fn options(&self) -> Vec<String> {
@@ -46,7 +46,7 @@ impl Strategy for Even {
         // If no split is allowed, the maximum of GPU layers lets the check of the plan name the violated constraint.
         let split = |(device, &layers): (usize, &u32)| {
             let window =
-                RoundWindow { device, head: device == 0, layers_per_round, layers_before: 0, layers };
+                RoundWindow { device, is_head: device == 0, layers_per_round, layers_before: 0, layers };
             model.best_split(window).map_or_else(|| model.max_gpu_layers(window), |split| split.gpu_layers)
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();

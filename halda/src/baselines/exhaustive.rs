@@ -10,27 +10,27 @@ use crate::latency::constraints::ring_violations;
 use crate::solvers::overlap::best_residencies;
 use crate::solvers::search_space::{ring_sizes, search_options};
 use crate::{
-    Assignment, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, Proposal, Rules,
+    Assignment, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, PlanRules, Proposal,
     SearchStep, Strategy, StrategyError, violations,
 };
 
 const MAX_PLANS: f64 = 2e7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Exhaustive {
-    pub rules: Rules,
+pub struct ExhaustiveSearch {
+    pub rules: PlanRules,
     /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
     pub objective: Objective,
 }
 
-impl Strategy for Exhaustive {
+impl Strategy for ExhaustiveSearch {
     fn name(&self) -> &'static str {
         "exhaustive"
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PlanRules {
         self.rules
     }
 
@@ -48,13 +48,13 @@ impl Strategy for Exhaustive {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let devices = model.device_count();
-        let with_relays = self.rules.may_drop && model.hops.is_by_pair();
+        let with_relays = self.rules.may_drop_devices && model.hops.is_by_pair();
         let plans = plan_count(model.model_layers(), devices, self.order, with_relays);
         if plans > MAX_PLANS {
             return Err(StrategyError::TooManyPlans { plans, limit: MAX_PLANS });
         }
         let orders = orders(devices, self.order);
-        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let rings = ring_sizes(model.model_layers(), self.rules.may_have_partial_round, self.rounds)?;
         let (mut search_steps, mut plans) = (Vec::new(), Vec::new());
         for layers_per_round in rings {
             let rounds = model.model_layers().div_ceil(layers_per_round);
@@ -128,7 +128,7 @@ pub fn for_each_split(
 
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    exhaustive: Exhaustive,
+    exhaustive: ExhaustiveSearch,
     with_relays: bool,
     orders: &'a [Vec<usize>],
     best: Option<(f64, Proposal)>,
@@ -153,10 +153,12 @@ impl Search<'_, '_> {
     }
 
     fn evaluate_plan(&mut self, plan: &Assignment) {
-        let Exhaustive { rules, objective, .. } = self.exhaustive;
+        let ExhaustiveSearch { rules, objective, .. } = self.exhaustive;
         let mut proposal = Proposal::new(plan.clone());
         let seconds = match objective {
-            Objective::Paper if violations(self.model, plan, rules).is_empty() => self.model.seconds(plan),
+            Objective::Paper if violations(self.model, plan, rules).is_empty() => {
+                self.model.seconds_per_token(plan)
+            }
             Objective::SteadyState if ring_violations(self.model, plan, rules).is_empty() => {
                 let Some(residencies) = best_residencies(self.model, plan) else { return };
                 proposal.residencies = residencies;

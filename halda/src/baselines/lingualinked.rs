@@ -68,8 +68,8 @@ struct Load {
 
 fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
     let fastest = |(costs, capacity): (&DeviceCosts, &LayerCapacity)| {
-        let cpu = if capacity.cpu > 0 { costs.cpu_layer() } else { f64::INFINITY };
-        let gpu = if capacity.gpu > 0 { costs.gpu_layer() } else { f64::INFINITY };
+        let cpu = if capacity.max_cpu_layers > 0 { costs.cpu_layer() } else { f64::INFINITY };
+        let gpu = if capacity.max_gpu_layers > 0 { costs.gpu_layer() } else { f64::INFINITY };
         cpu.min(gpu)
     };
     let unit = model.devices.iter().zip(capacities).map(fastest).fold(f64::INFINITY, f64::min);
@@ -100,8 +100,8 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>,
     let mut columns: Vec<[usize; 2]> = Vec::with_capacity(loads.len());
     for load in loads {
         let cost = |seconds: f64| if longest.is_some() { seconds } else { 0.0 };
-        let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.capacity.cpu));
-        let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.capacity.gpu));
+        let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.capacity.max_cpu_layers));
+        let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.capacity.max_gpu_layers));
         columns.push([cpu, gpu]);
         if load.capacity.layers() > 0 {
             let row = [(cpu, load.cpu_layer), (gpu, load.gpu_layer), (z, -1.0)];
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn capacity(layers: u32) -> LayerCapacity {
-        LayerCapacity { gpu: 0, cpu: layers, gpu_first: false }
+        LayerCapacity { max_gpu_layers: 0, max_cpu_layers: layers, gpu_first: false }
     }
 
     #[test]
@@ -161,7 +161,8 @@ mod tests {
     }
 
     fn layers_within(load: &Load, longest: f64) -> f64 {
-        let mut processors = [(load.cpu_layer, load.capacity.cpu), (load.gpu_layer, load.capacity.gpu)];
+        let mut processors =
+            [(load.cpu_layer, load.capacity.max_cpu_layers), (load.gpu_layer, load.capacity.max_gpu_layers)];
         processors.sort_by(|left, right| left.0.total_cmp(&right.0));
         let [(fast, first), (slow, second)] =
             processors.map(|(seconds, layers)| (seconds, f64::from(layers)));
@@ -192,7 +193,7 @@ mod tests {
             fixed in prop_oneof![Just(0.0), 0.0..1000.0_f64],
             [cpu, gpu] in prop::array::uniform2(0..20_u32),
         ) -> Load {
-            Load { capacity: LayerCapacity { gpu, cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
+            Load { capacity: LayerCapacity { max_gpu_layers: gpu, max_cpu_layers: cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
         }
     }
 

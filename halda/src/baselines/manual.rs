@@ -4,11 +4,11 @@
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::{Assignment, LatencyModel, Objective, Proposal, Rules, Strategy, StrategyError};
+use crate::{Assignment, LatencyModel, Objective, PlanRules, Proposal, Strategy, StrategyError};
 
 /// An explicit plan. The vectors are in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Manual {
+pub struct ManualPlan {
     pub head: usize,
     /// The number of rounds (k), including a partial last one; if `None`, as many as the windows need.
     pub rounds: Option<u32>,
@@ -19,7 +19,7 @@ pub struct Manual {
     pub residencies: Vec<ResidencyOptions>,
 }
 
-impl Strategy for Manual {
+impl Strategy for ManualPlan {
     fn name(&self) -> &'static str {
         "manual"
     }
@@ -29,8 +29,8 @@ impl Strategy for Manual {
         Objective::SteadyState
     }
 
-    fn rules(&self) -> Rules {
-        Rules { may_drop: true, may_leave_remainder: true }
+    fn rules(&self) -> PlanRules {
+        PlanRules { may_drop_devices: true, may_have_partial_round: true }
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {

@@ -17,7 +17,7 @@ pub enum MemoryProportional {
     /// `mem`: the available memory without swap, as in prima.cpp without Halda ("RAM/VRAM ratios" in the paper): the
     /// working set with Metal, RAM plus GPU memory with CUDA, otherwise RAM.
     Available,
-    /// `mem-total`: the total memory of each device in any unit, as in exo; see [`crate::problem::total_memory`].
+    /// `mem-total`: the total memory of each device in any unit, as in exo; see [`crate::problem::exo_memory_by_device`].
     Total(Vec<u64>),
 }
 

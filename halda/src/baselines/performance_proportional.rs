@@ -60,12 +60,14 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
     let best: Vec<f64> = costs.iter().zip(capacities).map(fastest).collect();
     let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
 
-    let on_fastest = |capacity: &LayerCapacity| if capacity.gpu_first { capacity.gpu } else { capacity.cpu };
+    let on_fastest = |capacity: &LayerCapacity| {
+        if capacity.gpu_first { capacity.max_gpu_layers } else { capacity.max_cpu_layers }
+    };
     let first: Vec<u32> = capacities.iter().map(on_fastest).collect();
     let mut windows = proportional_within_capacity(&power, &first, layers);
 
     let free_on_gpu = |(capacity, window): (&LayerCapacity, &u32)| {
-        if capacity.gpu_first { capacity.gpu - window } else { 0 }
+        if capacity.gpu_first { capacity.max_gpu_layers - window } else { 0 }
     };
     let on_gpus: Vec<u32> = capacities.iter().zip(&windows).map(free_on_gpu).collect();
     distribute_remaining(&mut windows, &power, &on_gpus, layers);

@@ -8,12 +8,12 @@
 use crate::{Assignment, HeadChoice, LatencyModel, Proposal, Strategy, StrategyError, violations};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Single {
+pub struct SingleDevice {
     /// The index of the device. If `None`, the fastest one with an allowed plan; ties go to the lower index.
     pub device: Option<usize>,
 }
 
-impl Strategy for Single {
+impl Strategy for SingleDevice {
     fn name(&self) -> &'static str {
         "single"
     }
@@ -29,7 +29,7 @@ impl Strategy for Single {
         for plan in candidates.map(|device| alone(model, device)) {
             let violations = violations(model, &plan, self.rules());
             if violations.is_empty() {
-                allowed.push((model.seconds(&plan), plan));
+                allowed.push((model.seconds_per_token(&plan), plan));
             }
             violated.extend(violations);
         }

@@ -17,7 +17,7 @@ use std::ops::AddAssign;
 use hearth_profiles::device::Os;
 
 use crate::latency::hop_times::HopTimes;
-use crate::problem::instance::PerFormat;
+use crate::problem::instance::ValuesByFormat;
 use crate::{Device, Gpu, Instance, InstanceError, ReadRates};
 
 /// What a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
@@ -59,9 +59,9 @@ pub(crate) struct ModelSizes {
     /// Whether all layers have the same size and, on each device, the same time.
     pub uniform_layers: bool,
     /// The maximum sum of (bytes - `layer_weight_bytes`) over consecutive layers, reserved in GPU memory per window.
-    pub max_run_surplus: i64,
+    pub max_consecutive_excess_bytes: i64,
     /// The total bytes by which layers exceed [`Self::layer_weight_bytes`]: a bound for any set of layers.
-    pub total_surplus: i64,
+    pub total_excess_bytes: i64,
 }
 
 #[derive(Debug, Clone)]
@@ -88,20 +88,20 @@ pub(crate) struct DeviceCosts {
     /// Whether the disk is slower than the threshold of the instance, so that the share must fit in memory.
     pub slow_disk: bool,
     /// Whether the GPU is used through Metal, so that GPU and CPU layers share memory.
-    pub metal: bool,
+    pub uses_metal: bool,
     /// `c_cpu`, with Metal `c_cpu` + `c_gpu`: the compute buffers in bytes.
     pub buffer_bytes: i64,
     /// `cap`: the memory for layers, buffers and the output head, in bytes.
-    pub capacity: i64,
+    pub memory_capacity: i64,
     /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
     pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
     /// The seconds of CPU and GPU window overheads and of the output head on the CPU, for an upper bound of T.
-    pub window_overheads: f64,
+    pub overhead_bound_seconds: f64,
     pub gpu_never_slower: bool,
     /// The bytes of RAM that a run can use, including memory of other programs that can be swapped out on any OS.
     pub steady_state_capacity: i64,
     /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
-    pub gpu_bytes: [i64; 2],
+    pub gpu_memory_by_role: [i64; 2],
     pub case_if_exceeded: MemoryCase,
 }
 
@@ -119,10 +119,11 @@ impl ModelSizes {
             (run, most.max(run))
         });
         let mut times = instance.devices.iter().filter_map(|device| device.runtime.compute_times.as_ref());
-        let equal_times = times.all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers));
+        let equal_times =
+            times.all(|work| all_equal(&work.cpu_layer_seconds) && all_equal(&work.gpu_layer_seconds));
         Self {
-            max_run_surplus,
-            total_surplus: surpluses.map(|surplus| surplus.max(0)).sum(),
+            max_consecutive_excess_bytes: max_run_surplus,
+            total_excess_bytes: surpluses.map(|surplus| surplus.max(0)).sum(),
             layer_bytes_prefix_sums: prefix_sums(&layer_bytes),
             uniform_layers: all_equal(&model.layer_bytes) && equal_times,
             layers: model.model_layers,
@@ -178,7 +179,7 @@ impl DeviceCosts {
         let (capacity, case_if_exceeded) = capacity_and_case(device);
         let work = device.runtime.compute_times.as_ref();
         let rate = device.disk_read_rate;
-        let same_rates = ReadRates { fault: rate, read_ahead: rate, stream: rate };
+        let same_rates = ReadRates { fault_read_rate: rate, read_ahead_rate: rate, stream_rate: rate };
         let costs = Self {
             cpu_compute,
             gpu_compute,
@@ -191,20 +192,23 @@ impl DeviceCosts {
             disk_read_rate: device.disk_read_rate,
             read_rates: device.runtime.read_rates.unwrap_or(same_rates),
             slow_disk: device.disk_read_rate < instance.slow_disk_threshold,
-            metal,
+            uses_metal: metal,
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
-            capacity,
+            memory_capacity: capacity,
             layer_seconds_prefix_sums: work
-                .map(|work| [prefix_sums(&work.cpu_layers), prefix_sums(&work.gpu_layers)]),
-            window_overheads: work
-                .map_or(0.0, |work| work.cpu_output + work.cpu_window_overhead + work.gpu_window_overhead),
+                .map(|work| [prefix_sums(&work.cpu_layer_seconds), prefix_sums(&work.gpu_layer_seconds)]),
+            overhead_bound_seconds: work.map_or(0.0, |work| {
+                work.cpu_output_seconds + work.cpu_window_overhead + work.gpu_window_overhead
+            }),
             gpu_never_slower: match work {
-                Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
+                Some(work) => {
+                    work.gpu_layer_seconds.iter().zip(&work.cpu_layer_seconds).all(|(gpu, cpu)| gpu <= cpu)
+                }
                 None => gpu_compute + gpu_memory_seconds <= cpu_compute + cpu_memory_seconds,
             },
             steady_state_capacity: ram_and_swap(device),
-            gpu_bytes: gpu_bytes(device, model),
+            gpu_memory_by_role: gpu_bytes(device, model),
             case_if_exceeded,
         };
         // Divided by the number of devices, so that the sum over all devices is finite too.
@@ -219,12 +223,13 @@ impl DeviceCosts {
     fn max_token_seconds(&self, model: &ModelSizes, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory_seconds + self.gpu_memory_seconds;
         let work: f64 = self.layer_seconds_prefix_sums.iter().flatten().filter_map(|sums| sums.last()).sum();
-        let work = work + f64::from(model.layers) * self.window_overheads;
+        let work = work + f64::from(model.layers) * self.overhead_bound_seconds;
         let heavier = model.layer_bytes_prefix_sums.last().map_or(0.0, |bytes| *bytes as f64);
         let bytes = (f64::from(model.layers) * model.layer_resident_bytes as f64).max(heavier)
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
-        let ReadRates { fault, read_ahead, stream } = self.read_rates;
+        let ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_rate: stream } =
+            self.read_rates;
         work + f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
             + self.head_memory_seconds
@@ -244,18 +249,20 @@ impl DeviceCosts {
     /// Returns x, the number of layers that fit in memory; negative if not even the buffers fit.
     pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelSizes) -> i64 {
         let head_bytes = if head { model.row_bytes_ceil + model.output_head_bytes } else { 0 };
-        (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
+        (self.memory_capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
     /// Returns the number of layers that fit in GPU memory for any choice of layers in `windows` windows.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelSizes, windows: u32) -> i64 {
-        let surplus = model.total_surplus.min(i64::from(windows).saturating_mul(model.max_run_surplus));
-        (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
+        let surplus = model
+            .total_excess_bytes
+            .min(i64::from(windows).saturating_mul(model.max_consecutive_excess_bytes));
+        (self.gpu_memory_by_role[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
 }
 
 /// Returns the compute seconds: the sum of FLOPs / speed over all formats. Formats without work need no speed.
-fn seconds(work: &PerFormat, speeds: &PerFormat) -> f64 {
+fn seconds(work: &ValuesByFormat, speeds: &ValuesByFormat) -> f64 {
     let used = work.iter().filter(|(_, flops)| **flops > 0.0);
     used.map(|(format, flops)| flops / speeds.get(format).copied().unwrap_or(f64::NAN)).sum()
 }

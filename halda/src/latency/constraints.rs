@@ -16,17 +16,17 @@ use crate::{Assignment, Gpu, LatencyModel, LayerCounts};
 
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rules {
+pub struct PlanRules {
     /// Whether devices other than the head may have no layers, that is, may be dropped.
-    pub may_drop: bool,
+    pub may_drop_devices: bool,
     /// Whether the last round of the ring may be partial, that is, have fewer layers than the other rounds.
-    pub may_leave_remainder: bool,
+    pub may_have_partial_round: bool,
 }
 
-impl Rules {
+impl PlanRules {
     /// Returns the rules that are set, as `name=true`.
     pub fn options(self) -> Vec<String> {
-        let rules = [("drop", self.may_drop), ("remainder", self.may_leave_remainder)];
+        let rules = [("drop", self.may_drop_devices), ("remainder", self.may_have_partial_round)];
         rules.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| format!("{name}=true")).collect()
     }
 }
@@ -108,7 +108,7 @@ impl Violation {
 }
 
 /// Returns all constraints that an assignment violates by the prima.cpp paper's objective.
-pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
         for check in [gpu_violation, slow_disk_violation] {
@@ -121,7 +121,7 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
 }
 
 /// Returns the violated constraints except those of memory: shape, optional rules and links.
-pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
         // The other checks need a valid shape.
@@ -129,7 +129,7 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
     }
     let (model_layers, layers_per_round) = (model.model_layers(), assignment.layers_per_round());
     let (rounds, remainder) = (assignment.rounds, (u64::from(model_layers) % layers_per_round) as u32);
-    if remainder > 0 && !rules.may_leave_remainder {
+    if remainder > 0 && !rules.may_have_partial_round {
         found.push(Violation::PartialLastRound { remainder, rounds, layers_per_round, model_layers });
     }
     if remainder > 0 {
@@ -137,7 +137,7 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
         let violation = |device| Violation::RelayInPartialRound { device: model.device_name(device), rounds };
         found.extend(relays.map(violation));
     }
-    if !rules.may_drop {
+    if !rules.may_drop_devices {
         let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
         found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: model.device_name(device) }));
     }
@@ -243,8 +243,8 @@ fn slow_disk_violation(
     let (terms, costs) = (model.terms(device, head, share), &model.devices[device]);
     (terms.exceeds_memory && costs.slow_disk).then(|| Violation::SlowDiskOverloaded {
         device: model.device_name(device),
-        need: terms.need,
-        capacity: terms.capacity,
+        need: terms.required_memory,
+        capacity: terms.memory_capacity,
         disk_read_rate: costs.disk_read_rate,
         threshold: model.instance().slow_disk_threshold,
     })

@@ -52,7 +52,8 @@ pub struct LatencyModel<'i> {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Breakdown {
     /// T: seconds per token.
-    pub seconds: f64,
+    #[serde(rename = "seconds")]
+    pub seconds_per_token: f64,
     /// The terms of each device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
     /// The device with the slowest disk and the seconds that a token waits for it; `None` if it does not wait. The
@@ -64,7 +65,8 @@ pub struct Breakdown {
 /// The terms of one device in the time per token, in seconds, and its memory in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceTerms {
-    pub share: LayerCounts,
+    #[serde(rename = "share")]
+    pub layer_counts: LayerCounts,
     /// `T_comp` of the prima.cpp paper: the seconds of arithmetic per token.
     pub compute: f64,
     /// `T_mem` of the prima.cpp paper: the seconds of memory traffic of weights, cache and hidden state.
@@ -74,9 +76,11 @@ pub struct DeviceTerms {
     /// `T_comm` of the prima.cpp paper: the seconds of sending the hidden state to the next device.
     pub communication: f64,
     /// need: the bytes of memory that the share needs.
-    pub need: f64,
+    #[serde(rename = "need")]
+    pub required_memory: f64,
     /// cap: the bytes of memory that the device has for the share.
-    pub capacity: u64,
+    #[serde(rename = "capacity")]
+    pub memory_capacity: u64,
     /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
     #[serde(rename = "over")]
     pub exceeds_memory: bool,
@@ -135,17 +139,22 @@ impl<'i> LatencyModel<'i> {
             ..self.terms(device, device == assignment.head, share)
         };
         let devices: Vec<DeviceTerms> = shares.into_iter().zip(hops).enumerate().map(terms).collect();
-        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, disk_wait: None })
+        Ok(Breakdown {
+            seconds_per_token: devices.iter().map(DeviceTerms::seconds).sum(),
+            devices,
+            disk_wait: None,
+        })
     }
 
     /// Returns the seconds per token (T) by the prima.cpp paper's objective; infinite if [`Self::evaluate`] fails.
-    pub fn seconds(&self, assignment: &Assignment) -> f64 {
-        self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
+    pub fn seconds_per_token(&self, assignment: &Assignment) -> f64 {
+        self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
 
     /// Returns the seconds per token (T) in the steady state; infinite if [`Self::steady_state`] fails.
     pub fn steady_state_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
-        self.steady_state(assignment, residencies).map_or(f64::INFINITY, |breakdown| breakdown.seconds)
+        self.steady_state(assignment, residencies)
+            .map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
 
     /// Returns the seconds of communication of each device (`T_comm`): its hops in whole rounds and in a partial last
@@ -193,9 +202,9 @@ impl<'i> LatencyModel<'i> {
     ) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
-        let capacity = costs.capacity as u64;
+        let capacity = costs.memory_capacity as u64;
         if share.layers == 0 {
-            return DeviceTerms { share, capacity, ..DeviceTerms::default() };
+            return DeviceTerms { layer_counts: share, memory_capacity: capacity, ..DeviceTerms::default() };
         }
         let gpu = f64::from(share.gpu_layers);
         let cpu = f64::from(share.layers - share.gpu_layers);
@@ -203,18 +212,18 @@ impl<'i> LatencyModel<'i> {
         let (output_compute, head_memory) =
             if head { (costs.output_compute, costs.head_memory_seconds) } else { (0.0, 0.0) };
 
-        let layers = i64::from(if costs.metal { share.layers } else { share.layers - share.gpu_layers });
+        let layers = i64::from(if costs.uses_metal { share.layers } else { share.layers - share.gpu_layers });
         let over = layers > costs.layers_that_fit(head, model);
         let output_bytes = if head { model.output_head_bytes } else { 0 };
         let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;
         let row = model.head_row(head);
-        let read = match (costs.metal, over) {
+        let read = match (costs.uses_metal, over) {
             (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
             (true, false) => row,
-            (false, _) => ((whole - costs.capacity) as f64 + row).max(row),
+            (false, _) => ((whole - costs.memory_capacity) as f64 + row).max(row),
         };
         DeviceTerms {
-            share,
+            layer_counts: share,
             compute: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
             memory: cpu * costs.cpu_memory_seconds
                 + gpu * costs.gpu_memory_seconds
@@ -222,8 +231,8 @@ impl<'i> LatencyModel<'i> {
                 + head_memory,
             disk: read / costs.disk_read_rate,
             communication: windows * hop,
-            need: whole as f64 + row,
-            capacity,
+            required_memory: whole as f64 + row,
+            memory_capacity: capacity,
             exceeds_memory: over,
             case: if over && !costs.slow_disk { costs.case_if_exceeded } else { MemoryCase::NoReload },
         }

@@ -41,14 +41,14 @@
 //! before the output the buffer contains only the output's part of the streamed weights.
 
 use hearth_core::memory::MIN_WEIGHT_CACHE;
-use hearth_core::residency::{fits, kept_bytes, stream_bytes};
+use hearth_core::residency::{kept_bytes, stream_buffer_bytes, weights_fit};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::ring_order;
 use crate::{
-    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, LayerCounts, ReadRates, Rereads, RoundWindow,
+    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, LayerCounts, ReadRates, RereadScope, RoundWindow,
     RuntimeModel, Violation,
 };
 
@@ -65,10 +65,10 @@ pub struct DeviceTiming {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceWork {
     pub device: usize,
-    pub head: bool,
-    pub share: LayerCounts,
-    pub cpu_bytes: i64,
-    pub gpu_bytes: i64,
+    pub is_head: bool,
+    pub layer_counts: LayerCounts,
+    pub cpu_weight_bytes: i64,
+    pub gpu_weight_bytes: i64,
     /// The compute seconds of all layers; `None` if the times of single layers are unknown.
     pub layer_seconds: Option<f64>,
 }
@@ -95,7 +95,7 @@ struct Memory {
 
 impl DeviceTiming {
     /// Returns the seconds that the device adds to a token, without hops.
-    pub fn own_seconds(&self) -> f64 {
+    pub fn seconds_without_hops(&self) -> f64 {
         self.terms.compute + self.terms.memory + self.terms.disk
     }
 }
@@ -126,7 +126,7 @@ impl LatencyModel<'_> {
         let disk_wait = (slowest.1, (slowest.0 - own).max(0.0));
         devices[disk_wait.0].disk += disk_wait.1;
         Ok(Breakdown {
-            seconds: own.max(slowest.0),
+            seconds_per_token: own.max(slowest.0),
             devices,
             disk_wait: Some(disk_wait).filter(|(_, seconds)| *seconds > 0.0),
         })
@@ -160,20 +160,20 @@ impl LatencyModel<'_> {
 
     /// Returns the timing with all weights in memory; `None` if GPU layers or unreclaimable memory do not fit.
     pub(crate) fn resident_timing(&self, work: &DeviceWork) -> Option<ResidentTiming> {
-        let DeviceWork { device, share, .. } = *work;
-        let mut terms = self.terms(device, work.head, share);
+        let DeviceWork { device, layer_counts: share, .. } = *work;
+        let mut terms = self.terms(device, work.is_head, share);
         (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
             return Some(ResidentTiming { device, terms, memory: Memory::default(), within_metal: true });
         }
         let costs = &self.devices[device];
         // The paper's page cache keeps all but the excess, independent of what Metal keeps wired.
-        let keeps = self.instance().devices[device].runtime.rereads == Rereads::Excess;
-        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
+        let keeps = self.instance().devices[device].runtime.reread_scope == RereadScope::Excess;
+        let within_metal = !costs.uses_metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
         self.apply_known_times(work, &mut terms);
         let memory = self.memory(work);
-        terms.need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
-        terms.capacity = costs.steady_state_capacity as u64;
+        terms.required_memory = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
+        terms.memory_capacity = costs.steady_state_capacity as u64;
         let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
         let fits = !too_small && self.fits_gpu(work);
         fits.then_some(ResidentTiming { device, terms, memory, within_metal })
@@ -188,18 +188,18 @@ impl LatencyModel<'_> {
         let ResidentTiming { device, terms, memory, within_metal } = resident_timing;
         let (costs, runtime) = (&self.devices[*device], &self.instance().devices[*device].runtime);
         let mut terms = terms.clone();
-        if terms.share.layers == 0 {
+        if terms.layer_counts.layers == 0 {
             return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
         }
         // With the paper's page cache the time has no jump where the share exceeds memory, so no reserve is needed.
-        terms.exceeds_memory = match runtime.rereads {
-            Rereads::Excess => memory.share > memory.budget,
-            Rereads::Everything => {
+        terms.exceeds_memory = match runtime.reread_scope {
+            RereadScope::Excess => memory.share > memory.budget,
+            RereadScope::Everything => {
                 // Page faults also read pages around the faulting one, which stay in memory for some time.
                 let reserve =
                     if residency.policy == Residency::Managed { 0 } else { MIN_WEIGHT_CACHE.0 as i64 };
                 let budget = (memory.budget - reserve).max(0) as u64;
-                !fits(budget, memory.share as u64, runtime.processors)
+                !weights_fit(budget, memory.share as u64, runtime.cpu_count)
             }
         };
         if !terms.exceeds_memory && *within_metal && !releases_fitting_weights(residency, memory.share) {
@@ -216,21 +216,21 @@ impl LatencyModel<'_> {
             busy
         } else {
             // If the working set is exceeded, Metal releases all weights under any residency.
-            stage + (memory.share + memory.wired) as f64 / costs.read_rates.fault
+            stage + (memory.share + memory.wired) as f64 / costs.read_rates.fault_read_rate
         };
         Some(DeviceTiming { terms, disk_busy_seconds: busy })
     }
 
     /// Replaces the paper's compute terms with known times, if there are any, and adds the token overhead.
     fn apply_known_times(&self, device_work: &DeviceWork, terms: &mut DeviceTerms) {
-        let DeviceWork { device, head, share, .. } = *device_work;
+        let DeviceWork { device, is_head: head, layer_counts: share, .. } = *device_work;
         let runtime = &self.instance().devices[device].runtime;
         if let (Some(work), Some(seconds)) = (&runtime.compute_times, device_work.layer_seconds) {
             let windows = f64::from(share.windows);
             terms.compute = seconds;
             terms.memory = 0.0;
             if head {
-                terms.compute += self.output_on_gpu(device_work).unwrap_or(work.cpu_output);
+                terms.compute += self.output_on_gpu(device_work).unwrap_or(work.cpu_output_seconds);
             }
             if share.gpu_layers < share.layers {
                 terms.compute += windows * work.cpu_window_overhead;
@@ -248,26 +248,26 @@ impl LatencyModel<'_> {
     fn memory(&self, work: &DeviceWork) -> Memory {
         let (costs, model) = (&self.devices[work.device], &self.model);
         let kv = self.layer_cache_bytes();
-        let gpu = i64::from(work.share.gpu_layers);
-        let cpu = i64::from(work.share.layers) - gpu;
-        let on_gpu = work.head && self.output_on_gpu(work).is_some();
+        let gpu = i64::from(work.layer_counts.gpu_layers);
+        let cpu = i64::from(work.layer_counts.layers) - gpu;
+        let on_gpu = work.is_head && self.output_on_gpu(work).is_some();
         let output = if on_gpu { 0 } else { model.output_head_bytes };
-        let head_bytes = if work.head { output + model.row_bytes_ceil } else { 0 };
+        let head_bytes = if work.is_head { output + model.row_bytes_ceil } else { 0 };
         // With Metal the weights of GPU layers are in main memory too, where they stay wired.
-        let wired = work.gpu_bytes + if on_gpu { model.output_head_bytes } else { 0 };
-        let (wired, gpu_kv) = if costs.metal { (wired, gpu * kv) } else { (0, 0) };
+        let wired = work.gpu_weight_bytes + if on_gpu { model.output_head_bytes } else { 0 };
+        let (wired, gpu_kv) = if costs.uses_metal { (wired, gpu * kv) } else { (0, 0) };
         let unreclaimable = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
         Memory {
-            share: work.cpu_bytes + head_bytes,
-            output: if work.head { output } else { 0 },
+            share: work.cpu_weight_bytes + head_bytes,
+            output: if work.is_head { output } else { 0 },
             budget: costs.steady_state_capacity - unreclaimable,
             wired,
         }
     }
 
     pub(crate) fn fits_gpu(&self, work: &DeviceWork) -> bool {
-        let available = self.devices[work.device].gpu_bytes[usize::from(work.head)];
-        work.share.gpu_layers == 0 || self.gpu_need(work) <= available
+        let available = self.devices[work.device].gpu_memory_by_role[usize::from(work.is_head)];
+        work.layer_counts.gpu_layers == 0 || self.gpu_need(work) <= available
     }
 
     /// Returns the seconds of the output head on the GPU; `None` if it is on the CPU. It is on the GPU if all layers
@@ -275,14 +275,14 @@ impl LatencyModel<'_> {
     fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
         let times = self.instance().devices[work.device].runtime.compute_times.as_ref()?;
         // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
-        let available = self.devices[work.device].gpu_bytes[0];
-        let fits = work.share.gpu_layers == work.share.layers
+        let available = self.devices[work.device].gpu_memory_by_role[0];
+        let fits = work.layer_counts.gpu_layers == work.layer_counts.layers
             && self.gpu_need(work) + self.model.output_head_bytes <= available;
-        times.gpu_output.filter(|_| fits)
+        times.gpu_output_seconds.filter(|_| fits)
     }
 
     fn gpu_need(&self, work: &DeviceWork) -> i64 {
-        work.gpu_bytes + i64::from(work.share.gpu_layers) * self.layer_cache_bytes()
+        work.gpu_weight_bytes + i64::from(work.layer_counts.gpu_layers) * self.layer_cache_bytes()
     }
 
     fn layer_cache_bytes(&self) -> i64 {
@@ -293,7 +293,7 @@ impl LatencyModel<'_> {
     pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
         let (rounds, rest) = window.rounds_and_rest(self.model.layers);
         let share = window.share(self.model.layers, gpu_layers);
-        let RoundWindow { device, head, layers_per_round, layers_before, layers: window } = window;
+        let RoundWindow { device, is_head: head, layers_per_round, layers_before, layers: window } = window;
         let sums = &self.model.layer_bytes_prefix_sums;
         let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
         let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
@@ -316,7 +316,14 @@ impl LatencyModel<'_> {
         if rest > 0 {
             add(rounds * layers_per_round + layers_before, window.min(rest));
         }
-        DeviceWork { device, head, share, cpu_bytes, gpu_bytes, layer_seconds: seconds.map(|_| work) }
+        DeviceWork {
+            device,
+            is_head: head,
+            layer_counts: share,
+            cpu_weight_bytes: cpu_bytes,
+            gpu_weight_bytes: gpu_bytes,
+            layer_seconds: seconds.map(|_| work),
+        }
     }
 
     /// Returns the window of a device; without layers, an empty one at its position in the full ring.
@@ -328,7 +335,7 @@ impl LatencyModel<'_> {
         let (head, layers_per_round) = (device == assignment.head, assignment.layers_per_round() as u32);
         RoundWindow {
             device,
-            head,
+            is_head: head,
             layers_per_round,
             layers_before,
             layers: assignment.window_layers[device],
@@ -337,12 +344,12 @@ impl LatencyModel<'_> {
 
     pub(crate) fn work_by_device(&self, assignment: &Assignment) -> Vec<DeviceWork> {
         let without_layers =
-            |device| DeviceWork { device, head: device == assignment.head, ..DeviceWork::default() };
+            |device| DeviceWork { device, is_head: device == assignment.head, ..DeviceWork::default() };
         let mut works: Vec<DeviceWork> = (0..self.device_count()).map(without_layers).collect();
         let (layers_per_round, mut layers_before) = (assignment.layers_per_round() as u32, 0);
         for device in assignment.ring() {
             let (head, layers) = (device == assignment.head, assignment.window_layers[device]);
-            let window = RoundWindow { device, head, layers_per_round, layers_before, layers };
+            let window = RoundWindow { device, is_head: head, layers_per_round, layers_before, layers };
             works[device] = self.device_work(window, assignment.gpu_layers[device]);
             layers_before += layers;
         }
@@ -356,12 +363,13 @@ impl LatencyModel<'_> {
         let need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
         let capacity = costs.steady_state_capacity as u64;
         let device = described.name.clone();
-        let gpu_layers = work.share.gpu_layers;
+        let gpu_layers = work.layer_counts.gpu_layers;
         if described.gpu == Gpu::None && gpu_layers > 0 {
             return Violation::NoGpu { device, gpu_layers };
         }
         if !self.fits_gpu(work) {
-            let (needed, available) = (self.gpu_need(work), costs.gpu_bytes[usize::from(work.head)]);
+            let (needed, available) =
+                (self.gpu_need(work), costs.gpu_memory_by_role[usize::from(work.is_head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
         if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
@@ -380,49 +388,49 @@ fn wait_and_busy(
     runtime: &RuntimeModel,
     residency: &ResidencyOptions,
 ) -> (f64, f64) {
-    let (stage, windows) = (terms.compute + terms.memory, f64::from(terms.share.windows));
+    let (stage, windows) = (terms.compute + terms.memory, f64::from(terms.layer_counts.windows));
     let (share, budget) = (memory.share as u64, memory.budget as u64);
     if residency.policy == Residency::Managed {
-        let read = (share - kept_bytes(budget, share, runtime.processors, residency)) as f64;
-        let buffer = stream_bytes(budget, share, runtime.processors, residency) as f64;
-        let visit = |filled: f64| ((read / windows - filled) / reads.stream).max(stage / windows);
+        let read = (share - kept_bytes(budget, share, runtime.cpu_count, residency)) as f64;
+        let buffer = stream_buffer_bytes(budget, share, runtime.cpu_count, residency) as f64;
+        let visit = |filled: f64| ((read / windows - filled) / reads.stream_rate).max(stage / windows);
         // Between its output and the end of the first window, the head uses the output and one window.
         let (output, all) = (memory.output as f64, share as f64);
         let output_fraction = output / (output + (all - output) / windows);
         let first = visit(buffer.min(read / windows * output_fraction));
         let others = (windows - 1.0) * visit(buffer);
         let own = if memory.output > 0 { first + others } else { others + visit(buffer) };
-        return ((own - stage).max(0.0), read / reads.stream);
+        return ((own - stage).max(0.0), read / reads.stream_rate);
     }
     let (share, budget) = (share as f64, budget as f64);
-    let excess = runtime.rereads == Rereads::Excess && !residency.releases();
+    let excess = runtime.reread_scope == RereadScope::Excess && !residency.evicts_after_use();
     let read = (share - if excess { budget } else { 0.0 }).max(0.0);
     let window = share / windows;
     let ahead = max_read_ahead(residency).min(window);
     if ahead <= 0.0 {
-        return (read / reads.fault, 0.0);
+        return (read / reads.fault_read_rate, 0.0);
     }
-    let previous = if residency.releases() { 0.0 } else { window };
+    let previous = if residency.evicts_after_use() { 0.0 } else { window };
     let conflict = ((previous + ahead - budget) / window).clamp(0.0, 1.0);
     // Weights that are not read ahead, or are evicted in a conflict, are read by page faults.
     let uncovered = 1.0 - ahead / window;
     let read = if excess { read + (windows * ahead).min(read).min(budget) } else { read };
-    let faults = (conflict + uncovered).min(1.0) * read / reads.fault;
-    let again = if excess { 0.0 } else { conflict * read / reads.fault };
-    (faults, stage + read / reads.read_ahead + again)
+    let faults = (conflict + uncovered).min(1.0) * read / reads.fault_read_rate;
+    let again = if excess { 0.0 } else { conflict * read / reads.fault_read_rate };
+    (faults, stage + read / reads.read_ahead_rate + again)
 }
 
 /// Returns whether the residency policy releases weights of a share that fits in memory.
 fn releases_fitting_weights(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
         Residency::Managed => residency.max_kept(share as u64) < share as u64,
-        Residency::Os | Residency::Windowed => residency.releases(),
+        Residency::Os | Residency::Windowed => residency.evicts_after_use(),
         Residency::Pinned | Residency::Sliding => false,
     }
 }
 
 fn max_read_ahead(residency: &ResidencyOptions) -> f64 {
-    if residency.one_call {
+    if residency.prefetch_in_one_call {
         return 0.0;
     }
     residency.max_prefetch().map_or(f64::INFINITY, Bytes::as_f64)

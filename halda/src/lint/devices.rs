@@ -29,7 +29,7 @@ impl DeviceCheck<'_> {
         let before = found.len();
         self.memory(&mut found);
         let fails = found[before..].iter().any(|finding| finding.severity == Severity::Error);
-        if !fails && self.budget.is_exceeded() {
+        if !fails && self.budget.reloads_weights() {
             self.reading(slow_disk, &mut found);
         }
         found

@@ -43,7 +43,8 @@ pub struct Finding {
     /// The document and the key that the finding is about, such as `scenario events[0].at`.
     #[serde(rename = "where")]
     pub location: String,
-    pub fix: String,
+    #[serde(rename = "fix")]
+    pub hint: String,
 }
 
 impl Finding {
@@ -53,7 +54,7 @@ impl Finding {
         what: String,
         fix: impl Into<String>,
     ) -> Self {
-        Self { severity: Severity::Error, code, what, location: location.into(), fix: fix.into() }
+        Self { severity: Severity::Error, code, what, location: location.into(), hint: fix.into() }
     }
 
     pub fn warning(code: &'static str, location: impl Into<String>, what: String, fix: &str) -> Self {

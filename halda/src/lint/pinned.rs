@@ -11,7 +11,7 @@ use super::Finding;
 
 pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
-    if let Some(tensor) = plan.kind.tensor()
+    if let Some(tensor) = plan.kind.tensor_parallel()
         && let Err(error) = tensor.validate_cover(plan, &cluster.model.shape)
     {
         let fix = "correct the slices, or plan again from this scenario";
@@ -52,8 +52,8 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
         );
         let fix = "use a smaller model or more devices";
         found.push(Finding::error("memory-exceeded", at, what, fix));
-    } else if held.excess() > Bytes::ZERO {
-        let excess = held.excess();
+    } else if held.excess_memory() > Bytes::ZERO {
+        let excess = held.excess_memory();
         let what = format!("{excess} of the memory of `{name}` are swapped, and read again for every token");
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
@@ -63,7 +63,7 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
             format!("weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {can}");
         found.push(Finding::error("gpu-memory", at, what, "give the device fewer weights"));
     }
-    let again: Bytes = held.uploads.iter().copied().sum();
+    let again: Bytes = held.gpu_upload_per_layer.iter().copied().sum();
     if again > Bytes::ZERO {
         let what = format!(
             "{again} of weights do not fit in GPU memory on `{name}` and are copied to it for every token"

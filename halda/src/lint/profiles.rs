@@ -52,10 +52,10 @@ pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
         ("cpu.read_bandwidth", cpu.read_bandwidth.spread),
-        ("disk.sequential", disk.sequential.spread),
-        ("disk.fault", disk.fault.as_ref().and_then(|rate| rate.spread)),
-        ("disk.populate", disk.populate.as_ref().and_then(|rate| rate.spread)),
-        ("disk.turnover", disk.turnover.as_ref().and_then(|rate| rate.spread)),
+        ("disk.sequential", disk.sequential_bandwidth.spread),
+        ("disk.fault", disk.fault_bandwidth.as_ref().and_then(|rate| rate.spread)),
+        ("disk.populate", disk.populate_bandwidth.as_ref().and_then(|rate| rate.spread)),
+        ("disk.turnover", disk.page_cache_throughput.as_ref().and_then(|rate| rate.spread)),
         ("gpu.read_bandwidth", device.gpu.as_ref().and_then(|gpu| gpu.read_bandwidth.spread)),
     ];
     let gpu = device.gpu.iter().flat_map(|gpu| [("gpu.matvec", &gpu.matvec), ("gpu.matmul", &gpu.matmul)]);

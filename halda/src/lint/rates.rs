@@ -27,7 +27,7 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
         device(&entry.name, &member.device, found);
     }
     link("scenario links.default", &scenario.links.default, found);
-    for (index, named) in scenario.links.between.iter().enumerate() {
+    for (index, named) in scenario.links.pair_links.iter().enumerate() {
         if let Some(own) = &named.link {
             link(&format!("scenario links.between[{index}]"), own, found);
         }
@@ -38,11 +38,11 @@ fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
     let location = |key: &str| format!("device `{name}` {key}");
     let disk = &device.disk;
     for (key, own) in [
-        ("disk.sequential", Some(&disk.sequential)),
-        ("disk.fault", disk.fault.as_ref()),
-        ("disk.populate", disk.populate.as_ref()),
-        ("disk.turnover", disk.turnover.as_ref()),
-        ("disk.limit", disk.limit.as_ref()),
+        ("disk.sequential", Some(&disk.sequential_bandwidth)),
+        ("disk.fault", disk.fault_bandwidth.as_ref()),
+        ("disk.populate", disk.populate_bandwidth.as_ref()),
+        ("disk.turnover", disk.page_cache_throughput.as_ref()),
+        ("disk.limit", disk.bandwidth_limit.as_ref()),
     ] {
         if let Some(own) = own {
             check_range(&location(key), own.value, DISK_RATES, found);

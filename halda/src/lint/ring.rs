@@ -10,7 +10,7 @@ use hearth_schema::plan::{PlannedDevice, Role, ScenarioRecord};
 use super::devices::DeviceCheck;
 use super::{Finding, pinned};
 use crate::problem::SLOW_DISK_THRESHOLD;
-use crate::{DropReason, Instance, LatencyModel, Manual, solve};
+use crate::{DropReason, Instance, LatencyModel, ManualPlan, solve};
 
 /// The maximum fraction of the time per token that hops should take. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
@@ -124,7 +124,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     };
     let working = plan.devices.iter().filter(|device| device.window > 0).count();
     let round_hops = hops_of_round(plan, cluster);
-    let over = || checks.iter().filter(|check| check.budget.is_exceeded());
+    let over = || checks.iter().filter(|check| check.budget.reloads_weights());
     let prefetches = |check: &&DeviceCheck| check.planned.residency.prefetches();
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);
@@ -205,7 +205,7 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
         return;
     }
     let devices = || instance.devices.iter().map(|device| planned(&device.name));
-    let strategy = Manual {
+    let strategy = ManualPlan {
         head: 0,
         rounds: Some(plan.rounds),
         window_layers: devices().map(|device| device.map_or(0, |device| device.window)).collect(),

@@ -24,7 +24,7 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     if devices > layers as usize {
         let (idle, location) = (devices - layers as usize, "scenario devices");
         let what = format!("{devices} devices share {layers} layers: {idle} stay idle");
-        found.push(if scenario.planner.keep_all {
+        found.push(if scenario.planner.keep_all_devices {
             let fix = "remove devices, or `planner.keep_all`";
             Finding::error("more-devices-than-layers", location, what, fix)
         } else {
@@ -52,10 +52,11 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
 pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.predicted else { return Vec::new() };
     let workload = &scenario.workload;
-    let tokens = (f64::from(workload.prompt) + f64::from(workload.generate)) * f64::from(workload.sequences);
+    let tokens = (f64::from(workload.prompt_tokens) + f64::from(workload.generated_tokens))
+        * f64::from(workload.sequences);
     let end = predicted.tpot * tokens;
     let events = scenario.events.iter().enumerate();
-    let late = events.filter_map(|(index, event)| Some((index, event.at.filter(|at| *at > end)?)));
+    let late = events.filter_map(|(index, event)| Some((index, event.start_time.filter(|at| *at > end)?)));
     late.map(|(index, at)| {
         let what = format!("the run is expected to end before {end}, but the event is at {at}");
         Finding::warning("event-after-end", format!("scenario events[{index}].at"), what, MOVE_EVENT)
@@ -66,9 +67,9 @@ pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
 const MOVE_EVENT: &str = "move the event, or generate more tokens";
 
 fn token_events_after_end(scenario: &Scenario, found: &mut Vec<Finding>) {
-    let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
+    let last = u64::from(scenario.workload.generated_tokens) * u64::from(scenario.workload.sequences);
     for (index, event) in scenario.events.iter().enumerate() {
-        if let Some(token) = event.token.filter(|token| u64::from(*token) >= last) {
+        if let Some(token) = event.after_tokens.filter(|token| u64::from(*token) >= last) {
             let what = format!("the run ends after {last} tokens, but the event waits for token {token}");
             let location = format!("scenario events[{index}].token");
             found.push(Finding::warning("event-after-end", location, what, MOVE_EVENT));
@@ -99,7 +100,7 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 }
 
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
-    let between = &scenario.links.between;
+    let between = &scenario.links.pair_links;
     let activation = cluster.activations.token_bytes(&cluster.model.shape);
     let mut slow = |location: String, time: Seconds| {
         // NaN counts as slow.

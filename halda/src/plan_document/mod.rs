@@ -9,8 +9,8 @@ use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::plan::{
-    DroppedDevice, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms,
-    Processor, Role, ScenarioRecord,
+    DroppedDevice, Plan, PlanKind, PlanPrediction, PlannedDevice, PlannedModel, PlannerRecord,
+    PredictedTerms, Processor, Role, ScenarioRecord,
 };
 
 use crate::solvers::overlap::best_residencies;
@@ -18,7 +18,7 @@ use crate::{
     Assignment, Device, DeviceExplanation, DeviceTerms, DropReason, Explanation, LatencyModel, Solution,
     Violation,
 };
-use reasons::{dropped_reason, sentences};
+use reasons::{dropped_reason, explanation_sentences};
 
 /// Why a solution or an assignment cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub fn plan_from_solution(
     let Solution { assignment, breakdown, residencies, .. } = solution;
     let explained = &solution.explanation.devices;
     let (mut devices, mut dropped) = (Vec::new(), Vec::new());
-    for index in assignment.ring_then_others() {
+    for index in assignment.ring_then_unused_devices() {
         let name = explained[index].name.clone();
         let Some(member) = cluster.member(&name) else {
             return Err(PlanError::OtherCluster { name, solved: explained.len() });
@@ -73,11 +73,11 @@ pub fn plan_from_solution(
         draft: draft::planned_draft(cluster),
         devices,
         dropped,
-        predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
-        explanation: sentences(solution),
+        predicted: Some(PlanPrediction { tpot: Seconds(solution.seconds_per_token()) }),
+        explanation: explanation_sentences(solution),
         ..empty_plan(cluster, scenario, planner)
     };
-    plan.output = output_processor(&plan, cluster);
+    plan.output_processor = output_processor(&plan, cluster);
     plan.validate()?;
     Ok(plan)
 }
@@ -94,7 +94,7 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         activations: cluster.activations,
-        output: Processor::Cpu,
+        output_processor: Processor::Cpu,
         sequences: cluster.workload.sequences,
         draft: None,
         devices: Vec::new(),
@@ -130,7 +130,13 @@ pub fn plan_from_assignment(
         assignment: assignment.clone(),
         residencies,
         breakdown,
-        explanation: Explanation { search_steps: Vec::new(), devices, optimum: None, gap: None, limit: None },
+        explanation: Explanation {
+            search_steps: Vec::new(),
+            devices,
+            optimal_seconds: None,
+            optimality_gap: None,
+            incomplete_search: None,
+        },
     };
     let mut draft = plan_from_solution(&solution, cluster, scenario)?;
     // The sentences would explain a search that was not run.
@@ -142,7 +148,7 @@ pub fn plan_from_assignment(
 /// the output head fits beside them, because llama.cpp offloads it like a further layer. Deviation: in the prima.cpp
 /// paper it is always on the CPU (appendix A.3), which contradicts the paper's 15 and 20 ms per token for 8B and 14B.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
-    let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
+    let on_gpu = Plan { output_processor: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
     let left = device.and_then(|device| draft::device_without_draft(plan, 0, cluster.draft.as_ref(), device));

@@ -3,9 +3,11 @@
 use crate::{BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason, Solution};
 
 /// Returns the explanation as sentences: general ones, then one per device in the instance's order.
-pub fn sentences(solution: &Solution) -> Vec<String> {
+pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
-    if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
+    if let (Some(optimum), Some(gap)) =
+        (solution.explanation.optimal_seconds, solution.explanation.optimality_gap)
+    {
         all.push(if gap.abs() < 1e-9 {
             "By the same objective no plan of this kind is faster.".to_owned()
         } else {
@@ -34,10 +36,10 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
 }
 
 fn limit(solution: &Solution) -> Vec<String> {
-    let Some(limit) = &solution.explanation.limit else { return Vec::new() };
+    let Some(limit) = &solution.explanation.incomplete_search else { return Vec::new() };
     let mut all = limit.notes.clone();
     if let Some(bound) = limit.lower_bound {
-        let ratio = if bound > 0.0 { solution.seconds() / bound } else { f64::INFINITY };
+        let ratio = if bound > 0.0 { solution.seconds_per_token() / bound } else { f64::INFINITY };
         let (above, bound) = ((ratio - 1.0).max(0.0) * 100.0, time(bound));
         all.push(format!("No plan can be faster than {bound}; this one is at most {above:.1} % slower."));
     }
@@ -92,7 +94,10 @@ fn best_by_rounds(solution: &Solution) -> String {
 
 fn share(terms: &DeviceTerms) -> String {
     let memory = if terms.exceeds_memory { "more than its memory holds" } else { "within its memory" };
-    format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
+    format!(
+        "{} layers, {} of them on the GPU, {memory}",
+        terms.layer_counts.layers, terms.layer_counts.gpu_layers
+    )
 }
 
 /// Differences below this, in seconds, count as zero. source: assumed

@@ -62,7 +62,7 @@ impl LayerCounts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundWindow {
     pub device: usize,
-    pub head: bool,
+    pub is_head: bool,
     /// W: the layers of a whole round.
     pub layers_per_round: u32,
     /// The layers of a round before the window.
@@ -99,7 +99,7 @@ impl Assignment {
     }
 
     /// Returns the devices in the ring, then all other devices in the instance's order from the head.
-    pub fn ring_then_others(&self) -> Vec<usize> {
+    pub fn ring_then_unused_devices(&self) -> Vec<usize> {
         let ring = self.ring();
         let others = ring_order(self.head, self.window_layers.len()).filter(|device| !ring.contains(device));
         ring.iter().copied().chain(others).collect()

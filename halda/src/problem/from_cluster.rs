@@ -35,8 +35,8 @@ use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::problem::assignment::ring_order;
-use crate::problem::instance::{Device, Gpu, Instance, Model, PerFormat};
-use crate::runtime_model::{ComputeTimes, ReadRates, Rereads, RuntimeModel};
+use crate::problem::instance::{Device, Gpu, Instance, Model, ValuesByFormat};
+use crate::runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
 
 /// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
 pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
@@ -67,7 +67,7 @@ impl Instance {
 
 /// Returns the memory in bytes that exo counts on each device, in the instance's order: the available memory of a
 /// discrete GPU if there is one (profiles do not record its total), else the total RAM.
-pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
+pub fn exo_memory_by_device(cluster: &Cluster) -> Vec<u64> {
     let total = |member: usize| {
         let profile = &cluster.members[member].device;
         let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
@@ -102,16 +102,16 @@ fn model(cluster: &Cluster) -> Model {
         cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
         vocab_size: u64::from(shape.vocab_size),
         layer_weight_bytes: profile.mean_layer_bytes().0,
-        input_embedding_bytes: profile.input_bytes().0,
-        output_head_bytes: profile.output_bytes().0,
+        input_embedding_bytes: profile.input_embedding_bytes().0,
+        output_head_bytes: profile.output_head_bytes().0,
         layer_flops: work(&profile.mean_layer()),
-        output_flops: work(&profile.output),
+        output_flops: work(&profile.output_head),
         layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
     }
 }
 
 /// Returns the FLOP of a tensor group for one token, by weight format.
-fn work(group: &TensorGroup) -> PerFormat {
+fn work(group: &TensorGroup) -> ValuesByFormat {
     group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
@@ -140,7 +140,8 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
             Some((speed, _)) => Some(speed),
             None => profile.cpu.matvec_rate(format),
         }),
-        gpu_speed: gpu.map_or_else(PerFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
+        gpu_speed: gpu
+            .map_or_else(ValuesByFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
         cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
         cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
@@ -169,17 +170,17 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
     RuntimeModel {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
-        rereads: match profile.memory.page_cache {
-            PageCachePolicy::PaperLinear => Rereads::Excess,
+        reread_scope: match profile.memory.page_cache {
+            PageCachePolicy::PaperLinear => RereadScope::Excess,
             // The other policies read a share that does not fit again almost completely for every token.
-            _ => Rereads::Everything,
+            _ => RereadScope::Everything,
         },
-        processors: profile.cpu.cores,
+        cpu_count: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         read_rates: Some(ReadRates {
-            fault: profile.disk.fault_read_rate().0,
-            read_ahead: os_read_ahead_rate(&profile.disk).0,
-            stream: stream_rate(&profile.disk).0,
+            fault_read_rate: profile.disk.fault_read_rate().0,
+            read_ahead_rate: os_read_ahead_rate(&profile.disk).0,
+            stream_rate: stream_rate(&profile.disk).0,
         }),
         compute_times: Some(compute_times(cluster, member)),
     }
@@ -196,10 +197,10 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
     let gpu_window_overhead = profile.gpu.as_ref().and_then(|gpu| gpu.window_overhead.as_ref());
     ComputeTimes {
-        cpu_layers: layers(&cpu),
-        gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
-        cpu_output: cpu.output_time(1).0,
-        gpu_output: gpu.as_ref().map(|gpu| gpu.output_time(1).0),
+        cpu_layer_seconds: layers(&cpu),
+        gpu_layer_seconds: gpu.as_ref().map_or_else(Vec::new, &layers),
+        cpu_output_seconds: cpu.output_time(1).0,
+        gpu_output_seconds: gpu.as_ref().map(|gpu| gpu.output_time(1).0),
         cpu_window_overhead: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         gpu_window_overhead: gpu_window_overhead.map_or(0.0, |cost| cost.value.0),
     }
@@ -225,11 +226,11 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {
-    cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
+    cluster.workload.prompt_tokens.saturating_add(cluster.workload.generated_tokens / 2).min(cluster.context)
 }
 
-fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>) -> PerFormat {
+fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>) -> ValuesByFormat {
     let mean = model.mean_layer();
-    let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);
+    let formats = mean.by_format().chain(model.output_head.by_format()).map(|(format, _)| format);
     formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
 }

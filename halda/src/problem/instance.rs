@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::runtime_model::RuntimeModel;
 
 /// A value for each weight format, with the prima.cpp paper's format names as keys (`q4k`, `q6k`, `f16`, ...).
-pub type PerFormat = BTreeMap<String, f64>;
+pub type ValuesByFormat = BTreeMap<String, f64>;
 
 /// A layer-to-device assignment problem. Device 0 is the head unless a plan names another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,10 +69,10 @@ pub struct Model {
     pub output_head_bytes: u64,
     /// `f_q`: the floating-point operations of a layer for one token, by weight format.
     #[serde(rename = "f_layer")]
-    pub layer_flops: PerFormat,
+    pub layer_flops: ValuesByFormat,
     /// f_{q,out}: the floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
-    pub output_flops: PerFormat,
+    pub output_flops: ValuesByFormat,
     /// The weight bytes of each layer, for exact memory accounting if layers differ; empty if all layers are equal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_bytes: Vec<u64>,
@@ -99,10 +99,10 @@ pub struct Device {
     pub gpu: Gpu,
     /// s_{cpu,q}: the speed of the CPU in FLOP/s, by weight format.
     #[serde(rename = "s_cpu")]
-    pub cpu_speed: PerFormat,
+    pub cpu_speed: ValuesByFormat,
     /// s_{gpu,q}: the speed of the GPU in FLOP/s, by weight format; empty without a GPU.
     #[serde(rename = "s_gpu")]
-    pub gpu_speed: PerFormat,
+    pub gpu_speed: ValuesByFormat,
     /// `T_cpu`: the bandwidth from RAM to the CPU in bytes per second.
     #[serde(rename = "T_cpu")]
     pub cpu_memory_rate: f64,

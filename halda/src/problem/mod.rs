@@ -5,4 +5,4 @@ mod from_cluster;
 pub mod instance;
 pub mod validation;
 
-pub use from_cluster::{SLOW_DISK_THRESHOLD, total_memory};
+pub use from_cluster::{SLOW_DISK_THRESHOLD, exo_memory_by_device};

@@ -6,7 +6,7 @@
 
 use hearth_profiles::device::Os;
 
-use crate::problem::instance::{Device, Gpu, Instance, Model, PerFormat};
+use crate::problem::instance::{Device, Gpu, Instance, Model, ValuesByFormat};
 
 /// The maximum byte count: 1 PiB.
 pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
@@ -138,9 +138,9 @@ impl Device {
         }
         checked.not_negative("runtime.token_overhead", self.runtime.token_overhead)?;
         if let Some(reads) = &self.runtime.read_rates {
-            checked.positive("runtime.reads.fault", reads.fault)?;
-            checked.positive("runtime.reads.ahead", reads.read_ahead)?;
-            checked.positive("runtime.reads.stream", reads.stream)?;
+            checked.positive("runtime.reads.fault", reads.fault_read_rate)?;
+            checked.positive("runtime.reads.ahead", reads.read_ahead_rate)?;
+            checked.positive("runtime.reads.stream", reads.stream_rate)?;
         }
         self.validate_work(&checked, model)?;
         if self.runtime.residencies.is_empty() {
@@ -158,7 +158,7 @@ impl Device {
     fn validate_work(&self, checked: &Checker, model: &Model) -> Checked {
         let Some(work) = &self.runtime.compute_times else { return Ok(()) };
         for (field, seconds) in [
-            ("runtime.work.output", work.cpu_output),
+            ("runtime.work.output", work.cpu_output_seconds),
             ("runtime.work.cpu_window", work.cpu_window_overhead),
             ("runtime.work.gpu_window", work.gpu_window_overhead),
         ] {
@@ -166,8 +166,8 @@ impl Device {
         }
         let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
         for (field, times, layers) in [
-            ("runtime.work.cpu_layers", &work.cpu_layers, model.model_layers),
-            ("runtime.work.gpu_layers", &work.gpu_layers, gpu_layers),
+            ("runtime.work.cpu_layers", &work.cpu_layer_seconds, model.model_layers),
+            ("runtime.work.gpu_layers", &work.gpu_layer_seconds, gpu_layers),
         ] {
             if times.len() as u64 != u64::from(layers) {
                 let times = times.len();
@@ -214,12 +214,12 @@ impl Checker<'_> {
         self.at_most(field, value, MAX_BYTES)
     }
 
-    fn work(&self, field: &str, work: &PerFormat) -> Checked {
+    fn work(&self, field: &str, work: &ValuesByFormat) -> Checked {
         work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
     }
 
     /// Checks that every format with work has a speed above zero. Other speeds are ignored.
-    fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Checked {
+    fn speed(&self, field: &str, speeds: &ValuesByFormat, work: &ValuesByFormat) -> Checked {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {
                 let why = "which the model uses: measure or estimate it";

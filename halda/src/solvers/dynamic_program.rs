@@ -27,7 +27,7 @@
 //! exact. The same holds if the time of a window depends on which layers it has. While layers remain, the partial
 //! round has a hop to m too, and the device with its last layer sends to the head.
 
-use crate::latency::gpu_split::Split;
+use crate::latency::gpu_split::GpuSplit;
 use crate::{Assignment, InfeasibleReason, LatencyModel, RoundWindow};
 
 #[derive(Clone, Copy)]
@@ -241,10 +241,10 @@ impl RingSizeProblem<'_, '_> {
         times.seconds(device, window, layers_before) + f64::from(hops) * self.model.hops.fixed_hop(device)
     }
 
-    fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<Split> {
+    fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<GpuSplit> {
         let (head, layers_per_round, layers_before) =
             (device == self.head(), self.layers_per_round, layers_before as u32);
-        let window = RoundWindow { device, head, layers_per_round, layers_before, layers: window };
+        let window = RoundWindow { device, is_head: head, layers_per_round, layers_before, layers: window };
         self.model.best_split_with_hop(window, 0.0)
     }
 

@@ -19,8 +19,8 @@ use crate::solvers::ring_order::{best_ring, can_try_all_subsets};
 use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
 use crate::solvers::shortest_cycle::{ShortestCycles, candidate_cycle};
 use crate::{
-    Assignment, HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, SearchLimit, SearchStep, Strategy,
-    StrategyError,
+    Assignment, HeadChoice, IncompleteSearch, LatencyModel, OrderChoice, PlanRules, Proposal, SearchStep,
+    Strategy, StrategyError,
 };
 
 /// The maximum number of table entries in a search over partial last rounds. source: measured, 20 ns each, so 0.3 s
@@ -34,7 +34,7 @@ const MAX_ORDER_TRIALS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exact {
-    pub rules: Rules,
+    pub rules: PlanRules,
     pub head: HeadChoice,
     /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
@@ -45,7 +45,7 @@ impl Default for Exact {
     /// The problem of prima.cpp: device 0 is the head, every device has a layer, all rounds are whole, and k is free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
-        Self { rules: Rules::default(), head, rounds: None, order }
+        Self { rules: PlanRules::default(), head, rounds: None, order }
     }
 }
 
@@ -54,7 +54,7 @@ impl Strategy for Exact {
         "exact"
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PlanRules {
         self.rules
     }
 
@@ -67,7 +67,7 @@ impl Strategy for Exact {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let rings = ring_sizes(model.model_layers(), self.rules.may_have_partial_round, self.rounds)?;
         self.head.candidates(model.device_count())?;
         let (deciding, bounds, steps, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let exact = *self;
@@ -210,7 +210,7 @@ impl Search<'_, '_> {
 
     fn best_cycle(&self) -> Vec<usize> {
         let given = || (0..self.model.device_count()).collect();
-        self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
+        self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_unused_devices())
     }
 
     fn is_whole(&self, layers_per_round: u32) -> bool {
@@ -243,7 +243,7 @@ impl Search<'_, '_> {
             [ring] if self.is_whole(*ring) => *ring,
             _ => self.model.model_layers(),
         };
-        self.bounds = bounds_by_head(self.model, layers_per_round, self.exact.rules.may_drop);
+        self.bounds = bounds_by_head(self.model, layers_per_round, self.exact.rules.may_drop_devices);
     }
 
     /// Returns whether no plan with this head can be faster than the best plan so far, allowing for rounding errors.
@@ -314,7 +314,7 @@ impl Search<'_, '_> {
         let problem =
             RingSizeProblem { model: self.model, order, layers_per_round, min_windows: &min_windows };
         let outcome = problem.optimum().map(|assignment| {
-            let seconds = self.model.seconds(&assignment);
+            let seconds = self.model.seconds_per_token(&assignment);
             let better = self.best.as_ref().is_none_or(|(fastest, best)| {
                 seconds < *fastest || seconds == *fastest && assignment.head < best.head
             });
@@ -330,9 +330,11 @@ impl Search<'_, '_> {
     fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut steps, best, notes, bound, .. } = self;
         steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.layers_per_round)));
-        let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
+        let limit = (!notes.is_empty()).then_some(IncompleteSearch { notes, lower_bound: bound });
         match best {
-            Some((_, assignment)) => Ok(Proposal { search_steps: steps, limit, ..Proposal::new(assignment) }),
+            Some((_, assignment)) => {
+                Ok(Proposal { search_steps: steps, incomplete_search: limit, ..Proposal::new(assignment) })
+            }
             None => Err(StrategyError::Infeasible(steps)),
         }
     }

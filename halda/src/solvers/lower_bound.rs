@@ -33,7 +33,7 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, layers_per_round: u32, may_dr
         let hop = model.hops.seconds(head, head);
         let all = RoundWindow {
             device: head,
-            head: true,
+            is_head: true,
             layers_per_round,
             layers_before: 0,
             layers: layers_per_round,
@@ -50,7 +50,7 @@ fn window_times(model: &LatencyModel, layers_per_round: u32, device: usize, head
     let hops = &model.hops;
     let hop = if hops.depends_on_receiver { hops.shortest_hop(device) } else { hops.fixed_hop(device) };
     let time = |layers| {
-        let window = RoundWindow { device, head, layers_per_round, layers_before: 0, layers };
+        let window = RoundWindow { device, is_head: head, layers_per_round, layers_before: 0, layers };
         model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.seconds)
     };
     let windows = (1..=layers_per_round).map(time);

@@ -12,13 +12,13 @@ use crate::solvers::overlap::best_residencies;
 use crate::solvers::relays::with_relays;
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, Gpu, LatencyModel, Objective, Proposal, RoundWindow, Rules, Strategy, StrategyError,
+    Assignment, Gpu, LatencyModel, Objective, PlanRules, Proposal, RoundWindow, Strategy, StrategyError,
     valid_rounds,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
-    pub rules: Rules,
+    pub rules: PlanRules,
     /// Whether the search keeps the number of rounds of the start plan.
     pub keep_rounds: bool,
     /// The maximum number of evaluations, including that of the start plan; unlimited by default.
@@ -29,7 +29,7 @@ pub struct RefineOptions {
 pub struct Progress {
     pub evaluations: u64,
     /// The best score so far; `None` while no plan has a score.
-    pub best: Option<f64>,
+    pub best_score: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub fn refine(
                 && ring_violations(model, next, search.rules).is_empty()
                 && best_residencies(model, next).is_some()
         });
-        let before = scores.progress.best;
+        let before = scores.progress.best_score;
         let found = neighbour.as_ref().map_or(Ok(None), |next| scores.get_or_score(next));
         match (neighbour, found) {
             (_, Err(reason)) => {
@@ -90,7 +90,7 @@ pub fn refine(
             }
         }
     }
-    let Progress { evaluations, best: best_score } = scores.progress;
+    let Progress { evaluations, best_score } = scores.progress;
     RefineResult { assignment: best, start_score, best_score, evaluations, stop_reason }
 }
 
@@ -117,7 +117,8 @@ impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCach
         // NaN cannot be compared, and an infinite score is never better.
         let score = (self.score)(assignment).filter(|score| score.is_finite());
         self.progress.evaluations += 1;
-        self.progress.best = [self.progress.best, score].into_iter().flatten().min_by(f64::total_cmp);
+        self.progress.best_score =
+            [self.progress.best_score, score].into_iter().flatten().min_by(f64::total_cmp);
         self.known.insert(assignment.clone(), score);
         Ok(score)
     }
@@ -271,25 +272,25 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let layers_per_round = next.layers_per_round().clamp(1, u64::from(model.model_layers())) as u32;
     let (head, layers) = (device == next.head, next.window_layers[device]);
-    let window = RoundWindow { device, head, layers_per_round, layers_before: 0, layers };
+    let window = RoundWindow { device, is_head: head, layers_per_round, layers_before: 0, layers };
     next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 
 /// The strategy `refine`, which proposes the result of a search so that it is checked, evaluated and explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refine {
+pub struct Refinement {
     pub assignment: Assignment,
     /// The name of the strategy whose plan was the start of the search.
     pub start_strategy: String,
-    pub rules: Rules,
+    pub rules: PlanRules,
 }
 
-impl Strategy for Refine {
+impl Strategy for Refinement {
     fn name(&self) -> &'static str {
         "refine"
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PlanRules {
         self.rules
     }
 

@@ -18,7 +18,7 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
 use crate::solvers::search_space::{from_head, min_windows};
 use crate::solvers::shortest_cycle::ShortestCycles;
-use crate::{LatencyModel, Rules};
+use crate::{LatencyModel, PlanRules};
 
 /// The maximum number of devices for which all subsets are tried. source: assumed; measured to take at most a second
 const MAX_DEVICES: usize = 12;
@@ -27,12 +27,17 @@ const MAX_DEVICES: usize = 12;
 const MAX_ADDITIONS: f64 = 1.2e9;
 
 /// Returns whether all subsets of devices can be tried within the limits, for a number of heads and these ring sizes.
-pub(crate) fn can_try_all_subsets(model: &LatencyModel, rules: Rules, heads: usize, rings: &[u32]) -> bool {
+pub(crate) fn can_try_all_subsets(
+    model: &LatencyModel,
+    rules: PlanRules,
+    heads: usize,
+    rings: &[u32],
+) -> bool {
     let devices = model.device_count();
     if devices > MAX_DEVICES {
         return false;
     }
-    let sets = if rules.may_drop { f64::from(1_u32 << devices) / 4.0 } else { devices as f64 };
+    let sets = if rules.may_drop_devices { f64::from(1_u32 << devices) / 4.0 } else { devices as f64 };
     let squares: f64 = rings.iter().map(|ring| f64::from(*ring).powi(2) / 2.0).sum();
     heads as f64 * sets * squares <= MAX_ADDITIONS
 }
@@ -41,7 +46,7 @@ pub(crate) fn can_try_all_subsets(model: &LatencyModel, rules: Rules, heads: usi
 pub(crate) fn best_ring(
     model: &LatencyModel,
     cycles: &ShortestCycles,
-    rules: Rules,
+    rules: PlanRules,
     head: usize,
     layers_per_round: u32,
 ) -> Option<Vec<usize>> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{LatencyModel, OrderChoice, Rules, StrategyError, valid_rounds};
+use crate::{LatencyModel, OrderChoice, PlanRules, StrategyError, valid_rounds};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
@@ -32,13 +32,13 @@ pub(crate) fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
 }
 
 /// Returns the minimum window of each device: 1 for the head and for devices that must not be dropped, else 0.
-pub(crate) fn min_windows(model: &LatencyModel, rules: Rules, head: usize) -> Vec<u32> {
-    (0..model.device_count()).map(|device| u32::from(device == head || !rules.may_drop)).collect()
+pub(crate) fn min_windows(model: &LatencyModel, rules: PlanRules, head: usize) -> Vec<u32> {
+    (0..model.device_count()).map(|device| u32::from(device == head || !rules.may_drop_devices)).collect()
 }
 
 /// Returns the options of a search that differ from the defaults, as `name=value`.
 pub(crate) fn search_options(
-    rules: Rules,
+    rules: PlanRules,
     head: HeadChoice,
     order: OrderChoice,
     rounds: Option<u32>,

@@ -18,7 +18,8 @@ use crate::fixtures::{cases, certified_rows, checked_solution};
 #[track_caller]
 fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) -> Option<Solution> {
     let solution = checked_solution(place, halda, model)?;
-    let (seconds, optimum) = (solution.seconds(), optimum.as_f64().expect("a plan where none is certified"));
+    let (seconds, optimum) =
+        (solution.seconds_per_token(), optimum.as_f64().expect("a plan where none is certified"));
     assert!(seconds >= optimum * (1.0 - 1e-9), "{place}: {seconds} is below {optimum}");
     Some(solution)
 }
@@ -26,7 +27,8 @@ fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) ->
 #[test]
 fn certified_instances_match_the_other_implementation() {
     for (place, model, row) in certified_rows() {
-        let found = checked(place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds());
+        let found =
+            checked(place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds_per_token());
         match (found, row["halda_global_text"]["T"].as_f64()) {
             (Some(found), Some(expected)) => {
                 assert!((found - expected).abs() <= 1e-9 * expected, "{place}: {found} is not {expected}");
@@ -42,7 +44,8 @@ fn no_variant_is_below_the_optimum() {
         for flip_memory_cases in [false, true] {
             for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
                 for (may_drop, key) in [(false, "optimum"), (true, "optimum_with_device_selection")] {
-                    let halda = Halda { may_drop, terms, flip_memory_cases, ..Halda::PAPER };
+                    let halda =
+                        Halda { may_drop_devices: may_drop, terms, flip_memory_cases, ..Halda::PAPER };
                     checked(place, &halda, &model, &row[key]["T"]);
                 }
             }
@@ -82,8 +85,8 @@ fn flips_are_never_slower_and_find_every_plan() {
         let without = checked(place, &Halda::PAPER, &model, &row["optimum"]["T"]);
         assert_eq!(with.is_some(), !row["optimum"]["T"].is_null(), "{place}");
         let (Some(with), Some(without)) = (with, without) else { continue };
-        assert!(with.seconds() <= without.seconds() * (1.0 + 1e-12), "{place}");
-        gained += usize::from(with.seconds() < without.seconds() * (1.0 - 1e-9));
+        assert!(with.seconds_per_token() <= without.seconds_per_token() * (1.0 + 1e-12), "{place}");
+        gained += usize::from(with.seconds_per_token() < without.seconds_per_token() * (1.0 - 1e-9));
     }
     assert!(gained > 0);
 }
@@ -92,7 +95,7 @@ fn flips_are_never_slower_and_find_every_plan() {
 fn device_selection_removes_devices_with_one_layer() {
     let (mut removed, mut kept) = (0, 0);
     for (place, model, row) in certified_rows() {
-        let halda = Halda { may_drop: true, ..Halda::PAPER };
+        let halda = Halda { may_drop_devices: true, ..Halda::PAPER };
         let optimum = &row["optimum_with_device_selection"]["T"];
         let Some(plan) = checked(place, &halda, &model, optimum) else { continue };
         let windows = &plan.assignment.window_layers;
@@ -152,7 +155,7 @@ fn steps_without_a_program_have_reasons() {
 #[test]
 fn plans_are_deterministic() {
     for (place, model, _) in certified_rows() {
-        let halda = Halda { may_drop: true, ..Halda::PAPER };
+        let halda = Halda { may_drop_devices: true, ..Halda::PAPER };
         assert_eq!(halda.propose(&model), halda.propose(&model), "{place}");
     }
 }
@@ -191,11 +194,11 @@ proptest! {
         let devices = instance.devices.len();
         let rounds = valid_rounds(instance.model.model_layers).len();
         for (may_drop, flip_memory_cases) in [(false, false), (true, false), (false, true)] {
-            let halda = Halda { may_drop, flip_memory_cases, ..Halda::PAPER };
+            let halda = Halda { may_drop_devices: may_drop, flip_memory_cases, ..Halda::PAPER };
             let steps = match solve(&halda, &model) {
                 Ok(solution) => {
                     prop_assert_eq!(violations(&model, &solution.assignment, halda.rules()), vec![]);
-                    prop_assert!(solution.explanation.gap.is_none_or(|gap| gap >= -1e-9));
+                    prop_assert!(solution.explanation.optimality_gap.is_none_or(|gap| gap >= -1e-9));
                     solution.explanation.search_steps
                 }
                 Err(StrategyError::Infeasible(steps)) => steps,

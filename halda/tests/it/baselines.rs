@@ -67,7 +67,7 @@ fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
 fn perf_follows_compute_power() {
     // 20 layers in the ratio 10:40:10 have the cumulative shares 3.33, 16.67, 20: windows of 3, 14, 3, which all fit.
     let solution = check(&PerformanceProportional, 20, three(20, [20, 20], 20), &[3, 14, 3], &[0, 14, 0]);
-    assert!((solution.seconds() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
+    assert!((solution.seconds_per_token() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn edgeshard_trades_speed_for_hops() {
     let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
     let devices = vec![device("head", 10.0, 10), near, far];
     let solution = check(&EdgeShard, 10, devices.clone(), &[2, 8, 0], &[0, 0, 0]);
-    assert!((solution.seconds() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
+    assert!((solution.seconds_per_token() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
     // With 20 layers, all but one are on the far device, so that there is only its hop.
     check(&EdgeShard, 20, devices, &[1, 0, 19], &[0, 0, 0]);
 }

@@ -10,7 +10,7 @@ use crate::fixtures::{FREE, SELECT, certified_rows, checked_solution};
 /// Checks that `exact` finds a plan with the certified time, or none if `certified` is null.
 #[track_caller]
 fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
-    let found = checked_solution(place, &exact, model).map(|solution| solution.seconds());
+    let found = checked_solution(place, &exact, model).map(|solution| solution.seconds_per_token());
     match (found, certified.as_f64()) {
         (Some(found), Some(certified)) => {
             assert!((found - certified).abs() <= 1e-9 * certified, "{place}: {found} is not {certified}");
@@ -54,8 +54,8 @@ fn certified_assignments_evaluate_to_their_times() {
             let rounds = row[key]["k"].as_u64().unwrap() as u32;
             let assignment = Assignment::new(0, rounds, layers("w"), layers("n"));
             let breakdown = model.evaluate(&assignment).unwrap();
-            let relative = (breakdown.seconds / certified - 1.0).abs();
-            assert!(relative <= 1e-9, "{place} {key}: {} is not {certified}", breakdown.seconds);
+            let relative = (breakdown.seconds_per_token / certified - 1.0).abs();
+            assert!(relative <= 1e-9, "{place} {key}: {} is not {certified}", breakdown.seconds_per_token);
             let sets: Vec<u8> = serde_json::from_value(row[key]["sets"].clone()).unwrap();
             let found: Vec<u8> = breakdown.devices.iter().map(|terms| terms.case.number()).collect();
             assert_eq!(found, sets, "{place} {key}");
@@ -69,8 +69,8 @@ fn fewer_rules_are_never_slower() {
         let fixed = Exact { rules: SELECT, ..Exact::default() };
         let Ok(fixed_head) = solve(&fixed, &model) else { continue };
         let best_head = solve(&Exact { head: HeadChoice::Best, ..fixed }, &model).unwrap();
-        assert!(best_head.seconds() <= fixed_head.seconds(), "{place}");
+        assert!(best_head.seconds_per_token() <= fixed_head.seconds_per_token(), "{place}");
         let remainder = solve(&Exact { rules: FREE, ..fixed }, &model).unwrap();
-        assert!(remainder.seconds() <= fixed_head.seconds() * (1.0 + 1e-12), "{place}");
+        assert!(remainder.seconds_per_token() <= fixed_head.seconds_per_token() * (1.0 + 1e-12), "{place}");
     }
 }

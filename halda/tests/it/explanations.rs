@@ -4,8 +4,8 @@
 //! a hop takes 5 ms, a key-value write 5 us, and a copy to or from a GPU 50 us.
 
 use hearth_halda::{
-    Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, LayerCounts, Manual,
-    MemoryProportional, Single, StrategyError, Violation, solve,
+    Assignment, BindingConstraint, DropReason, EvenWindows, Exact, Instance, LatencyModel, LayerCounts,
+    ManualPlan, MemoryProportional, SingleDevice, StrategyError, Violation, solve,
 };
 
 use crate::fixtures::{SELECT, certified_model};
@@ -25,8 +25,8 @@ fn partial_last_round_has_its_terms() {
     let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
     let breakdown = model.evaluate(&assignment).unwrap();
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
-    assert_eq!(head.share, LayerCounts { layers: 14, gpu_layers: 0, windows: 3 });
-    assert_eq!(worker.share, LayerCounts { layers: 10, gpu_layers: 0, windows: 2 });
+    assert_eq!(head.layer_counts, LayerCounts { layers: 14, gpu_layers: 0, windows: 3 });
+    assert_eq!(worker.layer_counts, LayerCounts { layers: 10, gpu_layers: 0, windows: 2 });
     near(head.compute, 14.0 * 0.01 + 0.01);
     near(head.memory, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
     // 12 of the 14 layers fit in memory, so two are read again at 1 GB/s.
@@ -44,7 +44,7 @@ fn partial_last_round_has_its_terms() {
 fn exact_fit_is_bound_by_memory() {
     let model = certified_model("tie");
     let solution = solve(&Exact::default(), &model).unwrap();
-    assert_eq!(solution.explanation.gap, Some(0.0));
+    assert_eq!(solution.explanation.optimality_gap, Some(0.0));
     assert_eq!(solution.explanation.search_steps.len(), 7, "24 has 7 factors less than itself");
     for device in &solution.explanation.devices {
         assert_eq!(device.binding_constraints, [BindingConstraint::Memory]);
@@ -97,22 +97,22 @@ fn baselines_have_their_windows() {
     let model = certified_model("tie");
     let mem = solve(&MemoryProportional::Total(vec![1, 2]), &model).unwrap();
     assert_eq!(mem.assignment.window_layers, [8, 16]);
-    let even = solve(&Even { rounds: 8 }, &model).unwrap();
+    let even = solve(&EvenWindows { rounds: 8 }, &model).unwrap();
     assert_eq!(even.assignment.window_layers, [2, 1]);
-    near(even.seconds(), 2.908_700_377_6);
-    let single = solve(&Single::default(), &model).unwrap();
+    near(even.seconds_per_token(), 2.908_700_377_6);
+    let single = solve(&SingleDevice::default(), &model).unwrap();
     assert_eq!(single.assignment.window_layers, [24, 0]);
     // 12 of 24 layers do not fit and are read again. The optimum reads nothing.
     near(single.breakdown.devices[0].disk, 12.0 * LAYER / 1e9);
-    near(single.explanation.optimum.unwrap(), 0.689_816_729_6);
-    assert!(single.explanation.gap.unwrap() > 9.0);
+    near(single.explanation.optimal_seconds.unwrap(), 0.689_816_729_6);
+    assert!(single.explanation.optimality_gap.unwrap() > 9.0);
 }
 
 #[test]
 fn manual_plan_is_checked() {
     let model = certified_model("slowgpu");
     let manual = |rounds, window_layers, gpu_layers| {
-        solve(&Manual { rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
+        solve(&ManualPlan { rounds, window_layers, gpu_layers, ..ManualPlan::default() }, &model)
     };
     let broken = |result| match result {
         Err(StrategyError::ConstraintsViolated { violations, .. }) => violations,

@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, Rules, RuntimeModel, Solution, Strategy,
-    StrategyError, solve, violations,
+    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, PlanRules, RuntimeModel, Solution,
+    Strategy, StrategyError, solve, violations,
 };
 use hearth_profiles::device::Os;
-use hearth_profiles::model::shipped;
+use hearth_profiles::model::shipped_profile;
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, Workload};
 use proptest::prelude::*;
@@ -46,8 +46,8 @@ pub fn certified_rows() -> impl Iterator<Item = (&'static str, LatencyModel<'sta
 pub fn checked_solution(place: &str, strategy: &dyn Strategy, model: &LatencyModel) -> Option<Solution> {
     match solve(strategy, model) {
         Ok(solution) => {
-            let evaluated = model.evaluate(&solution.assignment).unwrap().seconds;
-            assert_eq!(solution.seconds(), evaluated, "{place}");
+            let evaluated = model.evaluate(&solution.assignment).unwrap().seconds_per_token;
+            assert_eq!(solution.seconds_per_token(), evaluated, "{place}");
             assert_eq!(violations(model, &solution.assignment, strategy.rules()), [], "{place}");
             Some(solution)
         }
@@ -124,7 +124,7 @@ pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
         members,
         head: 0,
         links: LinkTable::new(links),
-        model: shipped(model).unwrap(),
+        model: shipped_profile(model).unwrap(),
         context: 1024,
         kv_cache: KvFormat::F16,
         activations: ActivationFormat::F32,
@@ -139,15 +139,15 @@ pub fn origin() -> ScenarioRecord {
 }
 
 /// Devices may be dropped, and all rounds are whole.
-pub const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+pub const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
 
 /// Devices may be dropped, and the last round may be partial.
-pub const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
+pub const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
 /// All combinations of the optional rules.
-pub const ALL_RULES: [Rules; 4] = [
-    Rules { may_drop: false, may_leave_remainder: false },
-    Rules { may_drop: false, may_leave_remainder: true },
+pub const ALL_RULES: [PlanRules; 4] = [
+    PlanRules { may_drop_devices: false, may_have_partial_round: false },
+    PlanRules { may_drop_devices: false, may_have_partial_round: true },
     SELECT,
     FREE,
 ];
@@ -165,9 +165,10 @@ pub fn same_time(
 ) -> Result<(), TestCaseError> {
     match (solve(strategy, model), solve(oracle, model)) {
         (Ok(found), Ok(expected)) => {
-            let (seconds, expected, options) = (found.seconds(), expected.seconds(), strategy.options());
+            let (seconds, expected, options) =
+                (found.seconds_per_token(), expected.seconds_per_token(), strategy.options());
             prop_assert!(equal(seconds, expected), "{options:?}: {seconds} is not {expected}");
-            prop_assert!(found.explanation.limit.is_none());
+            prop_assert!(found.explanation.incomplete_search.is_none());
             Ok(())
         }
         (Err(StrategyError::Infeasible(_)), Err(StrategyError::Infeasible(_))) => Ok(()),
@@ -179,8 +180,9 @@ pub fn same_time(
 
 /// Checks that `exact` with [`HeadChoice::Best`] is as fast as with the fastest fixed head.
 pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), TestCaseError> {
-    let with =
-        |head| solve(&Exact { head, ..exact }, model).map_or(f64::INFINITY, |solution| solution.seconds());
+    let with = |head| {
+        solve(&Exact { head, ..exact }, model).map_or(f64::INFINITY, |solution| solution.seconds_per_token())
+    };
     let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
     let fastest = each.fold(f64::INFINITY, f64::min);
     let best = with(HeadChoice::Best);

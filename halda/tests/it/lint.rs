@@ -5,8 +5,10 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_halda::lint::{self, Finding, Severity};
-use hearth_halda::{Instance, LatencyModel, Manual, Overlap, Strategy, plan_from_solution, solve};
-use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
+use hearth_halda::{Instance, LatencyModel, ManualPlan, Overlap, Strategy, plan_from_solution, solve};
+use hearth_profiles::{
+    Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped_profile,
+};
 use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Plan, Scenario};
@@ -36,11 +38,11 @@ impl Case {
     fn new(text: &str) -> Case {
         let scenario = Scenario::from_yaml(text).unwrap();
         let origin =
-            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::of_text(text) };
+            ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::digest_text(text) };
         let member = |entry: &hearth_schema::scenario::DeviceEntry| Member {
             name: entry.name.clone(),
             address: entry.address.clone(),
-            device: device::shipped(&entry.profile).unwrap(),
+            device: device::shipped_profile(&entry.profile).unwrap(),
             residency: entry.residency.or(scenario.residency),
         };
         let members = scenario.devices.iter().map(member).collect();
@@ -57,7 +59,7 @@ impl Case {
     }
 
     fn plan(&self, windows: &[u32]) -> Plan {
-        self.plan_by(&Manual { window_layers: windows.to_vec(), ..Manual::default() })
+        self.plan_by(&ManualPlan { window_layers: windows.to_vec(), ..ManualPlan::default() })
     }
 
     fn plan_by(&self, strategy: &dyn Strategy) -> Plan {
@@ -67,7 +69,7 @@ impl Case {
     }
 
     fn lint(&self, plan: &Plan) -> Vec<Finding> {
-        lint::check_plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
+        lint::check_plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk_threshold)
     }
 
     fn lint_scenario(&self) -> Vec<Finding> {
@@ -90,7 +92,7 @@ fn codes(found: &[Finding], expected: &[&str]) {
     codes.sort_unstable();
     assert_eq!(codes, expected, "{found:#?}");
     for finding in found {
-        assert!(!finding.what.is_empty() && !finding.location.is_empty() && !finding.fix.is_empty());
+        assert!(!finding.what.is_empty() && !finding.location.is_empty() && !finding.hint.is_empty());
     }
 }
 
@@ -162,7 +164,7 @@ fn profile_findings() {
     });
     codes(&found, &["format-without-rate"]);
     assert!(found[0].what.contains("no rate for q4_k, q6_k,"), "{}", found[0].what);
-    let found = lint(&|case| case.cluster.model = shipped("tiny").unwrap());
+    let found = lint(&|case| case.cluster.model = shipped_profile("tiny").unwrap());
     assert!(found.iter().any(|finding| finding.code == "model-too-small"), "{found:?}");
 }
 
@@ -237,9 +239,9 @@ fn memory_findings() {
     codes(&case.lint(&plan), &["head-over-memory", "one-round-over-memory", "share-exceeds-memory"]);
     case.set_memory_left(0, 24, Bytes::mib(1024));
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
-    case.cluster.members[0].device.disk.sequential.value = BytesPerSecond(5e7);
+    case.cluster.members[0].device.disk.sequential_bandwidth.value = BytesPerSecond(5e7);
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory", "slow-disk-overloaded"]);
-    case.scenario.planner.slow_disk = Some(BytesPerSecond(1e7));
+    case.scenario.planner.slow_disk_threshold = Some(BytesPerSecond(1e7));
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
 }
 

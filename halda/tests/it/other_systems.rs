@@ -15,14 +15,14 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
     let member = |(index, name): (usize, &&str)| Member {
         name: if devices[..index].contains(name) { format!("{name}-{index}") } else { (*name).to_owned() },
         address: None,
-        device: device::shipped(name).expect("shipped"),
+        device: device::shipped_profile(name).expect("shipped"),
         residency: None,
     };
     let link = Link {
         latency: Sourced::new(Seconds(0.005), "test"),
         bandwidth: Sourced::new(BytesPerSecond(58e6), "test"),
     };
-    fixtures::cluster(model, devices.iter().enumerate().map(member).collect(), Links::constant(link))
+    fixtures::cluster(model, devices.iter().enumerate().map(member).collect(), Links::uniform(link))
 }
 
 /// The devices of the prima.cpp paper's testbed, with D3 as the head.
@@ -30,7 +30,7 @@ const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
 fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
-    plan(name, cluster, &origin(), SystemOptions { weights_as, air_time })
+    plan(name, cluster, &origin(), SystemOptions { weight_format: weights_as, all_reduce_time: air_time })
 }
 
 /// Returns the values of `weights_as` that a system supports; `None` keeps the formats of the model.
@@ -51,9 +51,9 @@ fn exo_has_the_windows_of_the_paper() {
     assert_eq!(windows, [("d3", 13, 13), ("d2", 10, 10), ("d1", 9, 0)]);
     assert_eq!((plan.dropped[0].name.as_str(), plan.dropped.len()), ("d4", 1));
     let [d3, _, d1] = &plan.devices[..] else { panic!("three devices") };
-    let formats = (d3.residency.weights_as, d3.residency.gpu_weights_as);
+    let formats = (d3.residency.converted_format, d3.residency.gpu_converted_format);
     assert_eq!(formats, (Some(Format::F16), Some(Format::F32)));
-    let kept = (d1.residency.policy, d1.residency.weights_as);
+    let kept = (d1.residency.policy, d1.residency.converted_format);
     assert_eq!(kept, (Residency::Pinned, None), "MLX keeps the format of the model");
     // With D1 as the head, in the paper's order.
     let listed = self::cluster("llama-8b", &["d1", "d2", "d3"]);
@@ -71,8 +71,8 @@ fn dllama_slices_evenly_over_a_power_of_two_devices() {
         let plan = made("dllama", &cluster, None).expect("a plan");
         assert_eq!(plan.devices.len(), used);
         assert_eq!(plan.devices.len() + plan.dropped.len(), devices.len());
-        let tensor = plan.kind.tensor().expect("slices");
-        let even = |slice: &hearth_schema::plan::tensor::Slice| {
+        let tensor = plan.kind.tensor_parallel().expect("slices");
+        let even = |slice: &hearth_schema::plan::tensor_parallel::Slice| {
             (slice.kv_heads as usize, slice.feed_forward as usize) == (8 / used, 14336 / used)
         };
         assert!(tensor.slices.iter().all(even), "{:?}", tensor.slices);
@@ -89,7 +89,7 @@ fn plans_cover_the_model_and_round_trip() {
                     let Ok(plan) = made(name, &cluster, format) else { continue };
                     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()), "{name}");
                     assert!(plan.simulation_only_reason().is_some());
-                    if let Some(tensor) = plan.kind.tensor() {
+                    if let Some(tensor) = plan.kind.tensor_parallel() {
                         assert_eq!(tensor.validate_cover(&plan, &cluster.model.shape), Ok(()), "{name}");
                     } else {
                         assert_eq!(plan.layers_per_round(), cluster.model.shape.layers.0);
@@ -112,7 +112,10 @@ fn plans_stay_within_memory_budgets() {
                     let held = PinnedMemory::new(&plan, index, &cluster.model, &member.device, false);
                     let held = held.expect("weights of its own");
                     let device = &planned.name;
-                    assert!(held.fits() && held.excess().0 == 0, "{name} {format} on {device}: {held:?}");
+                    assert!(
+                        held.fits() && held.excess_memory().0 == 0,
+                        "{name} {format} on {device}: {held:?}"
+                    );
                 }
             }
         }
@@ -124,7 +127,7 @@ fn faster_devices_get_larger_slices() {
     let cluster = cluster("llama-8b", &PAPER);
     for name in ["hepti", "galaxy"] {
         let plan = made(name, &cluster, Some(Format::Q4_0)).expect("a plan");
-        let tensor = plan.kind.tensor().expect("slices");
+        let tensor = plan.kind.tensor_parallel().expect("slices");
         let rows = |device: &str| {
             tensor.slices.iter().find(|slice| slice.device == device).map_or(0, |slice| slice.feed_forward)
         };
@@ -143,8 +146,8 @@ fn errors_name_memory_and_unused_options() {
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
     let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
     assert_eq!(refusal("airinfer", SystemOptions::default()), SystemError::NoAirTime);
-    let stray = SystemOptions { weights_as: Some(Format::F16), air_time: None };
+    let stray = SystemOptions { weight_format: Some(Format::F16), all_reduce_time: None };
     assert!(refusal("dllama", stray).to_string().contains("`--weights-as`"));
-    let stray = SystemOptions { weights_as: None, air_time: Some(Seconds(0.1)) };
+    let stray = SystemOptions { weight_format: None, all_reduce_time: Some(Seconds(0.1)) };
     assert!(refusal("hepti", stray).to_string().contains("`--air-time`"));
 }

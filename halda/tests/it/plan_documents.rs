@@ -2,14 +2,14 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, Single, Strategy,
-    plan_from_solution, solve, total_memory,
+    Exact, HeadChoice, Instance, LatencyModel, ManualPlan, MemoryProportional, SingleDevice, Strategy,
+    exo_memory_by_device, plan_from_solution, solve,
 };
-use hearth_profiles::device::{Device, Quota, shipped as shipped_device};
+use hearth_profiles::device::{Device, Quota, shipped_profile as shipped_device};
 use hearth_profiles::document::Document;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sourced};
 use hearth_schema::plan::{Plan, Role};
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
+use hearth_schema::scenario::{KvFormat, Links, PairLink, UnreachableDirections, Workload};
 
 use crate::fixtures::{self, ALL_RULES, SELECT, origin};
 
@@ -66,8 +66,8 @@ disk:
 /// Returns links of 3 ms, except that `from` cannot send to `to`.
 fn one_way(from: &str, to: &str) -> LinkTable {
     let devices = [from.to_owned(), to.to_owned()];
-    let between = vec![NamedLink { devices, link: None, unreachable: Some(Unreachable::Forward) }];
-    LinkTable::new(Links { between, ..Links::constant(link(3.0)) })
+    let between = vec![PairLink { devices, link: None, unreachable: Some(UnreachableDirections::Forward) }];
+    LinkTable::new(Links { pair_links: between, ..Links::uniform(link(3.0)) })
 }
 
 /// Returns a mac, a desktop as the head, and a laptop, with a shipped model.
@@ -78,8 +78,8 @@ fn cluster(model: &str) -> Cluster {
         device("laptop", "linux", 4, None),
     ];
     let devices = ["laptop".to_owned(), "mac".to_owned()];
-    let between = vec![NamedLink { devices, link: Some(link(7.0)), unreachable: None }];
-    let links = Links { between, ..Links::constant(link(3.0)) };
+    let between = vec![PairLink { devices, link: Some(link(7.0)), unreachable: None }];
+    let links = Links { pair_links: between, ..Links::uniform(link(3.0)) };
     Cluster { head: 1, workload: Workload::new(100, 100), ..fixtures::cluster(model, members, links) }
 }
 
@@ -99,7 +99,7 @@ fn cpu_quota_slows_a_device() {
             .runtime
             .compute_times
             .as_ref()
-            .and_then(|work| work.cpu_layers.first().copied())
+            .and_then(|work| work.cpu_layer_seconds.first().copied())
             .expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);
@@ -169,7 +169,7 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     // The layers of each device in the plan document are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {
         let index = instance.devices.iter().position(|other| other.name == device.name).unwrap();
-        let share = solution.breakdown.devices[index].share;
+        let share = solution.breakdown.devices[index].layer_counts;
         let windows = plan.windows(position);
         assert_eq!(windows.len() as u32, share.windows, "{}", device.name);
         assert_eq!(windows.iter().map(|window| window.len() as u32).sum::<u32>(), share.layers);
@@ -191,7 +191,7 @@ fn solutions_become_plans() {
     }
     planned(&cluster, &MemoryProportional::Available);
     let (window_layers, gpu_layers) = (vec![17, 7, 13], vec![5, 0, 2]);
-    let manual = Manual { head: 1, rounds: Some(3), window_layers, gpu_layers, ..Manual::default() };
+    let manual = ManualPlan { head: 1, rounds: Some(3), window_layers, gpu_layers, ..ManualPlan::default() };
     let plan = planned(&cluster, &manual);
     let names: Vec<&str> = plan.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["laptop", "mac", "desktop"]);
@@ -207,7 +207,7 @@ fn mem_total_gives_the_plan_of_exo() {
     }
     cluster.head = 0;
     // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
-    let total = total_memory(&cluster);
+    let total = exo_memory_by_device(&cluster);
     assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
     let plan = planned(&cluster, &MemoryProportional::Total(total));
     let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
@@ -216,12 +216,12 @@ fn mem_total_gives_the_plan_of_exo() {
     // The ring starts at the head, and memory that a GPU shares is counted once, as RAM.
     cluster.head = 1;
     cluster.members[2].device.gpu = device("gpu", "linux", 8, Some(("vulkan", true, 6))).device.gpu;
-    assert_eq!(total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
+    assert_eq!(exo_memory_by_device(&cluster), [8 << 30, 16 << 30, 8 << 30]);
 }
 
 #[test]
 fn plan_has_an_explanation() {
-    let plan = planned(&cluster("llama-8b"), &Single { device: Some(0) });
+    let plan = planned(&cluster("llama-8b"), &SingleDevice { device: Some(0) });
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
     assert_eq!(plan.dropped.len(), 2);
@@ -249,8 +249,8 @@ fn plan_has_relays() {
         [(Format::Q4K, assumed(FlopsPerSecond(1e7)))].into_iter().collect();
     for member in &mut cluster.members {
         // With slow disks no device may read weights for every token.
-        member.device.disk.sequential = assumed(BytesPerSecond(5e7));
-        member.device.disk.random = None;
+        member.device.disk.sequential_bandwidth = assumed(BytesPerSecond(5e7));
+        member.device.disk.random_bandwidth = None;
     }
     let plan = planned(&cluster, &Exact { rules: SELECT, ..Exact::default() });
     let ring: Vec<(&str, Role)> =

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, ComputeTimes, CostTerms, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice,
-    Instance, LatencyModel, LinguaLinked, Manual, MemoryProportional, Model, Objective, OrderChoice, Overlap,
-    PerformanceProportional, ReadRates, Rereads, Rules, RuntimeModel, Single, Strategy as Planner,
-    StrategyError, latency::constraints::ring_violations, solve, valid_rounds, violations,
+    Assignment, ComputeTimes, CostTerms, Device, EdgeShard, EvenWindows, Exact, ExhaustiveSearch, Gpu, Halda,
+    HeadChoice, Instance, LatencyModel, LinguaLinked, ManualPlan, MemoryProportional, Model, Objective,
+    OrderChoice, Overlap, PerformanceProportional, PlanRules, ReadRates, RereadScope, RuntimeModel,
+    SingleDevice, Strategy as Planner, StrategyError, latency::constraints::ring_violations, solve,
+    valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Os;
@@ -40,9 +41,9 @@ prop_compose! {
         token_overhead in prop_oneof![Just(0.0), 0.0..1e-2_f64],
         rates in prop::option::of(prop::array::uniform3(5e7..5e9_f64)),
     ) -> RuntimeModel {
-        let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
-        let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault, read_ahead, stream });
-        RuntimeModel { residencies, rereads, processors, token_overhead, read_rates, compute_times: None }
+        let rereads = if excess { RereadScope::Excess } else { RereadScope::Everything };
+        let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_rate: stream });
+        RuntimeModel { residencies, reread_scope: rereads, cpu_count: processors, token_overhead, read_rates, compute_times: None }
     }
 }
 
@@ -54,10 +55,10 @@ fn compute_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> ComputeTimes {
     let gpu_layers =
         if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
     ComputeTimes {
-        gpu_output: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
-        cpu_layers,
-        gpu_layers,
-        cpu_output: 2.0 * cpu,
+        gpu_output_seconds: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
+        cpu_layer_seconds: cpu_layers,
+        gpu_layer_seconds: gpu_layers,
+        cpu_output_seconds: 2.0 * cpu,
         cpu_window_overhead: cpu / 9.0,
         gpu_window_overhead: cpu / 11.0,
     }
@@ -71,7 +72,7 @@ fn residency() -> impl Strategy<Value = ResidencyOptions> {
         2 => Just(of(Residency::Os)),
         1 => Just(of(Residency::Windowed)),
         1 => Just(of(Residency::Os).without_prefetch()),
-        1 => Just(ResidencyOptions { release: true, ..of(Residency::Os) }),
+        1 => Just(ResidencyOptions { evict_after_use: true, ..of(Residency::Os) }),
         1 => (0..2 * LAYER).prop_map(move |bytes| budget(of(Residency::Windowed), Bytes(bytes))),
         3 => (19..28_u32).prop_map(move |power| buffered(Bytes(1 << power))),
     ]
@@ -172,7 +173,7 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     let devices = model.device_count();
     let total = model.instance().devices.iter().map(|device| 2 * device.ram_available).collect();
     let mut all: Vec<Box<dyn Planner>> = vec![
-        Box::new(Single::default()),
+        Box::new(SingleDevice::default()),
         Box::new(MemoryProportional::Available),
         Box::new(MemoryProportional::Total(total)),
         Box::new(PerformanceProportional),
@@ -190,20 +191,36 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     }
     for may_drop in [false, true] {
         for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
-            all.push(Box::new(Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER }));
+            all.push(Box::new(Halda {
+                may_drop_devices: may_drop,
+                terms,
+                flip_memory_cases: !may_drop,
+                ..Halda::PAPER
+            }));
         }
-        all.push(Box::new(Halda { may_drop, head: devices - 1, rounds: Some(layers), ..Halda::PAPER }));
-        all.push(Box::new(Halda { may_drop, prune_by_bound: false, ..Halda::PAPER }));
+        all.push(Box::new(Halda {
+            may_drop_devices: may_drop,
+            head: devices - 1,
+            rounds: Some(layers),
+            ..Halda::PAPER
+        }));
+        all.push(Box::new(Halda { may_drop_devices: may_drop, prune_by_bound: false, ..Halda::PAPER }));
     }
     for rounds in [0, 1, 2, layers] {
-        all.push(Box::new(Even { rounds }));
+        all.push(Box::new(EvenWindows { rounds }));
     }
     for device in 0..=devices {
-        all.push(Box::new(Single { device: Some(device) }));
+        all.push(Box::new(SingleDevice { device: Some(device) }));
         let window_layers = vec![layers / devices as u32; devices];
         let gpu_layers = vec![layers / (devices as u32 + 1); devices];
         let rounds = (device == 0).then_some(1);
-        all.push(Box::new(Manual { head: device, rounds, window_layers, gpu_layers, ..Manual::default() }));
+        all.push(Box::new(ManualPlan {
+            head: device,
+            rounds,
+            window_layers,
+            gpu_layers,
+            ..ManualPlan::default()
+        }));
     }
     all
 }
@@ -222,16 +239,16 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
                     (ring_violations(model, assignment, rules), again)
                 };
                 prop_assert_eq!(broken, vec![], "{}", name);
-                let seconds = again.unwrap().seconds;
+                let seconds = again.unwrap().seconds_per_token;
                 prop_assert!(seconds.is_finite() && seconds >= 0.0, "{}: {}", name, seconds);
-                prop_assert_eq!(seconds, solution.seconds(), "{}", name);
+                prop_assert_eq!(seconds, solution.seconds_per_token(), "{}", name);
                 if strategy.is_optimal() && strategy.objective() == Objective::SteadyState {
                     let residencies = best_residencies(model, assignment).unwrap();
-                    let best = model.steady_state(assignment, &residencies).unwrap().seconds;
+                    let best = model.steady_state(assignment, &residencies).unwrap().seconds_per_token;
                     prop_assert!(equal(best, seconds), "{} is not {}", best, seconds);
                 }
                 prop_assert_eq!(solution.explanation.devices.len(), model.device_count());
-                if let Some(gap) = solution.explanation.gap {
+                if let Some(gap) = solution.explanation.optimality_gap {
                     prop_assert!(gap >= -1e-9, "{} is {} below the optimum", name, gap);
                 }
             }
@@ -245,7 +262,7 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
 }
 
 /// Returns the minimum steady-state seconds per token of all splits and residencies, with device 0 as the head.
-fn minimum_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
+fn minimum_steady_state(model: &LatencyModel, rules: PlanRules) -> f64 {
     let (layers, devices) = (model.model_layers(), model.device_count());
     let mut residencies = vec![Vec::new()];
     for device in &model.instance().devices {
@@ -278,7 +295,7 @@ proptest! {
         for rules in ALL_RULES {
             let expected = minimum_steady_state(&model, rules);
             match solve(&Overlap { rules, ..Overlap::default() }, &model) {
-                Ok(found) => prop_assert!(equal(found.seconds(), expected), "{} is not {}", found.seconds(), expected),
+                Ok(found) => prop_assert!(equal(found.seconds_per_token(), expected), "{} is not {}", found.seconds_per_token(), expected),
                 Err(StrategyError::Infeasible(_)) => prop_assert_eq!(expected, f64::INFINITY),
                 Err(refusal) => return Err(TestCaseError::fail(refusal.to_string())),
             }
@@ -290,11 +307,11 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
             let exact = Exact { rules, ..Exact::default() };
-            same_time(&exact, &Exhaustive { rules, ..Exhaustive::default() }, &model)?;
+            same_time(&exact, &ExhaustiveSearch { rules, ..ExhaustiveSearch::default() }, &model)?;
         }
         for rounds in valid_rounds(instance.model.model_layers) {
             let exact = Exact { rounds: Some(rounds), ..Exact::default() };
-            same_time(&exact, &Exhaustive { rounds: Some(rounds), ..Exhaustive::default() }, &model)?;
+            same_time(&exact, &ExhaustiveSearch { rounds: Some(rounds), ..ExhaustiveSearch::default() }, &model)?;
         }
     }
 
@@ -319,13 +336,13 @@ proptest! {
             let merged = Assignment::new(0, 1, times(&plan.window_layers), times(&plan.gpu_layers));
             prop_assert_eq!(violations(&model, &merged, SELECT), vec![]);
             let once = model.evaluate(&merged).unwrap();
-            prop_assert!(once.seconds <= several.seconds() * (1.0 + 1e-9));
+            prop_assert!(once.seconds_per_token <= several.seconds_per_token() * (1.0 + 1e-9));
             for (once, several) in once.devices.iter().zip(&several.breakdown.devices) {
                 prop_assert_eq!((once.compute, once.disk), (several.compute, several.disk));
                 prop_assert!(equal(f64::from(rounds) * once.communication, several.communication));
             }
-            let fastest = best(1).map_or(f64::INFINITY, |solution| solution.seconds());
-            prop_assert!(fastest <= several.seconds() * (1.0 + 1e-9), "{} > {}", fastest, several.seconds());
+            let fastest = best(1).map_or(f64::INFINITY, |solution| solution.seconds_per_token());
+            prop_assert!(fastest <= several.seconds_per_token() * (1.0 + 1e-9), "{} > {}", fastest, several.seconds_per_token());
         }
     }
 
@@ -334,7 +351,7 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
             for may_drop in [false, true] {
-                let halda = Halda { may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
+                let halda = Halda { may_drop_devices: may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
                 let plan = |prune_by_bound| {
                     let solution = solve(&Halda { prune_by_bound, ..halda }, &model);
                     solution.map(|solution| solution.assignment).ok()
@@ -374,7 +391,7 @@ proptest! {
                 prop_assert!(!device.exceeds_memory, "{}: {:?}", solution.strategy, device);
             }
             // `edgeshard` is the fastest plan that reads nothing and fills the faster processor first.
-            prop_assert!(solution.seconds() >= fastest.seconds() * (1.0 - 1e-9), "{}", solution.strategy);
+            prop_assert!(solution.seconds_per_token() >= fastest.seconds_per_token() * (1.0 - 1e-9), "{}", solution.strategy);
         }
     }
 }
@@ -388,8 +405,8 @@ fn resize_layers(instance: &mut Instance, layers: u32) {
     }
     for device in &mut instance.devices {
         if let Some(work) = &mut device.runtime.compute_times {
-            work.cpu_layers.resize(count, 1e-2);
-            work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
+            work.cpu_layer_seconds.resize(count, 1e-2);
+            work.gpu_layer_seconds.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
         }
     }
 }
@@ -449,7 +466,7 @@ proptest! {
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
                 11 => &mut device.runtime.token_overhead,
                 12 if layers > 0 && device.runtime.compute_times.is_some() => {
-                    &mut device.runtime.compute_times.as_mut().unwrap().cpu_layers[0]
+                    &mut device.runtime.compute_times.as_mut().unwrap().cpu_layer_seconds[0]
                 }
                 _ => &mut instance.slow_disk_threshold,
             };

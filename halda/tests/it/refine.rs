@@ -9,7 +9,9 @@ use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::latency::constraints::ring_violations;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::solvers::refine::{Progress, RefineResult, StopReason};
-use hearth_halda::{Assignment, Exact, Gpu, LatencyModel, Refine, RefineOptions, Rules, refine, solve};
+use hearth_halda::{
+    Assignment, Exact, Gpu, LatencyModel, PlanRules, RefineOptions, Refinement, refine, solve,
+};
 use proptest::prelude::*;
 
 use crate::fixtures::{FREE, cases, certified_rows};
@@ -127,7 +129,7 @@ fn refine_adds_and_drops_devices() {
     assert_eq!(used(&alone), 1);
     let all = refine(&model, &alone, SEARCH, |at| Some(-(used(at) as f64)), |_| true).assignment;
     assert_eq!(used(&all), 3);
-    let kept = RefineOptions { rules: Rules { may_drop: false, ..FREE }, ..SEARCH };
+    let kept = RefineOptions { rules: PlanRules { may_drop_devices: false, ..FREE }, ..SEARCH };
     assert_eq!(used(&refine(&model, &all, kept, |at| Some(used(at) as f64), |_| true).assignment), 3);
 }
 
@@ -154,9 +156,12 @@ fn refine_stops_on_request() {
 fn refined_plan_is_explained() {
     let (model, start) = instances().next().unwrap();
     assert!(model.instance().devices.iter().any(|device| device.gpu != Gpu::None));
-    let strategy = Refine { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
+    let strategy = Refinement { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
     assert_eq!(solution.options, ["start=exact", "drop=true", "remainder=true"]);
-    assert!(solution.explanation.gap.is_some_and(|gap| gap >= -1e-9), "the default strategy is optimal");
+    assert!(
+        solution.explanation.optimality_gap.is_some_and(|gap| gap >= -1e-9),
+        "the default strategy is optimal"
+    );
 }

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, DropReason, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, LayerCounts,
-    Manual, Objective, OrderChoice, Overlap, Solution, Strategy as Planner, StrategyError, Violation, solve,
-    violations,
+    Assignment, Device, DropReason, EvenWindows, Exact, ExhaustiveSearch, HeadChoice, Instance, LatencyModel,
+    LayerCounts, ManualPlan, Objective, OrderChoice, Overlap, Solution, Strategy as Planner, StrategyError,
+    Violation, solve, violations,
 };
 use proptest::prelude::*;
 
@@ -89,17 +89,21 @@ fn weak_device_becomes_a_relay() {
         assert_eq!(solution.assignment.window_layers, [5, 0, 5]);
         assert_eq!(solution.assignment.ring(), [0, 1, 2]);
         assert!(solution.assignment.is_relay(1));
-        assert!(near(solution.seconds(), 10.0 + 2.0 + 3.0 + 4.0), "{}", solution.seconds());
+        assert!(
+            near(solution.seconds_per_token(), 10.0 + 2.0 + 3.0 + 4.0),
+            "{}",
+            solution.seconds_per_token()
+        );
         let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
         assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.has_direct_link), ("a", "c", false));
-        assert_eq!(solution.breakdown.devices[1].share, LayerCounts::default());
+        assert_eq!(solution.breakdown.devices[1].layer_counts, LayerCounts::default());
     }
     // A manual plan gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();
-    let manual = Manual { window_layers: vec![5, 0, 5], ..Manual::default() };
+    let manual = ManualPlan { window_layers: vec![5, 0, 5], ..ManualPlan::default() };
     let manual = solve(&manual, &model).unwrap();
     assert_eq!(manual.assignment.order, Some(vec![0, 1, 2]));
-    assert!(near(manual.seconds(), 19.0), "{}", manual.seconds());
+    assert!(near(manual.seconds_per_token(), 19.0), "{}", manual.seconds_per_token());
     // Without the link from b to c there is no plan.
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
@@ -107,7 +111,7 @@ fn weak_device_becomes_a_relay() {
     assert!(refusal.contains(expected), "{refusal}");
     assert!(best(&instance, OrderChoice::Best).is_err());
     let model = LatencyModel::new(&instance).unwrap();
-    let gap = solve(&Even { rounds: 1 }, &model).unwrap_err().to_string();
+    let gap = solve(&EvenWindows { rounds: 1 }, &model).unwrap_err().to_string();
     let sentence = "the plan of `even` is not allowed: `b` has no link to `c`, the next device in the ring";
     assert!(gap.starts_with(sentence), "{gap}");
 }
@@ -119,12 +123,12 @@ fn best_order_follows_the_short_links() {
     let devices = ["a", "b", "c", "d"].map(|name| device(name, 1.0, 2)).into();
     let instance = instance(8, devices, rows);
     let given = best(&instance, OrderChoice::Given).unwrap();
-    assert!(near(given.seconds(), 8.0 + 36.0));
+    assert!(near(given.seconds_per_token(), 8.0 + 36.0));
     let free = best(&instance, OrderChoice::Best).unwrap();
     assert_eq!(free.assignment.order, Some(vec![0, 3, 2, 1]));
-    assert!(near(free.seconds(), 8.0 + 4.0));
+    assert!(near(free.seconds_per_token(), 8.0 + 4.0));
     assert_eq!(free.options, ["drop=true", "order=best"]);
-    assert_eq!(free.explanation.limit, None);
+    assert_eq!(free.explanation.incomplete_search, None);
 }
 
 #[test]
@@ -166,10 +170,10 @@ fn large_ring_has_a_good_order_and_a_bound() {
     let devices = (0..16).map(|index| device(&format!("d{index}"), 1.0, 2)).collect();
     let instance = instance(32, devices, rows);
     let given = best(&instance, OrderChoice::Given).unwrap();
-    assert!(near(given.seconds(), 32.0 + 16.0 * 7.0), "{}", given.seconds());
+    assert!(near(given.seconds_per_token(), 32.0 + 16.0 * 7.0), "{}", given.seconds_per_token());
     let free = best(&instance, OrderChoice::Best).unwrap();
-    assert!(near(free.seconds(), 32.0 + 16.0), "{}", free.seconds());
-    let limit = free.explanation.limit.unwrap();
+    assert!(near(free.seconds_per_token(), 32.0 + 16.0), "{}", free.seconds_per_token());
+    let limit = free.explanation.incomplete_search.unwrap();
     assert!(near(limit.lower_bound.unwrap(), 32.0 + 16.0), "{limit:?}");
     assert!(limit.notes[0].starts_with("Not every order of the ring was tried"), "{limit:?}");
 }
@@ -197,15 +201,15 @@ prop_compose! {
 /// Compares `exact` with `exhaustive`.
 fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
     let Exact { rules, rounds, order, .. } = exact;
-    same_time(&exact, &Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model)
+    same_time(&exact, &ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }, model)
 }
 
 /// Returns the seconds per token of a strategy's plan, after a check that they are not below the reported bound.
 fn bounded_seconds(strategy: &dyn Planner, model: &LatencyModel) -> Option<f64> {
     let solution = solve(strategy, model).ok()?;
-    let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
-    assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
-    Some(solution.seconds())
+    let bound = solution.explanation.incomplete_search.as_ref().and_then(|limit| limit.lower_bound);
+    assert!(bound.is_none_or(|bound| bound <= solution.seconds_per_token() * (1.0 + 1e-9)), "{bound:?}");
+    Some(solution.seconds_per_token())
 }
 
 proptest! {
@@ -222,7 +226,7 @@ proptest! {
                 let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
                 if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
                     same(&model, exact)?;
-                    if !rules.may_leave_remainder {
+                    if !rules.may_have_partial_round {
                         same(&model, Exact { order: OrderChoice::Best, ..exact })?;
                     }
                 }
@@ -249,8 +253,8 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
             let seconds = |order| bounded_seconds(&Overlap { rules, order, ..Overlap::default() }, &model);
-            let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
-            let expected = solve(&all, &model).ok().map(|solution| solution.seconds());
+            let all = ExhaustiveSearch { rules, objective: Objective::SteadyState, ..ExhaustiveSearch::default() };
+            let expected = solve(&all, &model).ok().map(|solution| solution.seconds_per_token());
             let given = seconds(OrderChoice::Given);
             prop_assert!(given.is_some() == expected.is_some(), "{:?} is not {:?}", given, expected);
             prop_assert!(given.zip(expected).is_none_or(|(found, expected)| equal(found, expected)), "{:?} is not {:?}", given, expected);

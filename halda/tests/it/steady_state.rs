@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Breakdown, Device, Instance, LatencyModel, Overlap, ReadRates, Rereads, RuntimeModel,
+    Assignment, Breakdown, Device, Instance, LatencyModel, Overlap, ReadRates, RereadScope, RuntimeModel,
     Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
@@ -67,7 +67,7 @@ fn times(instance: &Instance, residency: ResidencyOptions, rounds: u32) -> Break
 
 /// Returns the seconds per token with eight layers on each device in k rounds.
 fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
-    times(&instance(memory, residency, 0.0), residency, rounds).seconds
+    times(&instance(memory, residency, 0.0), residency, rounds).seconds_per_token
 }
 
 /// Checks that a time is within 5 ms of the expected one.
@@ -89,15 +89,15 @@ fn lru_page_cache_times() {
     let half = ResidencyOptions { prefetch_budget: Some(Bytes(50 * MIB)), ..os };
     close(seconds(305 * MIB, half, 4), QUIET + 200.0 * MIB as f64 / DISK);
     // A window that is released after its computation does not conflict with the next one.
-    close(seconds(205 * MIB, ResidencyOptions { release: true, ..os }, 2), QUIET);
+    close(seconds(205 * MIB, ResidencyOptions { evict_after_use: true, ..os }, 2), QUIET);
 }
 
 #[test]
 fn paper_page_cache_rereads_the_excess() {
     let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].runtime.rereads = Rereads::Excess;
+    instance.devices[1].runtime.reread_scope = RereadScope::Excess;
     let found = times(&instance, ResidencyOptions::default().without_prefetch(), 1);
-    close(found.seconds, QUIET + 95.0 * MIB as f64 / DISK);
+    close(found.seconds_per_token, QUIET + 95.0 * MIB as f64 / DISK);
     close(found.devices[1].disk, 95.0 * MIB as f64 / DISK);
 }
 
@@ -106,9 +106,9 @@ fn prefetched_pages_evict_kept_pages() {
     // Fig. 3 of the paper: twice as many layers as fit in memory, one round. Prefetching doubles
     // the reading and hides none of it, because the next window does not fit beside the current one.
     let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].runtime.rereads = Rereads::Excess;
+    instance.devices[1].runtime.reread_scope = RereadScope::Excess;
     let seconds = |prefetch: bool| {
-        times(&instance, ResidencyOptions { prefetch, ..ResidencyOptions::default() }, 1).seconds
+        times(&instance, ResidencyOptions { prefetch, ..ResidencyOptions::default() }, 1).seconds_per_token
     };
     close(seconds(false), QUIET + 200.0 * MIB as f64 / DISK);
     close(seconds(true), QUIET + 400.0 * MIB as f64 / DISK);
@@ -116,11 +116,11 @@ fn prefetched_pages_evict_kept_pages() {
 
 #[test]
 fn each_read_pattern_has_its_own_rate() {
-    let reads = ReadRates { fault: DISK / 4.0, read_ahead: DISK, stream: DISK / 2.0 };
+    let reads = ReadRates { fault_read_rate: DISK / 4.0, read_ahead_rate: DISK, stream_rate: DISK / 2.0 };
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
         instance.devices[1].runtime.read_rates = Some(reads);
-        times(&instance, residency, rounds).seconds
+        times(&instance, residency, rounds).seconds_per_token
     };
     let share = 400.0 * MIB as f64;
     close(seconds(ResidencyOptions::default().without_prefetch(), 1), QUIET + 4.0 * share / DISK);
@@ -149,9 +149,9 @@ fn managed_residency_times() {
     let mut instance = instance(205 * MIB, managed, 0.0);
     instance.devices[0].runtime.token_overhead = 0.0;
     let found = times(&instance, managed, 8);
-    close(found.seconds, read / DISK);
+    close(found.seconds_per_token, read / DISK);
     let own = found.devices.iter().map(|device| device.compute + device.memory + device.disk);
-    close(found.seconds, own.sum());
+    close(found.seconds_per_token, own.sum());
 }
 
 /// Returns an instance whose head has memory for half of the model and must not read from disk.
@@ -174,7 +174,7 @@ fn rounds_are_chosen_only_where_they_pay() {
     // Windows of half of the layers conflict with each other, windows of a quarter do not.
     let plan = planned(305 * MIB, os, 0.001);
     assert_eq!(plan.assignment.rounds, 4);
-    close(plan.seconds(), QUIET + 4.0 * 0.002);
+    close(plan.seconds_per_token(), QUIET + 4.0 * 0.002);
     // More rounds do not pay if they cost more than they hide, or if nothing is read.
     assert_eq!(planned(305 * MIB, os, 0.4).assignment.rounds, 1);
     assert_eq!(planned(400 * MIB + KERNEL, os, 0.0).assignment.rounds, 1);
@@ -183,7 +183,7 @@ fn rounds_are_chosen_only_where_they_pay() {
     let plan = planned(305 * MIB, managed, 0.001);
     let rounds = plan.assignment.rounds;
     assert!(rounds > 1, "{rounds}");
-    close(plan.seconds(), QUIET + f64::from(rounds) * 0.002);
+    close(plan.seconds_per_token(), QUIET + f64::from(rounds) * 0.002);
     let buffer = plan.residencies[1].stream_buffer_bytes().0;
     assert!(u64::from(rounds) * buffer >= 95 * MIB, "{rounds} rounds, a buffer of {buffer} bytes");
     assert_eq!(planned(305 * MIB, managed, 1.0).assignment.rounds, 1);
@@ -202,9 +202,9 @@ fn fastest_residency_is_chosen() {
     let only = |residency| {
         let mut instance = instance.clone();
         instance.devices[1].runtime.residencies = vec![residency];
-        best(&instance).seconds()
+        best(&instance).seconds_per_token()
     };
-    assert!(plan.seconds() < only(os));
-    close(plan.seconds(), only(managed));
+    assert!(plan.seconds_per_token() < only(os));
+    close(plan.seconds_per_token(), only(managed));
     assert_eq!(Overlap::default().name(), "overlap");
 }

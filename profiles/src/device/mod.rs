@@ -5,7 +5,7 @@
 //! a latency and a bandwidth: `t_kv_cpu` is [`Transfer::time`] of the keys and values of one token.
 //!
 //! ```
-//! let desktop = hearth_profiles::device::shipped("d3").unwrap();
+//! let desktop = hearth_profiles::device::shipped_profile("d3").unwrap();
 //! assert_eq!(desktop.memory.available.value.to_string(), "9.70 GiB");
 //! assert_eq!(desktop.disk_read_rate().to_string(), "3.17 GB/s");
 //! ```
@@ -20,7 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use quota::Quota;
-pub use shipped::{shipped, shipped_names, shipped_yaml};
+pub use shipped::{shipped_names, shipped_profile, shipped_yaml};
 pub use soc::{Soc, SocOptions};
 
 use crate::document::{Document, DocumentError};
@@ -99,25 +99,25 @@ impl PageCachePolicy {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[serde(expecting = "the parameters of memory reclaim, such as `{keep_alive: true}`")]
-pub struct Reclaim {
+pub struct ReclaimParameters {
     /// macOS and Android: size of compressed memory, as a fraction of its original size.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub compressed: Option<Sourced<Fraction>>,
+    #[serde(rename = "compressed", skip_serializing_if = "Option::is_none")]
+    pub compressed_fraction: Option<Sourced<Fraction>>,
     /// Android: memory of other applications that is compressed for each evicted file page, as a fraction of a page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_per_eviction: Option<Sourced<Fraction>>,
     /// Android: size of the page cache below which the run is killed under memory pressure.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kill_below: Option<Sourced<Bytes>>,
+    #[serde(rename = "kill_below", skip_serializing_if = "Option::is_none")]
+    pub kill_threshold: Option<Sourced<Bytes>>,
     /// macOS: fraction of the installed memory that remains for file pages under pressure.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file_floor: Option<Sourced<Fraction>>,
+    #[serde(rename = "file_floor", skip_serializing_if = "Option::is_none")]
+    pub min_file_page_fraction: Option<Sourced<Fraction>>,
     /// Metal: idle time after which weights are unwired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unwire_after: Option<Sourced<Seconds>>,
     /// Metal: whether the weights are accessed during idle times, so that they stay wired.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub keep_alive: bool,
+    #[serde(rename = "keep_alive", skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_weights_wired: bool,
 }
 
 /// Cost of a copy: a fixed time and a time per byte.
@@ -239,7 +239,7 @@ pub struct Memory {
     pub page_cache: PageCachePolicy,
     /// Parameters of the page-cache policy, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reclaim: Option<Reclaim>,
+    pub reclaim: Option<ReclaimParameters>,
 }
 
 impl Memory {
@@ -260,31 +260,32 @@ impl Memory {
 #[serde(expecting = "the keys of a disk, such as `sequential: {value: 3 GB/s, source: \"measured\"}`")]
 pub struct Disk {
     /// Rate of sequential reads by read calls, as opposed to page faults: s_disk on Linux and Android.
-    pub sequential: Sourced<BytesPerSecond>,
+    #[serde(rename = "sequential")]
+    pub sequential_bandwidth: Sourced<BytesPerSecond>,
     /// Rate of sequential reads by page faults on a mapping; if absent, equal to `sequential`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fault: Option<Sourced<BytesPerSecond>>,
+    #[serde(rename = "fault", default, skip_serializing_if = "Option::is_none")]
+    pub fault_bandwidth: Option<Sourced<BytesPerSecond>>,
     /// Rate of random reads of 4 KiB: s_disk on macOS; if absent, equal to `sequential`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub random: Option<Sourced<BytesPerSecond>>,
+    #[serde(rename = "random", default, skip_serializing_if = "Option::is_none")]
+    pub random_bandwidth: Option<Sourced<BytesPerSecond>>,
     /// Rate of populating a mapping ahead of use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub populate: Option<Sourced<BytesPerSecond>>,
+    #[serde(rename = "populate", default, skip_serializing_if = "Option::is_none")]
+    pub populate_bandwidth: Option<Sourced<BytesPerSecond>>,
     /// Maximum rate at which one thread reads pages into the page cache and evicts them again, however fast the disk
     /// is: the kernel's CPU time per page limits a device that streams its weights. The default was measured on one
     /// machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turnover: Option<Sourced<BytesPerSecond>>,
+    #[serde(rename = "turnover", default, skip_serializing_if = "Option::is_none")]
+    pub page_cache_throughput: Option<Sourced<BytesPerSecond>>,
     /// Time from a request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
     /// Limit of the rate of all reads together, set by a control group; absent without a limit. The rates above do
     /// not include it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Sourced<BytesPerSecond>>,
+    #[serde(rename = "limit", default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_limit: Option<Sourced<BytesPerSecond>>,
     /// Size of the read-ahead window, which also limits how much one advice call reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_ahead: Option<Sourced<Bytes>>,
+    #[serde(rename = "read_ahead", default, skip_serializing_if = "Option::is_none")]
+    pub read_ahead_window: Option<Sourced<Bytes>>,
 }
 
 /// A device profile, from measurements or from publications.
@@ -319,8 +320,8 @@ impl Device {
     /// the random rate on macOS, but at most the limit of the disk.
     pub fn disk_read_rate(&self) -> BytesPerSecond {
         let rate = match self.os {
-            Os::Linux | Os::Android => self.disk.sequential.value,
-            Os::Macos => self.disk.random.as_ref().unwrap_or(&self.disk.sequential).value,
+            Os::Linux | Os::Android => self.disk.sequential_bandwidth.value,
+            Os::Macos => self.disk.random_bandwidth.as_ref().unwrap_or(&self.disk.sequential_bandwidth).value,
         };
         self.disk.within_limit(rate)
     }
@@ -336,16 +337,16 @@ impl Device {
 impl Disk {
     /// Returns the rate of reading ahead: of populating a mapping, or of sequential reads if that is unknown.
     pub fn read_ahead_rate(&self) -> BytesPerSecond {
-        self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
+        self.within_limit(self.populate_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
     }
 
     /// Returns the rate of page faults, or of sequential reads if that is unknown.
     pub fn fault_read_rate(&self) -> BytesPerSecond {
-        self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
+        self.within_limit(self.fault_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
     }
 
     fn within_limit(&self, rate: BytesPerSecond) -> BytesPerSecond {
-        self.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
+        self.bandwidth_limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
     }
 }
 
@@ -411,8 +412,9 @@ impl Document for Device {
             return refuse("memory.available", what.into());
         }
         let reclaim = self.memory.reclaim.iter();
-        let fractions =
-            reclaim.flat_map(|it| [("compressed", &it.compressed), ("file_floor", &it.file_floor)]);
+        let fractions = reclaim.flat_map(|it| {
+            [("compressed", &it.compressed_fraction), ("file_floor", &it.min_file_page_fraction)]
+        });
         for (key, fraction) in fractions {
             if fraction.as_ref().is_some_and(|fraction| fraction.value.0 > 1.0) {
                 let what = format!("`memory.reclaim.{key}` is more than 100 %, the maximum");
@@ -436,7 +438,7 @@ impl Device {
             ("cpu.compute_buffer", Some(&self.cpu.compute_buffer)),
             ("memory.can_swap", memory.can_swap.as_ref()),
             ("memory.swap_available", memory.swap_available.as_ref()),
-            ("disk.read_ahead", self.disk.read_ahead.as_ref()),
+            ("disk.read_ahead", self.disk.read_ahead_window.as_ref()),
             ("gpu.memory_available", gpu.map(|gpu| &gpu.memory_available)),
             ("gpu.compute_buffer", gpu.map(|gpu| &gpu.compute_buffer)),
         ];
@@ -449,12 +451,12 @@ impl Device {
         let single = [
             ("cpu.read_bandwidth", Some(rate(&cpu.read_bandwidth))),
             ("cpu.kv_copy.bandwidth", Some(rate(&cpu.kv_copy.bandwidth))),
-            ("disk.sequential", Some(rate(&disk.sequential))),
-            ("disk.fault", disk.fault.as_ref().map(rate)),
-            ("disk.random", disk.random.as_ref().map(rate)),
-            ("disk.populate", disk.populate.as_ref().map(rate)),
-            ("disk.turnover", disk.turnover.as_ref().map(rate)),
-            ("disk.limit", disk.limit.as_ref().map(rate)),
+            ("disk.sequential", Some(rate(&disk.sequential_bandwidth))),
+            ("disk.fault", disk.fault_bandwidth.as_ref().map(rate)),
+            ("disk.random", disk.random_bandwidth.as_ref().map(rate)),
+            ("disk.populate", disk.populate_bandwidth.as_ref().map(rate)),
+            ("disk.turnover", disk.page_cache_throughput.as_ref().map(rate)),
+            ("disk.limit", disk.bandwidth_limit.as_ref().map(rate)),
             ("cpu.attention", cpu.attention.as_ref().map(|rate| rate.value.0)),
             ("gpu.read_bandwidth", gpu.map(|gpu| rate(&gpu.read_bandwidth))),
             ("gpu.kv_copy.bandwidth", gpu.map(|gpu| rate(&gpu.kv_copy.bandwidth))),

@@ -79,11 +79,11 @@ impl Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::shipped;
+    use crate::device::shipped_profile;
 
     #[test]
     fn sustained_rates_follow_quota() {
-        let mut cpu = shipped("d3").unwrap().cpu;
+        let mut cpu = shipped_profile("d3").unwrap().cpu;
         let plain = cpu.with_sustained_rates();
         assert_eq!(plain, cpu, "no quota");
         let quota =

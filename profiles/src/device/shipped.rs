@@ -15,7 +15,7 @@ shipped!(
 );
 
 /// Returns the profile of a shipped device.
-pub fn shipped(name: &str) -> Result<Device, UnknownName> {
+pub fn shipped_profile(name: &str) -> Result<Device, UnknownName> {
     let device = Device::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))
 }
@@ -44,14 +44,14 @@ mod tests {
     #[test]
     fn shipped_devices_are_valid_and_sourced() {
         for name in shipped_names() {
-            let device = shipped(name).unwrap();
+            let device = shipped_profile(name).unwrap();
             assert_eq!(device.name, name);
             let mut count = 0;
             assert_sourced(&serde_yaml::from_str(shipped_yaml(name).unwrap()).unwrap(), name, &mut count);
             assert!(count >= 12, "{name} has {count} numbers");
             assert_eq!(Device::from_yaml(&device.to_yaml()).unwrap(), device);
         }
-        let error = shipped("d7").unwrap_err().to_string();
+        let error = shipped_profile("d7").unwrap_err().to_string();
         assert_eq!(
             error,
             "no device `d7` is shipped: use one of d1, d2, d3, d4, d5, d6, snapdragon-8-gen-3, dimensity-9300, apple-a18, nvidia-orin, tesla-fsd"
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn testbed_matches_the_paper() {
         // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in total.
-        let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped(name).unwrap());
+        let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped_profile(name).unwrap());
         let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();
         let gpus = devices.iter().filter_map(|device| device.gpu.as_ref());
         let video: Bytes = gpus.map(|gpu| gpu.memory_available.value).sum();
@@ -69,6 +69,6 @@ mod tests {
         assert_eq!(devices.each_ref().map(|device| device.cpu.cores), [8, 8, 16, 8]);
         assert_eq!(devices[3].os, Os::Android, "HarmonyOS reclaims memory as Android does");
         assert!(devices.iter().flat_map(|device| &device.gpu).all(|gpu| gpu.kind == GpuKind::Cuda));
-        assert_eq!(shipped("d1").unwrap().disk_read_rate(), BytesPerSecond(0.72e9));
+        assert_eq!(shipped_profile("d1").unwrap().disk_read_rate(), BytesPerSecond(0.72e9));
     }
 }

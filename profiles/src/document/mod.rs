@@ -93,13 +93,13 @@ impl DocumentError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenamedKey {
     /// The path of the old key, for example `links.air`.
-    pub old: &'static str,
-    pub new: &'static str,
+    pub old_key: &'static str,
+    pub new_key: &'static str,
 }
 
 /// A warning about an old key in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old, .key.new, place(*.line, *.column))]
+#[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old_key, .key.new_key, place(*.line, *.column))]
 pub struct Deprecation {
     pub key: RenamedKey,
     /// Line number of the key, from 1; 0 if unknown.
@@ -135,12 +135,12 @@ pub trait Document: Serialize + DeserializeOwned {
     fn deprecations(text: &str) -> Vec<Deprecation> {
         let parsed: Option<serde_yaml::Value> = serde_yaml::from_str(text).ok();
         let has = |key: &&RenamedKey| {
-            let mut segments = key.old.split('.');
+            let mut segments = key.old_key.split('.');
             segments.try_fold(parsed.as_ref()?, |value, segment| value.get(segment)).map(|_| ())
         };
         let used = Self::RENAMED_KEYS.iter().filter(|key| has(key).is_some());
         used.map(|&key| {
-            let (line, column) = key_place::locate(text, key.old).unwrap_or((0, 0));
+            let (line, column) = key_place::locate(text, key.old_key).unwrap_or((0, 0));
             Deprecation { key, line, column }
         })
         .collect()

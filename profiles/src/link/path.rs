@@ -121,7 +121,7 @@ impl<'a> WirelessPath<'a> {
             |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let stretched = stretch(&self.sender, up) + stretch(&self.receiver, down);
         let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = loss_probabilities(self.tcp.loss.value.0, segments);
+        let [by_timer, by_report] = retransmission_probabilities(self.tcp.loss.value.0, segments);
         let slow_start = if fresh { self.slow_start_wait(bytes) } else { Seconds(0.0) };
         self.transmission_time(bytes) - self.overhead()
             + self.delay()
@@ -137,7 +137,7 @@ impl<'a> WirelessPath<'a> {
     pub fn expected_link(&self) -> Link {
         let tcp = self.tcp;
         // The value for messages of many segments; shorter messages lose a little less.
-        let [by_timer, _] = loss_probabilities(tcp.loss.value.0, DUPLICATE_ACK_THRESHOLD);
+        let [by_timer, _] = retransmission_probabilities(tcp.loss.value.0, DUPLICATE_ACK_THRESHOLD);
         let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
         let extra = |end: &Endpoint| end.overhead() * (stretch(end) - 1.0);
@@ -208,7 +208,7 @@ impl<'a> WirelessPath<'a> {
     }
 
     fn slow_start_wait(&self, bytes: Bytes) -> Seconds {
-        if !self.tcp.idle_restart {
+        if !self.tcp.slow_start_after_idle {
             return Seconds(0.0);
         }
         slow_start_wait(self.round_trip(), self.tcp, self.rate(), bytes)
@@ -232,7 +232,7 @@ pub fn slow_start_wait(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, byt
 
 /// Returns the probability that a message of `segments` segments waits for the retransmission timeout, and the
 /// probability that it needs only a fast retransmission.
-pub fn loss_probabilities(loss: f64, segments: u64) -> [f64; 2] {
+pub fn retransmission_probabilities(loss: f64, segments: u64) -> [f64; 2] {
     let tail = segments.min(DUPLICATE_ACK_THRESHOLD);
     let none_of = |count: u64| (1.0 - loss).powi(i32::try_from(count).unwrap_or(i32::MAX));
     let by_timer = 1.0 - none_of(tail);
@@ -273,7 +273,7 @@ mod tests {
 
     fn lossless() -> Tcp {
         let loss = Sourced::new(Fraction(0.0), "test");
-        Tcp { loss, idle_restart: false, ..Tcp::default() }
+        Tcp { loss, slow_start_after_idle: false, ..Tcp::default() }
     }
 
     fn close(found: Seconds, expected: f64) {
@@ -335,13 +335,13 @@ mod tests {
         let found = path(&awdl, &quiet).mean_time(bytes, false).0 - plain;
         close(Seconds(found), 0.49e-3 + 0.582e-3 + 0.0177 * (0.4e-3 + 2.0 * 32768.0 / 100e6));
         // 23 segments: the timeout of 200 ms with probability 0.2997 %, else a round trip with probability 1.982 %.
-        let lossy = Tcp { idle_restart: false, ..Tcp::default() };
+        let lossy = Tcp { slow_start_after_idle: false, ..Tcp::default() };
         let round_trip = 2.0 * 1.9e-3 * 0.125_f64.exp();
         let timer = 1.0 - 0.999_f64.powi(3);
         let expected = timer * 0.2 + (1.0 - timer) * (1.0 - 0.999_f64.powi(20)) * round_trip;
         close(Seconds(path(&clean, &lossy).mean_time(bytes, false).0 - plain), expected);
         // The window of 14480 bytes grows to 28960 before 32 KiB are sent: one round trip, less 0.29 ms of sending.
-        let restarting = Tcp { idle_restart: true, ..lossless() };
+        let restarting = Tcp { slow_start_after_idle: true, ..lossless() };
         let fresh = path(&clean, &restarting);
         close(Seconds(fresh.mean_time(bytes, true).0 - plain), round_trip - 14480.0 / 50e6);
         close(fresh.mean_time(bytes, false), plain);

@@ -31,7 +31,7 @@ const MAX_TIME: Seconds = Seconds(1.0);
 /// Maximum `sigma` of a delay, with which one delay in a thousand is a hundred times the median. source: assumed
 const MAX_SIGMA: f64 = 1.5;
 /// Maximum duration of a stall. source: assumed, to detect wrong units
-pub const MAX_STALL: Seconds = Seconds(10.0);
+pub const MAX_STALL_DURATION: Seconds = Seconds(10.0);
 /// Maximum rate of one kind of stall, per second. source: assumed, to detect wrong units
 const MAX_STALL_RATE: f64 = 100.0;
 /// Maximum fraction of time in stalls. source: assumed; a channel with more stalls hardly ever transmits
@@ -147,7 +147,8 @@ pub struct Tcp {
     /// Whether a connection restarts with the initial window after it was idle for a retransmission timeout (RFC
     /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than the window then waits for
     /// acknowledgements, one round trip for each doubling of the window.
-    pub idle_restart: bool,
+    #[serde(rename = "idle_restart")]
+    pub slow_start_after_idle: bool,
     /// Initial congestion window: bytes sent before the first acknowledgement.
     pub initial_window: Sourced<Bytes>,
     /// Fraction of segments that are lost in spite of the retransmissions of the channel. A loss costs a round trip
@@ -184,7 +185,7 @@ impl Default for Stalls {
 impl Default for Tcp {
     fn default() -> Self {
         Self {
-            idle_restart: true,
+            slow_start_after_idle: true,
             initial_window: Sourced::new(MSS * 10, "RFC 6928: ten segments"),
             loss: Sourced::new(Fraction(0.001), "assumed: one segment in a thousand"),
             rto: Sourced::new(Seconds(0.2), "TCP_RTO_MIN in include/net/tcp.h; RFC 6298 would have a second"),
@@ -259,9 +260,9 @@ impl WifiChannel {
                 ));
             }
             let (from, to) = (kind.min_duration, kind.max_duration);
-            if !(from <= to && to <= MAX_STALL) {
+            if !(from <= to && to <= MAX_STALL_DURATION) {
                 return Err(format!(
-                    "stalls from {from} to {to}: give the shorter first, and the longer at most {MAX_STALL}"
+                    "stalls from {from} to {to}: give the shorter first, and the longer at most {MAX_STALL_DURATION}"
                 ));
             }
         }

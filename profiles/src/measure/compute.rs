@@ -3,24 +3,24 @@
 //! The caller provides the [`Kernels`]; this module decides what they compute. The product of a matrix of `rows` x
 //! `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in three ways:
 //!
-//! - in cache: one matrix of [`CACHED_BYTES`] bytes, many times in one call, so that waking threads does not count;
-//! - streamed: matrices of [`STREAMED_BYTES`] bytes one after another from a buffer as large as memory allows, as in
+//! - in cache: one matrix of [`CACHED_MATRIX_BYTES`] bytes, many times in one call, so that waking threads does not count;
+//! - streamed: matrices of [`STREAMED_MATRIX_BYTES`] bytes one after another from a buffer as large as memory allows, as in
 //!   decoding;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
 use super::MeasureError;
 use super::mapping::Buffer;
-use super::sampling::{Effort, Samples, measure_duration, measure_rate};
+use super::sampling::{MeasurementOptions, Samples, measure_duration, measure_rate};
 use crate::device::Transfer;
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use crate::values::{PerFormat, Sourced};
 
 /// Size in bytes of a matrix that stays in the L2 cache of every core.
-pub const CACHED_BYTES: usize = 256 << 10;
+pub const CACHED_MATRIX_BYTES: usize = 256 << 10;
 
 /// Size in bytes of a streamed matrix: about that of one matrix in a layer of a large model.
-pub const STREAMED_BYTES: usize = 16 << 20;
+pub const STREAMED_MATRIX_BYTES: usize = 16 << 20;
 
 /// Number of products with a cached matrix in one call.
 const REPEATS: usize = 32;
@@ -74,11 +74,11 @@ pub struct ComputeRates {
 
 /// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` contains no supported
 /// format.
-pub fn compute_rates(
+pub fn measure_compute_rates(
     kernels: &mut dyn Kernels,
     formats: &[Format],
     buffer: &Buffer,
-    effort: &Effort,
+    effort: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ComputeRates, MeasureError> {
     let known = kernels.formats();
@@ -95,8 +95,8 @@ pub fn compute_rates(
     for _ in 0..(max_rounds * FEW_FORMATS / measured.len().max(1)).clamp(max_rounds.min(2), max_rounds) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
-            samples[0].add(product_rate(kernels, *format, buffer, effort, CACHED_BYTES, 1, REPEATS));
-            samples[1].add(streamed_matvec_rate(kernels, *format, buffer, effort));
+            samples[0].add(product_rate(kernels, *format, buffer, effort, CACHED_MATRIX_BYTES, 1, REPEATS));
+            samples[1].add(measure_streamed_matvec_rate(kernels, *format, buffer, effort));
             samples[2].add(product_rate(kernels, *format, buffer, effort, BATCHED_BYTES, BATCH_SIZE, 1));
         }
         progress("kernels: attention");
@@ -111,7 +111,10 @@ pub fn compute_rates(
         measured.iter().map(row).collect::<Result<PerFormat<_>, MeasureError>>()
     };
     let matvec = table(0, &|format| {
-        format!("{format} matrix times vector, {} in cache", Bytes(rows(format, CACHED_BYTES).1 as u64))
+        format!(
+            "{format} matrix times vector, {} in cache",
+            Bytes(rows(format, CACHED_MATRIX_BYTES).1 as u64)
+        )
     })?;
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
@@ -139,7 +142,7 @@ fn product_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &Buffer,
-    effort: &Effort,
+    effort: &MeasurementOptions,
     max_bytes: usize,
     tokens: usize,
     repeats: usize,
@@ -153,13 +156,13 @@ fn product_rate(
 
 /// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in operations per
 /// second.
-pub fn streamed_matvec_rate(
+pub fn measure_streamed_matvec_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &Buffer,
-    effort: &Effort,
+    effort: &MeasurementOptions,
 ) -> Samples {
-    let (count, bytes) = rows(format, STREAMED_BYTES.min(buffer.bytes().len()));
+    let (count, bytes) = rows(format, STREAMED_MATRIX_BYTES.min(buffer.bytes().len()));
     let mut at = 0;
     measure_rate(effort, || {
         if at + bytes > buffer.bytes().len() {
@@ -174,14 +177,14 @@ pub fn streamed_matvec_rate(
 
 /// Measures the cost of writing keys and values. The bandwidth is that of a batch; the latency is the time of a
 /// single token minus its time at this bandwidth.
-fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, MeasureError> {
+fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<Transfer, MeasureError> {
     let name = kernels.description();
     let rates = measure_rate(effort, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
     let what = format!("writing the keys and values of {BATCH_SIZE} tokens, {name}");
-    let bandwidth: Sourced<BytesPerSecond> = rates.sourced(BytesPerSecond, &what);
+    let bandwidth: Sourced<BytesPerSecond> = rates.sourced_median(BytesPerSecond, &what);
     let mut bytes = Bytes(0);
     let times = measure_duration(effort, || bytes = kernels.write_kv_cache(1));
-    let latency = times.sourced(
+    let latency = times.sourced_median(
         |one| Seconds((one - (bytes / bandwidth.value).0).max(0.0)),
         &format!("writing one token's keys and values, less their time at `bandwidth`, {name}"),
     );
@@ -228,15 +231,23 @@ mod tests {
     fn each_format_is_measured_three_ways() {
         let mut kernels = Counting::default();
         let buffer = Buffer::new(Bytes::mib(2)).unwrap();
-        let rates = compute_rates(&mut kernels, &[], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
+        let rates =
+            measure_compute_rates(&mut kernels, &[], &buffer, &MeasurementOptions::minimal(), &mut |_| ())
+                .unwrap();
         for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
             let formats: Vec<Format> = table.iter().map(|(format, _)| format).collect();
             assert_eq!(formats, [Format::F32, Format::Q4K]);
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
         assert!(kernels.calls.iter().any(|call| call.3 == BATCH_SIZE));
-        let only =
-            compute_rates(&mut kernels, &[Format::Q4K], &buffer, &Effort::minimal(), &mut |_| ()).unwrap();
+        let only = measure_compute_rates(
+            &mut kernels,
+            &[Format::Q4K],
+            &buffer,
+            &MeasurementOptions::minimal(),
+            &mut |_| (),
+        )
+        .unwrap();
         assert_eq!(only.matvec.iter().count(), 1);
     }
 }

@@ -11,7 +11,7 @@ use crate::units::Seconds;
 
 /// The version of a control group hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum CgroupVersion {
     /// cgroup v1: one hierarchy for each controller.
     One,
     /// cgroup v2: a single hierarchy.
@@ -20,7 +20,7 @@ pub enum Version {
 
 /// Returns the folders of this process's control groups for a controller, such as `cpu`. Each folder is followed by
 /// those of its parent groups. `root` is `/` except in tests.
-pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
+pub fn cgroup_folders(root: &Path, controller: &str) -> Vec<(CgroupVersion, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let mut found = Vec::new();
@@ -29,8 +29,8 @@ pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
         let (_, Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        let version = if controllers.is_empty() { Version::Two } else { Version::One };
-        if version == Version::One && controllers.split(',').all(|own| own != controller) {
+        let version = if controllers.is_empty() { CgroupVersion::Two } else { CgroupVersion::One };
+        if version == CgroupVersion::One && controllers.split(',').all(|own| own != controller) {
             continue;
         }
         let mut mounted: Vec<Mount> =
@@ -56,23 +56,23 @@ struct Mount<'t> {
 
 impl<'t> Mount<'t> {
     /// Parses a line of `mountinfo`; `None` if it does not mount groups of this version with this controller.
-    fn read(line: &'t str, version: Version, controller: &str) -> Option<Self> {
+    fn read(line: &'t str, version: CgroupVersion, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split_ascii_whitespace().skip(3);
         let (top, at) = (place.next()?, place.next()?);
         let mut kind = kind.split_ascii_whitespace();
         let (name, options) = (kind.next()?, kind.nth(1)?);
         let fits = match version {
-            Version::One => name == "cgroup" && options.split(',').any(|option| option == controller),
-            Version::Two => name == "cgroup2",
+            CgroupVersion::One => name == "cgroup" && options.split(',').any(|option| option == controller),
+            CgroupVersion::Two => name == "cgroup2",
         };
         fits.then(|| Self { top, at: at.into() })
     }
 
-    fn default_points(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
+    fn default_points(version: CgroupVersion, controllers: &str, controller: &str) -> Vec<Self> {
         let folders = match version {
-            Version::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
-            Version::Two => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(String::from),
+            CgroupVersion::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
+            CgroupVersion::Two => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(String::from),
         };
         folders.map(|at| Self { top: "/", at }).into()
     }
@@ -86,7 +86,12 @@ impl<'t> Mount<'t> {
 }
 
 /// Appends the folder `path` below `root` and its parents, up to `root`.
-fn push_ancestors(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, PathBuf)>) {
+fn push_ancestors(
+    root: &Path,
+    path: &str,
+    version: CgroupVersion,
+    found: &mut Vec<(CgroupVersion, PathBuf)>,
+) {
     let mut at = root.join(path);
     while at.starts_with(root) {
         if at.is_dir() {
@@ -107,18 +112,18 @@ pub(super) struct Quota {
 
 /// Returns the smallest CPU quota that applies to this process.
 pub(super) fn processor_quota() -> Option<Quota> {
-    let quotas = folders_under(Path::new("/"), "cpu")
+    let quotas = cgroup_folders(Path::new("/"), "cpu")
         .into_iter()
-        .filter_map(|(version, folder)| quota(version, &folder));
+        .filter_map(|(version, copies_folder)| quota(version, &copies_folder));
     quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
 }
 
-fn quota(version: Version, folder: &Path) -> Option<Quota> {
+fn quota(version: CgroupVersion, folder: &Path) -> Option<Quota> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|&number| number > 0.0);
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (quota, period) = match version {
-        Version::One => (number(&read("cpu.cfs_quota_us")?)?, number(&read("cpu.cfs_period_us")?)?),
-        Version::Two => {
+        CgroupVersion::One => (number(&read("cpu.cfs_quota_us")?)?, number(&read("cpu.cfs_period_us")?)?),
+        CgroupVersion::Two => {
             let text = read("cpu.max")?;
             let (quota, period) = text.split_once(' ')?;
             (number(quota)?, number(period)?)
@@ -136,15 +141,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("cpu.max", "max 100000\n");
-        assert_eq!(quota(Version::Two, folder.path()), None);
+        assert_eq!(quota(CgroupVersion::Two, folder.path()), None);
         write("cpu.max", "5000 10000\n");
         let half = Quota { cores: 0.5, period: Seconds(0.01) };
-        assert_eq!(quota(Version::Two, folder.path()), Some(half));
+        assert_eq!(quota(CgroupVersion::Two, folder.path()), Some(half));
         write("cpu.cfs_quota_us", "-1\n");
         write("cpu.cfs_period_us", "100000\n");
-        assert_eq!(quota(Version::One, folder.path()), None, "no limit");
+        assert_eq!(quota(CgroupVersion::One, folder.path()), None, "no limit");
         write("cpu.cfs_quota_us", "150000\n");
-        assert_eq!(quota(Version::One, folder.path()).map(|quota| quota.cores), Some(1.5));
+        assert_eq!(quota(CgroupVersion::One, folder.path()).map(|quota| quota.cores), Some(1.5));
     }
 
     #[test]
@@ -162,12 +167,12 @@ mod tests {
         for folder in ["groups/memory/y", "groups/all/z", "sys/fs/cgroup/cpu,cpuacct"] {
             fs::create_dir_all(tree.path().join(folder)).unwrap();
         }
-        let found = |controller: &str| -> Vec<(Version, String)> {
+        let found = |controller: &str| -> Vec<(CgroupVersion, String)> {
             let name = |path: &Path| path.strip_prefix(tree.path()).unwrap().display().to_string();
-            folders_under(tree.path(), controller).iter().map(|(is, path)| (*is, name(path))).collect()
+            cgroup_folders(tree.path(), controller).iter().map(|(is, path)| (*is, name(path))).collect()
         };
-        let all = (Version::Two, "groups/all".to_string());
-        let one = |name: &str| (Version::One, name.to_string());
+        let all = (CgroupVersion::Two, "groups/all".to_string());
+        let one = |name: &str| (CgroupVersion::One, name.to_string());
         assert_eq!(found("memory"), [one("groups/memory/y"), one("groups/memory"), all.clone()]);
         assert_eq!(found("cpu"), [one("sys/fs/cgroup/cpu,cpuacct"), all]);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::MeasureError;
 use super::file_reading::{ColdFile, read_by_faults, read_by_populating, read_sequentially};
-use super::sampling::{Effort, Samples};
+use super::sampling::{MeasurementOptions, Samples};
 use super::scratch::Scratch;
 use crate::device::Disk;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
@@ -42,7 +42,7 @@ impl DiskTarget {
     }
 
     /// Opens the file to measure, and returns it with a description.
-    fn open(&self, effort: &Effort) -> Result<(ColdFile, String), MeasureError> {
+    fn open(&self, effort: &MeasurementOptions) -> Result<(ColdFile, String), MeasureError> {
         if let DiskTarget::File(path) = self {
             let open = || File::open(path).map_err(MeasureError::file("open", path));
             let files = [open()?, open()?];
@@ -62,7 +62,7 @@ impl DiskTarget {
 pub fn measure_disk(
     target: &DiskTarget,
     threads: usize,
-    effort: &Effort,
+    effort: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Disk, MeasureError> {
     let (mut file, what) = target.open(effort)?;
@@ -91,21 +91,22 @@ pub fn measure_disk(
     )?;
     progress("disk: random reads");
     let times = file.random_read_times(effort)?;
-    let latency = times.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
+    let latency =
+        times.sourced_median(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
     let random = Sourced {
         value: (Bytes(4096) / Seconds(latency.value.0.max(1e-9))).rounded(),
         source: format!("derived: 4 KiB over `latency`; {}", latency.source),
         spread: latency.spread,
     };
     Ok(Disk {
-        sequential,
-        fault: Some(fault),
-        random: Some(random),
-        populate,
-        turnover,
+        sequential_bandwidth: sequential,
+        fault_bandwidth: Some(fault),
+        random_bandwidth: Some(random),
+        populate_bandwidth: populate,
+        page_cache_throughput: turnover,
         latency: Some(latency),
-        limit: None,
-        read_ahead: read_ahead(target.folder()),
+        bandwidth_limit: None,
+        read_ahead_window: read_ahead_window(target.folder()),
     })
 }
 
@@ -126,7 +127,7 @@ fn if_supported(
 }
 
 /// Returns the read-ahead window of the block device that stores a folder; `None` on systems other than Linux.
-pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
+pub fn read_ahead_window(folder: &Path) -> Option<Sourced<Bytes>> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::unix::fs::MetadataExt;
@@ -148,8 +149,14 @@ mod tests {
     use super::*;
 
     fn assert_usable(disk: &Disk) {
-        let rates = [&disk.fault, &disk.random, &disk.populate, &disk.turnover].map(Option::as_ref);
-        for rate in rates.into_iter().flatten().chain([&disk.sequential]) {
+        let rates = [
+            &disk.fault_bandwidth,
+            &disk.random_bandwidth,
+            &disk.populate_bandwidth,
+            &disk.page_cache_throughput,
+        ]
+        .map(Option::as_ref);
+        for rate in rates.into_iter().flatten().chain([&disk.sequential_bandwidth]) {
             assert!(rate.value.0.is_finite() && rate.value.0 > 0.0, "{rate:?}");
             assert!(rate.source.contains("median of "), "{rate:?}");
         }
@@ -161,10 +168,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = DiskTarget::Folder(folder.path().into());
         let mut messages = Vec::new();
-        let disk =
-            measure_disk(&target, 2, &Effort::minimal(), &mut |what| messages.push(what.to_owned())).unwrap();
+        let disk = measure_disk(&target, 2, &MeasurementOptions::minimal(), &mut |what| {
+            messages.push(what.to_owned());
+        })
+        .unwrap();
         assert_usable(&disk);
-        assert!(disk.sequential.source.contains("a scratch file of "), "{}", disk.sequential.source);
+        assert!(
+            disk.sequential_bandwidth.source.contains("a scratch file of "),
+            "{}",
+            disk.sequential_bandwidth.source
+        );
         assert!(messages.len() >= 4);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -176,11 +189,13 @@ mod tests {
         let content = vec![7; 5 << 20];
         fs::write(&path, &content).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
-        let disk = measure_disk(&DiskTarget::File(path.clone()), 1, &Effort::minimal(), &mut |_| ()).unwrap();
+        let disk =
+            measure_disk(&DiskTarget::File(path.clone()), 1, &MeasurementOptions::minimal(), &mut |_| ())
+                .unwrap();
         assert_usable(&disk);
         assert_eq!(fs::read(&path).unwrap(), content);
         let missing = DiskTarget::File(folder.path().join("missing.gguf"));
-        let error = measure_disk(&missing, 1, &Effort::minimal(), &mut |_| ()).unwrap_err();
+        let error = measure_disk(&missing, 1, &MeasurementOptions::minimal(), &mut |_| ()).unwrap_err();
         assert!(error.to_string().starts_with("cannot open `"), "{error}");
     }
 }

@@ -18,7 +18,7 @@ use std::thread;
 use super::MeasureError;
 use super::mapping::{self, PAGE_SIZE};
 use super::memory;
-use super::sampling::{Effort, Samples, now};
+use super::sampling::{MeasurementOptions, Samples, elapsed_seconds};
 
 const READ_BYTES: usize = 1 << 20;
 
@@ -57,7 +57,7 @@ impl ColdFile {
         let [file, random] = files;
         mapping::advise_random(&random);
         let page = PAGE_SIZE as u64;
-        let window = max_window.min(memory::available().0 / 4).min(length).max(page) / page * page;
+        let window = max_window.min(memory::available_memory().0 / 4).min(length).max(page) / page * page;
         ColdFile { path: path.to_owned(), file, random, length: length / page * page, window, position: 0 }
     }
 
@@ -78,7 +78,7 @@ impl ColdFile {
     /// stop, and returns the number of bytes that it read from the start of the range.
     pub(super) fn rate(
         &mut self,
-        effort: &Effort,
+        effort: &MeasurementOptions,
         mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
     ) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
@@ -89,11 +89,13 @@ impl ColdFile {
     /// Takes samples until there are enough or the time limit is reached.
     fn samples(
         &mut self,
-        effort: &Effort,
+        effort: &MeasurementOptions,
         mut sample: impl FnMut(&mut Self) -> Result<f64, MeasureError>,
     ) -> Result<Samples, MeasureError> {
-        let (begun, mut values) = (now(), Vec::with_capacity(effort.samples));
-        while values.len() < effort.samples && (values.is_empty() || now() - begun < effort.time_limit.0) {
+        let (begun, mut values) = (elapsed_seconds(), Vec::with_capacity(effort.samples));
+        while values.len() < effort.samples
+            && (values.is_empty() || elapsed_seconds() - begun < effort.time_limit.0)
+        {
             values.push(sample(self)?);
         }
         Ok(Samples::new(values))
@@ -108,9 +110,9 @@ impl ColdFile {
         let (mut bytes, mut time) = (0, 0.0);
         loop {
             let window = self.window();
-            let begun = now();
+            let begun = elapsed_seconds();
             let done = read(&self.file, window.clone(), begun + seconds - time);
-            time += now() - begun;
+            time += elapsed_seconds() - begun;
             let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE_SIZE as u64);
             bytes += done;
             let end = window.end.min(window.start + done / PAGE_SIZE as u64 * PAGE_SIZE as u64);
@@ -123,12 +125,12 @@ impl ColdFile {
     }
 
     /// Measures the bytes per second of CPU time of a streaming thread. Waiting for the disk does not count.
-    pub(super) fn turnover(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
+    pub(super) fn turnover(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
         let samples = self.samples(effort, |cold| {
             let (mut bytes, mut busy) = (0, 0.0);
-            let until = now() + effort.disk_sample_time.0;
-            while bytes == 0 || now() < until {
+            let until = elapsed_seconds() + effort.disk_sample_time.0;
+            while bytes == 0 || elapsed_seconds() < until {
                 let window = cold.window();
                 let streamed = read_by_streaming(&cold.file, &window, until);
                 let (done, seconds) = streamed.map_err(MeasureError::file("stream", &cold.path))?;
@@ -144,23 +146,23 @@ impl ColdFile {
     }
 
     /// Measures the time of cold reads of 4 KiB at positions all over the file, in seconds.
-    pub(super) fn random_read_times(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
+    pub(super) fn random_read_times(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
         let pages = self.length / PAGE_SIZE as u64;
         let mut times = Vec::new();
-        let (begun, mut page) = (now(), 0u64);
+        let (begun, mut page) = (elapsed_seconds(), 0u64);
         let mut buffer = [0; PAGE_SIZE];
         // A stride near the golden ratio visits distant pages, each once.
         let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
         while (times.len() as u64) < pages.min(4000)
-            && (times.is_empty() || now() - begun < effort.time_limit.0)
+            && (times.is_empty() || elapsed_seconds() - begun < effort.time_limit.0)
         {
             page = (page + stride) % pages;
-            let start = now();
+            let start = elapsed_seconds();
             read_at(&self.random, page * PAGE_SIZE as u64, &mut buffer)
                 .map_err(MeasureError::file("read", &self.path))?;
-            times.push(now() - start);
-            if now() - begun >= effort.disk_sample_time.0 * effort.samples as f64 / 2.0 {
+            times.push(elapsed_seconds() - start);
+            if elapsed_seconds() - begun >= effort.disk_sample_time.0 * effort.samples as f64 / 2.0 {
                 break;
             }
         }
@@ -177,7 +179,7 @@ pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> i
         let count = buffer.len().min((range.end - at) as usize);
         read_at(file, at, &mut buffer[..count])?;
         at += count as u64;
-        if now() >= until {
+        if elapsed_seconds() >= until {
             break;
         }
     }
@@ -193,7 +195,7 @@ pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, un
         let mut done = 0;
         loop {
             let start = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
-            if start >= map.len() as u64 || now() >= until {
+            if start >= map.len() as u64 || elapsed_seconds() >= until {
                 return done;
             }
             let chunk = &map[start as usize..map.len().min((start + CHUNK_BYTES) as usize)];
@@ -220,7 +222,7 @@ pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) ->
         let count = POPULATE_BYTES.min(map.len() - at);
         map.advise_range(memmap2::Advice::PopulateRead, at, count)?;
         at += count;
-        if now() >= until {
+        if elapsed_seconds() >= until {
             break;
         }
     }
@@ -255,7 +257,7 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
         unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
         mapping::drop_cache(file, &(range.start + own.start as u64..range.start + own.end as u64));
         done = own.end;
-        if now() >= until {
+        if elapsed_seconds() >= until {
             break;
         }
     }

@@ -31,7 +31,7 @@ pub struct Buffer {
 impl Buffer {
     /// Allocates `wanted` bytes, or half of the available memory if that is less.
     pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
-        let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_DIVISOR).max(1 << 20));
+        let bytes = Bytes(wanted.0.min(memory::available_memory().0 / MEMORY_DIVISOR).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
         #[cfg(target_os = "linux")]

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::control_group::{self, Version};
+use super::control_group::{self, CgroupVersion};
 use crate::device::{Memory, PageCachePolicy};
 use crate::units::Bytes;
 use crate::values::Sourced;
@@ -22,13 +22,13 @@ struct Group {
 }
 
 /// Returns the total memory: the installed memory or the lowest limit.
-pub fn total() -> Bytes {
+pub fn total_memory() -> Bytes {
     let machine = meminfo("MemTotal:").unwrap_or(0);
     Bytes(groups().iter().map(|group| group.limit).fold(machine, u64::min))
 }
 
 /// Returns the memory that is available without swapping, including reclaimable page cache.
-pub fn available() -> Bytes {
+pub fn available_memory() -> Bytes {
     let machine = meminfo("MemAvailable:").unwrap_or(0);
     let free = |group: &Group| (group.limit + group.cache).saturating_sub(group.usage).min(group.limit);
     Bytes(groups().iter().map(free).fold(machine, u64::min))
@@ -42,14 +42,14 @@ pub fn measure_memory() -> Memory {
     } else {
         "read from /proc/meminfo"
     };
-    let total = total();
+    let total = total_memory();
     // Under a limit, swapping out other programs frees nothing.
     let swap = |name: &str, origin: &str| {
         (!limited).then(|| Sourced::new(Bytes(meminfo(name).unwrap_or(0)), origin))
     };
     Memory {
         total: Sourced::new(total, origin),
-        available: Sourced::new(available().min(total), origin),
+        available: Sourced::new(available_memory().min(total), origin),
         can_swap: swap("Inactive(anon):", "read from /proc/meminfo: inactive anonymous pages"),
         swap_available: swap("SwapFree:", "read from /proc/meminfo"),
         page_cache: if has_mglru() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
@@ -71,17 +71,17 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn groups() -> Vec<Group> {
-    let folders = control_group::folders_under(Path::new("/"), "memory").into_iter();
-    folders.filter_map(|(version, folder)| group(version, &folder)).collect()
+    let folders = control_group::cgroup_folders(Path::new("/"), "memory").into_iter();
+    folders.filter_map(|(version, copies_folder)| group(version, &copies_folder)).collect()
 }
 
 /// Reads the limit and the usage of a group, `None` without a limit.
-fn group(version: Version, folder: &Path) -> Option<Group> {
+fn group(version: CgroupVersion, folder: &Path) -> Option<Group> {
     let (limit, usage, cache) = match version {
-        Version::One => {
+        CgroupVersion::One => {
             ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file", "total_active_file"])
         }
-        Version::Two => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
+        CgroupVersion::Two => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
     };
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse().ok();
@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn available_memory_is_at_most_total() {
-        assert!(available() <= total());
-        assert!(total() > Bytes::mib(16), "every machine that runs this test has more");
+        assert!(available_memory() <= total_memory());
+        assert!(total_memory() > Bytes::mib(16), "every machine that runs this test has more");
     }
 
     #[test]
@@ -111,14 +111,14 @@ mod tests {
         write("memory.max", "1000\n");
         write("memory.current", "800\n");
         write("memory.stat", "anon 300\ninactive_file 400\nactive_file 100\n");
-        let read = group(Version::Two, folder.path()).unwrap();
+        let read = group(CgroupVersion::Two, folder.path()).unwrap();
         assert_eq!((read.limit, read.usage, read.cache), (1000, 800, 500));
         write("memory.max", "max\n");
-        assert!(group(Version::Two, folder.path()).is_none(), "no limit");
+        assert!(group(CgroupVersion::Two, folder.path()).is_none(), "no limit");
         write("memory.limit_in_bytes", "2000\n");
         write("memory.usage_in_bytes", "900\n");
         write("memory.stat", "total_inactive_file 100\ntotal_active_file 50\ninactive_file 7\n");
-        let read = group(Version::One, folder.path()).unwrap();
+        let read = group(CgroupVersion::One, folder.path()).unwrap();
         assert_eq!((read.limit, read.usage, read.cache), (2000, 900, 150));
     }
 }

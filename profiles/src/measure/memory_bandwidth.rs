@@ -9,7 +9,7 @@ use std::thread;
 
 use super::MeasureError;
 use super::mapping::Buffer;
-use super::sampling::{Effort, measure_rate};
+use super::sampling::{MeasurementOptions, measure_rate};
 use crate::units::BytesPerSecond;
 use crate::values::Sourced;
 
@@ -17,10 +17,10 @@ use crate::values::Sourced;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Measures the total read bandwidth of `threads` threads.
-pub fn read_bandwidth(
+pub fn measure_read_bandwidth(
     buffer: &Buffer,
     threads: usize,
-    effort: &Effort,
+    effort: &MeasurementOptions,
 ) -> Result<Sourced<BytesPerSecond>, MeasureError> {
     let rates = measure_rate(effort, || {
         read_all(buffer.bytes(), threads);
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn read_bandwidth_is_positive() {
         let buffer = Buffer::new(Bytes::mib(1)).unwrap();
-        let rate = read_bandwidth(&buffer, 2, &Effort::minimal()).unwrap();
+        let rate = measure_read_bandwidth(&buffer, 2, &MeasurementOptions::minimal()).unwrap();
         assert!(rate.value.0 > 0.0 && rate.value.0.is_finite());
         assert!(rate.source.contains("by 2 threads"), "{}", rate.source);
     }

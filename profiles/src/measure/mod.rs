@@ -4,7 +4,7 @@
 //! several samples with their spread, and its source says how it was measured. The caller provides the kernels
 //! ([`Kernels`]), so that the rates are those of the kernels that will run. All times are wall times, so that the
 //! rates include the effect of a quota or a throttle. The workloads are small and bounded in time, memory and disk
-//! space ([`Effort`]).
+//! space ([`MeasurementOptions`]).
 
 pub mod compute;
 pub mod control_group;
@@ -20,7 +20,7 @@ mod scratch;
 pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;
 pub use mapping::{Buffer, drop_cache};
-pub use sampling::{Effort, Samples};
+pub use sampling::{MeasurementOptions, Samples};
 pub use scratch::free_space;
 
 use std::io;

@@ -5,7 +5,7 @@ use std::fs;
 use super::control_group;
 
 /// Returns the name of the processor as the system reports it.
-pub fn name() -> String {
+pub fn processor_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     // The key is "model name" on x86 and on some ARM kernels, and "Hardware" on other ARM kernels.
     let field = |name: &str| {
@@ -31,6 +31,6 @@ mod tests {
 
     #[test]
     fn processor_has_name() {
-        assert!(!name().is_empty());
+        assert!(!processor_name().is_empty());
     }
 }

@@ -14,7 +14,7 @@ use crate::values::Sourced;
 
 /// Returns the seconds since the first call.
 #[allow(clippy::disallowed_methods)] // the only clock of the measurements
-pub fn now() -> f64 {
+pub fn elapsed_seconds() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_secs_f64()
 }
@@ -24,7 +24,7 @@ const QUOTA_PERIODS: f64 = 4.0;
 
 /// The limits of measurements in time, memory and disk space.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Effort {
+pub struct MeasurementOptions {
     /// Number of samples of each result.
     pub samples: usize,
     /// Number of rounds in which all compute rates are sampled.
@@ -41,10 +41,10 @@ pub struct Effort {
     pub max_file_size: Bytes,
 }
 
-impl Effort {
+impl MeasurementOptions {
     /// Returns the limits of a quick measurement: about fifteen seconds for a whole device.
-    pub fn quick() -> Effort {
-        Effort {
+    pub fn quick() -> MeasurementOptions {
+        MeasurementOptions {
             samples: 5,
             rounds: 8,
             sample_time: Seconds(0.02),
@@ -56,8 +56,8 @@ impl Effort {
     }
 
     /// Returns the limits of a full measurement: about a minute for a whole device.
-    pub fn full() -> Effort {
-        Effort {
+    pub fn full() -> MeasurementOptions {
+        MeasurementOptions {
             samples: 9,
             rounds: 3,
             sample_time: Seconds(0.1),
@@ -69,8 +69,8 @@ impl Effort {
     }
 
     /// Returns limits for tests: a few milliseconds for each result; the results are meaningless.
-    pub fn minimal() -> Effort {
-        Effort {
+    pub fn minimal() -> MeasurementOptions {
+        MeasurementOptions {
             samples: 2,
             rounds: 2,
             sample_time: Seconds(1e-4),
@@ -82,9 +82,9 @@ impl Effort {
     }
 
     /// Returns the limits with fewer but longer samples if this process has a CPU quota.
-    pub(super) fn under_quota(self) -> Effort {
+    pub(super) fn under_quota(self) -> MeasurementOptions {
         let Some(quota) = control_group::processor_quota() else { return self };
-        Effort {
+        MeasurementOptions {
             // Each sample spans several periods, so fewer samples are needed.
             samples: self.samples.min(3),
             sample_time: Seconds(self.sample_time.0.max(quota.period.0 * QUOTA_PERIODS)),
@@ -134,7 +134,7 @@ impl Samples {
     }
 
     /// Returns the median as a quantity. Its source describes the measurement; `what` is what was measured.
-    pub fn sourced<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
+    pub fn sourced_median<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
         let count = self.count();
         Sourced {
             value: quantity(self.median()).rounded(),
@@ -143,7 +143,7 @@ impl Samples {
         }
     }
 
-    /// Does the same as [`Self::sourced`], but fails unless the median is positive and finite.
+    /// Does the same as [`Self::sourced_median`], but fails unless the median is positive and finite.
     pub(super) fn sourced_positive<T: Rounded>(
         &self,
         quantity: impl FnOnce(f64) -> T,
@@ -152,21 +152,23 @@ impl Samples {
         if !self.median().is_finite() || self.median() <= 0.0 {
             return Err(MeasureError::Unusable { what: what.into() });
         }
-        Ok(self.sourced(quantity, what))
+        Ok(self.sourced_median(quantity, what))
     }
 }
 
 /// Measures the work per second of `call`, which returns the amount of work it did.
-pub fn measure_rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
+pub fn measure_rate(effort: &MeasurementOptions, mut call: impl FnMut() -> f64) -> Samples {
     let effort = effort.under_quota();
-    let start = now();
+    let start = elapsed_seconds();
     call(); // warms up caches, faults in buffers and wakes threads
     let mut rates = Vec::with_capacity(effort.samples);
-    while rates.len() < effort.samples && (rates.is_empty() || now() - start < effort.time_limit.0) {
-        let (begun, mut work) = (now(), 0.0);
+    while rates.len() < effort.samples
+        && (rates.is_empty() || elapsed_seconds() - start < effort.time_limit.0)
+    {
+        let (begun, mut work) = (elapsed_seconds(), 0.0);
         let elapsed = loop {
             work += call();
-            let elapsed = now() - begun;
+            let elapsed = elapsed_seconds() - begun;
             if elapsed >= effort.sample_time.0 {
                 break elapsed;
             }
@@ -177,7 +179,7 @@ pub fn measure_rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
 }
 
 /// Measures the duration of `call`, in seconds.
-pub fn measure_duration(effort: &Effort, mut call: impl FnMut()) -> Samples {
+pub fn measure_duration(effort: &MeasurementOptions, mut call: impl FnMut()) -> Samples {
     let rates = measure_rate(effort, || {
         call();
         1.0
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(samples.median(), 3.0);
         // Quartiles 2 and 4: half their distance over the median is 1 / 3.
         assert_eq!(samples.spread(), Some(Fraction(1.0 / 3.0)));
-        let sourced = samples.sourced(Seconds, "five sleeps");
+        let sourced = samples.sourced_median(Seconds, "five sleeps");
         assert_eq!(sourced.source, "measured: median of 5 samples of five sleeps");
         assert_eq!(sourced.spread, Some("33.3 %".parse().unwrap()));
         assert_eq!(Samples::new(vec![1.0]).spread(), None, "one sample has no spread");
@@ -203,7 +205,8 @@ mod tests {
 
     #[test]
     fn rate_is_work_over_time() {
-        let effort = Effort { samples: 3, sample_time: Seconds(0.002), ..Effort::minimal() };
+        let effort =
+            MeasurementOptions { samples: 3, sample_time: Seconds(0.002), ..MeasurementOptions::minimal() };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
         let rates = measure_rate(&effort, || {
             sleep();
@@ -216,7 +219,8 @@ mod tests {
 
     #[test]
     fn sampling_stops_at_its_limit() {
-        let effort = Effort { samples: 100, time_limit: Seconds(0.02), ..Effort::minimal() };
+        let effort =
+            MeasurementOptions { samples: 100, time_limit: Seconds(0.02), ..MeasurementOptions::minimal() };
         let slow = measure_rate(&effort, || {
             std::thread::sleep(std::time::Duration::from_millis(15));
             1.0

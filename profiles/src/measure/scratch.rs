@@ -1,6 +1,6 @@
 //! Creates the scratch file for measuring a disk.
 //!
-//! The size is limited by [`Effort`], by a tenth of the free space and by the time for writing. The content
+//! The size is limited by [`MeasurementOptions`], by a tenth of the free space and by the time for writing. The content
 //! is incompressible and flushed to disk. On Unix the file is unlinked before it is written, so that nothing
 //! remains however the process ends.
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::MeasureError;
-use super::sampling::{Effort, now};
+use super::sampling::{MeasurementOptions, elapsed_seconds};
 use crate::units::Bytes;
 
 const PIECE_BYTES: usize = 1 << 20;
@@ -27,7 +27,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn create(folder: &Path, effort: &Effort) -> Result<Scratch, MeasureError> {
+    pub(super) fn create(folder: &Path, effort: &MeasurementOptions) -> Result<Scratch, MeasureError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!(".hearth-measure-{}-{number}", std::process::id()));
@@ -62,8 +62,8 @@ impl Drop for UnlinkOnDrop {
 fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE_BYTES];
-    let (begun, mut length) = (now(), 0);
-    while length < max_bytes && (length < MIN_BYTES || now() - begun < seconds) {
+    let (begun, mut length) = (elapsed_seconds(), 0);
+    while length < max_bytes && (length < MIN_BYTES || elapsed_seconds() - begun < seconds) {
         for word in piece.as_chunks_mut::<8>().0 {
             // xorshift64: all pieces differ, and no disk compresses them.
             state ^= state << 13;
@@ -110,11 +110,14 @@ mod tests {
     #[test]
     fn scratch_file_is_unlinked() {
         let folder = tempfile::tempdir().unwrap();
-        let scratch = Scratch::create(folder.path(), &Effort::minimal()).unwrap();
-        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::minimal().max_file_size.0);
+        let scratch = Scratch::create(folder.path(), &MeasurementOptions::minimal()).unwrap();
+        assert!(
+            scratch.length >= MIN_BYTES && scratch.length <= MeasurementOptions::minimal().max_file_size.0
+        );
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        let error = Scratch::create(&folder.path().join("nowhere"), &Effort::minimal()).unwrap_err();
+        let error =
+            Scratch::create(&folder.path().join("nowhere"), &MeasurementOptions::minimal()).unwrap_err();
         assert!(error.to_string().starts_with("cannot create `"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ use crate::units::{Bytes, Flops};
 
 /// Bytes and work of all tensors of a group in one format.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct FormatShare {
+pub struct FormatTotals {
     pub bytes: Bytes,
     /// Work for one token.
     pub flops: Flops,
@@ -25,7 +25,7 @@ pub struct FormatShare {
 /// The bytes and the work of a set of tensors, summed by format.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TensorGroup {
-    shares: BTreeMap<Format, FormatShare>,
+    shares: BTreeMap<Format, FormatTotals>,
 }
 
 impl TensorGroup {
@@ -36,11 +36,11 @@ impl TensorGroup {
     }
 
     /// Iterates over all formats and their sums, ordered by format.
-    pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatShare)> {
+    pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatTotals)> {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
 
-    pub fn share(&self, format: Format) -> FormatShare {
+    pub fn format_totals(&self, format: Format) -> FormatTotals {
         self.shares.get(&format).copied().unwrap_or_default()
     }
 
@@ -100,9 +100,9 @@ mod tests {
         assert_eq!(heavy.flops(), Flops(1024.0));
         let mean = TensorGroup::mean(&[light, heavy]);
         // 210 / 2 and 144 * 2 / 2.
-        assert_eq!(mean.share(Format::Q6K), FormatShare { bytes: Bytes(105), flops: Flops(256.0) });
-        assert_eq!(mean.share(Format::Q4K), FormatShare { bytes: Bytes(144), flops: Flops(512.0) });
-        assert_eq!(mean.share(Format::F16), FormatShare::default());
+        assert_eq!(mean.format_totals(Format::Q6K), FormatTotals { bytes: Bytes(105), flops: Flops(256.0) });
+        assert_eq!(mean.format_totals(Format::Q4K), FormatTotals { bytes: Bytes(144), flops: Flops(512.0) });
+        assert_eq!(mean.format_totals(Format::F16), FormatTotals::default());
     }
 
     #[test]

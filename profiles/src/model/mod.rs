@@ -4,7 +4,7 @@
 //! made from a GGUF file or from a `model/1` document, such as a shipped one:
 //!
 //! ```
-//! let model = hearth_profiles::model::shipped("llama-70b").unwrap();
+//! let model = hearth_profiles::model::shipped_profile("llama-70b").unwrap();
 //! assert_eq!(model.shape.layers.to_string(), "80 layers");
 //! assert_eq!(model.total_bytes().to_string(), "39.6 GiB");
 //! ```
@@ -20,9 +20,9 @@ pub mod shape;
 pub mod shipped;
 
 pub use document::ModelDocument;
-pub use group::{FormatShare, TensorGroup};
+pub use group::{FormatTotals, TensorGroup};
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{BlockError, Quant, UnknownQuant};
 pub use shape::{Architecture, ModelShape, ShapeError, UnknownArchitecture};
-pub use shipped::{shipped, shipped_document, shipped_names, shipped_yaml};
+pub use shipped::{shipped_document, shipped_names, shipped_profile, shipped_yaml};

@@ -25,9 +25,9 @@ pub struct ModelProfile {
     /// The tensors of each layer, in order. The length is `shape.layers`.
     pub layers: Vec<TensorGroup>,
     /// The input embedding, with the bytes of the whole matrix and no work: a token only reads one row.
-    pub input: TensorGroup,
+    pub input_embedding: TensorGroup,
     /// The output norm and the output head. The bytes of a tied embedding are in `input` and in `output`.
-    pub output: TensorGroup,
+    pub output_head: TensorGroup,
     /// Small tensors that every layer uses, such as rope factors. Every device has a copy.
     pub shared_tensors: TensorGroup,
     /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
@@ -82,8 +82,8 @@ impl ModelProfile {
             shape,
             quant,
             layers,
-            input: TensorGroup::default(),
-            output: TensorGroup::default(),
+            input_embedding: TensorGroup::default(),
+            output_head: TensorGroup::default(),
             shared_tensors: TensorGroup::default(),
             digest: String::new(),
         }
@@ -94,12 +94,12 @@ impl ModelProfile {
         match (layer, name) {
             (Some(layer), _) => self.layers[layer as usize].add(format, bytes, flops),
             (None, "token_embd.weight") => {
-                self.input.add(format, bytes, Flops(0.0));
+                self.input_embedding.add(format, bytes, Flops(0.0));
                 if self.shape.tied_embeddings {
-                    self.output.add(format, bytes, flops);
+                    self.output_head.add(format, bytes, flops);
                 }
             }
-            (None, _) if name.starts_with("output") => self.output.add(format, bytes, flops),
+            (None, _) if name.starts_with("output") => self.output_head.add(format, bytes, flops),
             (None, _) => self.shared_tensors.add(format, bytes, Flops(0.0)),
         }
     }
@@ -131,24 +131,28 @@ impl ModelProfile {
     }
 
     /// Returns the size of the whole input embedding (`b_i` of the prima.cpp paper).
-    pub fn input_bytes(&self) -> Bytes {
-        self.input.bytes()
+    pub fn input_embedding_bytes(&self) -> Bytes {
+        self.input_embedding.bytes()
     }
 
     /// Returns the size of one row of the input embedding, which a token reads (`b_i / V` of the prima.cpp paper).
-    pub fn input_row_bytes(&self) -> Bytes {
-        Bytes(self.input.bytes().0 / u64::from(self.shape.vocab_size))
+    pub fn embedding_row_bytes(&self) -> Bytes {
+        Bytes(self.input_embedding.bytes().0 / u64::from(self.shape.vocab_size))
     }
 
     /// Returns the size of the output norm and the output head (`b_o` of the prima.cpp paper).
-    pub fn output_bytes(&self) -> Bytes {
-        self.output.bytes()
+    pub fn output_head_bytes(&self) -> Bytes {
+        self.output_head.bytes()
     }
 
     /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
-        let tied = if self.shape.tied_embeddings { self.input.bytes() } else { Bytes::ZERO };
-        self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared_tensors.bytes() - tied
+        let tied = if self.shape.tied_embeddings { self.input_embedding.bytes() } else { Bytes::ZERO };
+        self.layers_bytes()
+            + self.input_embedding.bytes()
+            + self.output_head.bytes()
+            + self.shared_tensors.bytes()
+            - tied
     }
 
     /// Returns the digest of shape and quantisation, which a GGUF file and a `model/1` document of a model
@@ -237,10 +241,10 @@ mod tests {
         assert_eq!(profile.mean_layer_bytes(), Bytes(light + 245_760 * 33));
         assert_eq!(profile.max_layer_bytes(), profile.layer_bytes(0));
         // 4096 / 256 * 144.
-        assert_eq!(profile.input_row_bytes(), Bytes(2304));
-        assert_eq!(profile.output_bytes(), Bytes(128_256 * 4096 / 256 * 210 + 16_384));
+        assert_eq!(profile.embedding_row_bytes(), Bytes(2304));
+        assert_eq!(profile.output_head_bytes(), Bytes(128_256 * 4096 / 256 * 210 + 16_384));
         assert_eq!(profile.mean_layer().flops(), Flops(2.0 * 218_103_808.0 + 2.0 * 16_384.0));
-        assert_eq!(profile.input.flops(), Flops(0.0));
+        assert_eq!(profile.input_embedding.flops(), Flops(0.0));
         assert!(profile.digest.starts_with("shape:"));
     }
 
@@ -249,8 +253,8 @@ mod tests {
         let shape = ModelShape { tied_embeddings: true, ..llama_8b() };
         let tied = ModelProfile::from_shape("tied", shape, Quant::Pure(Format::F16)).unwrap();
         let apart = ModelProfile::from_shape("apart", llama_8b(), Quant::Pure(Format::F16)).unwrap();
-        assert_eq!(tied.output_bytes(), apart.output_bytes());
-        assert_eq!(tied.total_bytes() + tied.input_bytes(), apart.total_bytes());
+        assert_eq!(tied.output_head_bytes(), apart.output_head_bytes());
+        assert_eq!(tied.total_bytes() + tied.input_embedding_bytes(), apart.total_bytes());
         assert_eq!(tied.match_digest(&apart.digest), DigestMatch::Different);
         assert_eq!(tied.match_digest(&tied.digest.clone()), DigestMatch::Same);
     }

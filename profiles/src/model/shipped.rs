@@ -23,7 +23,7 @@ pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownName> {
 }
 
 /// Returns the profile of a shipped model.
-pub fn shipped(name: &str) -> Result<ModelProfile, UnknownName> {
+pub fn shipped_profile(name: &str) -> Result<ModelProfile, UnknownName> {
     let profile = shipped_document(name)?.profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))
 }
@@ -37,9 +37,9 @@ mod tests {
         for name in shipped_names() {
             let document = shipped_document(name).unwrap();
             assert_eq!(document.name, name);
-            assert_eq!(shipped(name).unwrap().layers.len(), document.layers.0 as usize, "{name}");
+            assert_eq!(shipped_profile(name).unwrap().layers.len(), document.layers.0 as usize, "{name}");
         }
-        let error = shipped("9b").unwrap_err().to_string();
+        let error = shipped_profile("9b").unwrap_err().to_string();
         let expected = "no model `9b` is shipped: use one of tiny, 120m, 1b, llama-1b, 3b, llama-8b";
         assert!(error.starts_with(expected), "{error}");
     }
@@ -50,7 +50,7 @@ mod tests {
         for (name, published) in
             [("llama-8b", 4.92e9), ("llama-30b", 19.6e9), ("llama-65b", 39.3e9), ("llama-70b", 42.5e9)]
         {
-            let total = shipped(name).unwrap().total_bytes().as_f64();
+            let total = shipped_profile(name).unwrap().total_bytes().as_f64();
             assert!((total / published - 1.0).abs() < 0.005, "{name}: {total}");
         }
     }

@@ -1,7 +1,7 @@
 //! Tests that errors in `device/1` documents name the mistake and its location.
 
-use hearth_profiles::device::soc::{SocOptions, Strategy};
-use hearth_profiles::device::{shipped, shipped_names, shipped_yaml};
+use hearth_profiles::device::soc::{SocOptions, SocStrategy};
+use hearth_profiles::device::{shipped_names, shipped_profile, shipped_yaml};
 use hearth_profiles::{Device, Document, DocumentError};
 
 /// The key `profiled` of an NPU, with a table of measured matmuls.
@@ -81,10 +81,10 @@ fn profiled_table_round_trips() {
 #[test]
 fn soc_without_npu_allows_gpu_only() {
     for name in shipped_names() {
-        let Some(soc) = shipped(name).expect("a name").soc else { continue };
-        for strategy in Strategy::ALL {
+        let Some(soc) = shipped_profile(name).expect("a name").soc else { continue };
+        for strategy in SocStrategy::ALL {
             let wrong = soc.options_error(&SocOptions::with_strategy(strategy));
-            let without = soc.npu.is_none() && strategy != Strategy::GpuOnly;
+            let without = soc.npu.is_none() && strategy != SocStrategy::GpuOnly;
             assert_eq!(wrong.is_some(), without, "{name}, {}: {wrong:?}", strategy.name());
         }
     }

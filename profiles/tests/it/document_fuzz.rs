@@ -19,11 +19,11 @@ fn parse_model(text: &str) {
     if let Ok(document) = ModelDocument::from_yaml(text) {
         let profile = document.profile().expect("what was parsed has a profile");
         assert_eq!(profile.layers.len(), document.layers.0 as usize);
-        assert!(profile.total_bytes() > profile.input_row_bytes());
+        assert!(profile.total_bytes() > profile.embedding_row_bytes());
     }
 }
 
-fn shipped() -> impl Strategy<Value = (&'static str, fn(&str))> {
+fn shipped_text() -> impl Strategy<Value = (&'static str, fn(&str))> {
     let devices = device::shipped_names().map(|name| device::shipped_yaml(name).unwrap());
     let models = model::shipped_names().map(|name| model::shipped_yaml(name).unwrap());
     let (devices, models) = (devices.collect::<Vec<_>>(), models.collect::<Vec<_>>());
@@ -73,7 +73,7 @@ proptest! {
 
     #[test]
     fn shipped_document_with_random_values_never_panics(
-        (text, parse) in shipped(),
+        (text, parse) in shipped_text(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), replacement()), 1..4),
         duplicate in prop::option::of(any::<prop::sample::Index>()),
     ) {
@@ -93,7 +93,7 @@ proptest! {
 
     #[test]
     fn shipped_document_with_random_bytes_never_panics(
-        (text, parse) in shipped(),
+        (text, parse) in shipped_text(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
     ) {
         let mut bytes = text.as_bytes().to_vec();

@@ -96,8 +96,8 @@ fn profile_counts_every_tensor_byte() {
         let quant = quant.parse().unwrap();
         let twin = ModelProfile::from_shape("twin", profile.shape.clone(), quant).unwrap();
         assert_eq!(
-            (&twin.layers, &twin.input, &twin.output),
-            (&profile.layers, &profile.input, &profile.output)
+            (&twin.layers, &twin.input_embedding, &twin.output_head),
+            (&profile.layers, &profile.input_embedding, &profile.output_head)
         );
     }
 }
@@ -153,7 +153,10 @@ fn split_model_has_same_profile_and_other_digest() {
     }
     let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
     let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
-    assert_eq!((&split.layers, &split.input, &split.output), (&whole.layers, &whole.input, &whole.output));
+    assert_eq!(
+        (&split.layers, &split.input_embedding, &split.output_head),
+        (&whole.layers, &whole.input_embedding, &whole.output_head)
+    );
     assert_eq!(split.match_digest(&whole.shape_digest()), DigestMatch::SameShape);
     assert_ne!(split.digest, whole.digest);
 }

@@ -36,7 +36,7 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
             segments: SUMMED_TERMS
                 .iter()
                 .zip(TERM_CLASSES)
-                .zip(run.metrics.terms_ms.rows())
+                .zip(run.metrics.terms_ms.named_terms())
                 .map(|((term, class), (_, value))| (class, term.label, value))
                 .collect(),
         })

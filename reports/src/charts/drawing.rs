@@ -144,7 +144,7 @@ impl Drawing {
     fn close(&mut self, element: &str, tooltip: &str) {
         let _ = match tooltip {
             "" => writeln!(self.body, "/>"),
-            tooltip => writeln!(self.body, "><title>{}</title></{element}>", escape::markup(tooltip)),
+            tooltip => writeln!(self.body, "><title>{}</title></{element}>", escape::html(tooltip)),
         };
     }
 
@@ -161,7 +161,7 @@ impl Drawing {
     }
 
     fn text(&mut self, class: Class, attributes: &str, text: &str) {
-        let _ = writeln!(self.body, r#"<text class="{class}" {attributes}>{}</text>"#, escape::markup(text));
+        let _ = writeln!(self.body, r#"<text class="{class}" {attributes}>{}</text>"#, escape::html(text));
     }
 
     pub fn line(&mut self, class: Class, from: Point, to: Point) {
@@ -190,14 +190,14 @@ impl Drawing {
              <svg width=\"100%\" height=\"{}\" role=\"img\" aria-label=\"{}\" overflow=\"visible\">\n{}{}</svg></div>",
             self.gutter,
             number(self.height),
-            escape::markup(&self.title),
+            escape::html(&self.title),
             self.arrow_head(),
             self.body
         );
         if !self.legend.is_empty() {
             out.push_str("\n<ul class=\"legend\">");
             for (class, meaning) in &self.legend {
-                let meaning = escape::markup(meaning);
+                let meaning = escape::html(meaning);
                 let _ = write!(out, "<li><i class=\"key {class}\"></i>{meaning}</li>");
             }
             out.push_str("</ul>");
@@ -219,7 +219,7 @@ impl Drawing {
              <svg x=\"{x}\" y=\"{TITLE_HEIGHT}\" width=\"{inner}\" height=\"{body_height}\" overflow=\"visible\">\n\
              {head}{body}</svg>\n",
             h = number(height),
-            title = escape::markup(&self.title),
+            title = escape::html(&self.title),
             x = self.gutter + 16,
             body_height = number(self.height),
             head = self.arrow_head(),
@@ -234,7 +234,7 @@ impl Drawing {
                  <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
                 x + 18.0,
                 y + 10.0,
-                escape::markup(meaning)
+                escape::html(meaning)
             );
         }
         out.push_str("</svg>\n");

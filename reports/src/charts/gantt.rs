@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use hearth_core::metrics::token_times::DecodeStep;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Record, Resource, StepKind};
 
 use super::drawing::{Class, Drawing};
 use super::{label, millis, round_values};
@@ -92,7 +92,9 @@ fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
     let mut used = BTreeSet::new();
     for record in &trace.records {
         let demand = || {
-            activities::parts(record).iter().any(|&(kind, nanos)| kind == Activity::DemandRead && nanos > 0)
+            activities::activity_durations(record)
+                .iter()
+                .any(|&(kind, nanos)| kind == Activity::DemandRead && nanos > 0)
         };
         let lane = match record.resource {
             Resource::Gpu => Lane::Gpu,
@@ -158,7 +160,7 @@ impl Gantt<'_> {
             let row = self.row(first.device, first.lane);
             let Some(((_, class, meaning), row)) = style.zip(row) else { continue };
             let tooltip = if count == 1 {
-                tooltip(&self.trace.records[first.record], meaning, first.end - first.start)
+                tooltip(&self.trace.records[first.record_index], meaning, first.end - first.start)
             } else {
                 let duration = numbers::milliseconds(millis(end - first.start));
                 format!("{meaning}: {count} steps, within {duration}")
@@ -212,15 +214,15 @@ impl Gantt<'_> {
 
 fn tooltip(record: &Record, meaning: &str, nanos: u64) -> String {
     let what = match record.kind {
-        Kind::Embed => "embedding".into(),
-        Kind::Output => "output and sampling".into(),
-        Kind::Draft => "drafting".into(),
-        Kind::Copy => "copy".into(),
-        Kind::Receive | Kind::Send => "message".into(),
-        Kind::Kernel => "kernel".into(),
-        Kind::Synchronise => "waiting".into(),
-        Kind::Prepare => "making graphs".into(),
-        Kind::Compute | Kind::Prefetch => match record.layers {
+        StepKind::Embed => "embedding".into(),
+        StepKind::Output => "output and sampling".into(),
+        StepKind::Draft => "drafting".into(),
+        StepKind::Copy => "copy".into(),
+        StepKind::Receive | StepKind::Send => "message".into(),
+        StepKind::Kernel => "kernel".into(),
+        StepKind::Synchronise => "waiting".into(),
+        StepKind::Prepare => "making graphs".into(),
+        StepKind::Compute | StepKind::Prefetch => match record.layers {
             Some([start, end]) if end > start + 1 => format!("layers {start} to {}", end - 1),
             Some([start, _]) => format!("layer {start}"),
             None => "output head".into(),

@@ -67,11 +67,11 @@ impl Readings {
     /// Returns the readings of a counter on all devices; `None` if all have the same time.
     fn of(trace: &Trace, counter: Counter) -> Option<Self> {
         let readings = || trace.readings.iter().filter(|reading| reading.counter == counter);
-        let begin = readings().map(|reading| reading.at).min()?;
-        let end = readings().map(|reading| reading.at).max()?;
+        let begin = readings().map(|reading| reading.time_ns).min()?;
+        let end = readings().map(|reading| reading.time_ns).max()?;
         let seconds = |at: u64| (at - begin) as f64 * 1e-9;
         let values = readings()
-            .map(|reading| (usize::from(reading.device), seconds(reading.at), reading.value))
+            .map(|reading| (usize::from(reading.device), seconds(reading.time_ns), reading.value))
             .collect();
         (end > begin).then(|| Self { values, seconds: seconds(end) })
     }

@@ -46,7 +46,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
         dots.push(Dot { group: group.into(), class, name, reference, predicted, range: None });
     };
     for pair in &comparison.pairs {
-        let names = (&comparison.runs[pair.predicted].label, &comparison.runs[pair.measured].label);
+        let names = (&comparison.runs[pair.predicted_run].label, &comparison.runs[pair.measured_run].label);
         for row in pair.rows.iter().filter(|row| row.unit == Unit::Milliseconds) {
             let Some((predicted, reference)) = row.predicted.zip(row.measured) else { continue };
             let (group, index) = match row.key {
@@ -60,7 +60,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
         }
     }
     for cell in comparison.published_cells.iter().filter(|cell| cell.selected) {
-        let run = &comparison.runs[cell.run];
+        let run = &comparison.runs[cell.run_index];
         let times = [
             ("time per token, published", 3, cell.tpot_ms, run.metrics.tpot_ms.map(|tpot| tpot.mean)),
             ("time to first token, published", 4, cell.ttft_ms, run.metrics.ttft_ms),
@@ -123,7 +123,7 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
 }
 
 fn tooltip(dot: &Dot, unit: &str) -> String {
-    let error = numbers::FixedPoint::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed();
+    let error = numbers::FixedPoint::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed_text();
     let name = &dot.name;
     let [predicted, reference] = [dot.predicted, dot.reference].map(numbers::three_digits);
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")

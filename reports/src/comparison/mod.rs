@@ -1,6 +1,6 @@
 //! Comparison of simulated and measured runs.
 //!
-//! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a [`Pair`]
+//! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a [`RunComparison`]
 //! with a row for each quantity. The error is the predicted value minus the measured value. The terms of a run sum to
 //! its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
 //! ([`hearth_core::metrics::intervals`]), which are combined for the error.
@@ -22,7 +22,7 @@ use crate::text::escape;
 /// The role of a quantity in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum QuantityRole {
     /// A term of the time per token.
     Term,
     /// The mean time per token, the sum of the terms.
@@ -47,7 +47,7 @@ pub struct Quantity {
     /// The key of the quantity, such as `cpu`, `tpot` or `bytes_read_per_token`.
     pub key: &'static str,
     pub unit: Unit,
-    pub role: Role,
+    pub role: QuantityRole,
     /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
     /// Half the width of the confidence interval of the value, if known.
@@ -79,7 +79,7 @@ pub struct Run {
 pub struct QuantityComparison {
     pub key: &'static str,
     pub unit: Unit,
-    pub role: Role,
+    pub role: QuantityRole,
     pub predicted: Option<f64>,
     pub measured: Option<f64>,
     pub error: Option<f64>,
@@ -92,11 +92,13 @@ pub struct QuantityComparison {
 
 /// A simulated and a measured run of the same plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Pair {
+pub struct RunComparison {
     /// Index of the simulated run in [`Comparison::runs`].
-    pub predicted: usize,
+    #[serde(rename = "predicted")]
+    pub predicted_run: usize,
     /// Index of the measured run in [`Comparison::runs`].
-    pub measured: usize,
+    #[serde(rename = "measured")]
+    pub measured_run: usize,
     pub rows: Vec<QuantityComparison>,
 }
 
@@ -104,7 +106,8 @@ pub struct Pair {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PublishedCell {
     /// Index of the run in [`Comparison::runs`].
-    pub run: usize,
+    #[serde(rename = "run")]
+    pub run_index: usize,
     /// The name of the `published/1` document.
     pub document: String,
     pub source: String,
@@ -129,7 +132,7 @@ pub struct Comparison {
     /// The runs, in the order of the traces.
     pub runs: Vec<Run>,
     /// The pairs of a simulated and a measured run of the same plan.
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<RunComparison>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
     /// Published results of the same scenarios, if requested.
@@ -172,11 +175,17 @@ impl Run {
         let (metrics, intervals) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
         let ms = Unit::Milliseconds;
-        let terms = metrics.terms_ms.rows().into_iter().enumerate().map(|(index, (key, value))| {
-            (key, ms, Role::Term, tpot.map(|_| value), intervals.map(|intervals| intervals.terms[index]))
+        let terms = metrics.terms_ms.named_terms().into_iter().enumerate().map(|(index, (key, value))| {
+            (
+                key,
+                ms,
+                QuantityRole::Term,
+                tpot.map(|_| value),
+                intervals.map(|intervals| intervals.term_half_widths_ms[index]),
+            )
         });
-        let interval = intervals.map(|intervals| intervals.tpot);
-        let total = ("tpot", ms, Role::Total, tpot.map(|tpot| tpot.mean), interval);
+        let interval = intervals.map(|intervals| intervals.tpot_half_width_ms);
+        let total = ("tpot", ms, QuantityRole::Total, tpot.map(|tpot| tpot.mean), interval);
         let bytes_read = metrics.bytes_read_per_token().filter(|_| tpot.is_some());
         let others = [
             (terms::HIDDEN_DISK.key, ms, tpot.map(|_| metrics.terms_ms.hidden_disk)),
@@ -186,7 +195,7 @@ impl Run {
             ("tokens_per_s", Unit::TokensPerSecond, metrics.tokens_per_s),
             ("bytes_read_per_token", Unit::Bytes, bytes_read),
         ];
-        let others = others.map(|(key, unit, value)| (key, unit, Role::Other, value, None));
+        let others = others.map(|(key, unit, value)| (key, unit, QuantityRole::Other, value, None));
         let all = terms.chain([total]).chain(others).map(|(key, unit, role, value, interval_half_width)| {
             Quantity { key, unit, role, value, interval_half_width }
         });
@@ -200,14 +209,15 @@ impl Comparison {
         let runs: Vec<Run> =
             labels(traces).into_iter().zip(traces).map(|(label, trace)| Run::new(label, trace)).collect();
         let pairs = paired_runs(traces).into_iter();
-        let pairs: Vec<Pair> = pairs.map(|indices| Pair::new(indices, &runs)).collect();
+        let pairs: Vec<RunComparison> = pairs.map(|indices| RunComparison::new(indices, &runs)).collect();
         let notes = notes(traces, &runs, &pairs);
         Self { runs, pairs, notes, published_cells: Vec::new(), caveats: Vec::new() }
     }
 
     /// Returns the indices of the runs that are in no pair.
-    pub fn unpaired(&self) -> Vec<usize> {
-        let paired = |index: &usize| self.pairs.iter().any(|it| [it.predicted, it.measured].contains(index));
+    pub fn unpaired_runs(&self) -> Vec<usize> {
+        let paired =
+            |index: &usize| self.pairs.iter().any(|it| [it.predicted_run, it.measured_run].contains(index));
         (0..self.runs.len()).filter(|index| !paired(index)).collect()
     }
 
@@ -215,17 +225,17 @@ impl Comparison {
     /// measured run, else the first run.
     pub fn main_run(&self) -> usize {
         let measured = || self.runs.iter().position(|run| run.origin == Origin::Measured);
-        self.pairs.first().map(|pair| pair.measured).or_else(measured).unwrap_or(0)
+        self.pairs.first().map(|pair| pair.measured_run).or_else(measured).unwrap_or(0)
     }
 
     /// Returns the published cell that a run is compared with, if exactly one is selected.
     pub fn published_cell(&self, run: usize) -> Option<&PublishedCell> {
-        let mut selected = self.published_cells.iter().filter(|cell| cell.run == run && cell.selected);
+        let mut selected = self.published_cells.iter().filter(|cell| cell.run_index == run && cell.selected);
         selected.next().filter(|_| selected.next().is_none())
     }
 }
 
-impl Pair {
+impl RunComparison {
     fn new((predicted, measured): (usize, usize), runs: &[Run]) -> Self {
         let row = |(left, right): (Quantity, Quantity)| {
             let error = left.value.zip(right.value).map(|(predicted, measured)| predicted - measured);
@@ -245,7 +255,7 @@ impl Pair {
         };
         let quantities = runs[predicted].quantities().into_iter().zip(runs[measured].quantities());
         let rows = quantities.map(row).collect();
-        Self { predicted, measured, rows }
+        Self { predicted_run: predicted, measured_run: measured, rows }
     }
 }
 
@@ -289,7 +299,7 @@ fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
     pairs
 }
 
-fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
+fn notes(traces: &[Trace], runs: &[Run], pairs: &[RunComparison]) -> Vec<String> {
     let mut notes = Vec::new();
     let mut models = traces.iter().map(|trace| &trace.header.model);
     if let Some(first) = models.next()
@@ -312,7 +322,9 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             origin_word(runs[0].origin)
         ));
     }
-    notes.extend(pairs.iter().flat_map(|pair| pair_notes(&runs[pair.predicted], &runs[pair.measured])));
+    notes.extend(
+        pairs.iter().flat_map(|pair| pair_notes(&runs[pair.predicted_run], &runs[pair.measured_run])),
+    );
     for run in runs {
         let ended = match run.metrics.outcome {
             Outcome::Ok => None,
@@ -363,7 +375,7 @@ fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for (run, trace) in runs.iter().zip(traces) {
         for device in &trace.header.devices {
-            let Some(what) = &device.unvalidated else { continue };
+            let Some(what) = &device.unvalidated_parts else { continue };
             let (name, what) = (escape::name(&device.name), escape::sentence(what));
             let sentence = format!("the profile of {name} is not validated ({what}).");
             match found.iter_mut().find(|(known, _)| *known == sentence) {

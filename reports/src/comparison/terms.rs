@@ -1,4 +1,4 @@
-//! Names and definitions of the terms of the time per token, in the order of [`hearth_core::metrics::Terms::rows`].
+//! Names and definitions of the terms of the time per token, in the order of [`hearth_core::metrics::Terms::named_terms`].
 
 #[derive(Debug, Clone, Copy)]
 pub struct Term {

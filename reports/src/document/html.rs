@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use super::{Block, Document, RowStyle, Span, Table, Text};
 use crate::charts::drawing;
-use crate::text::escape::markup;
+use crate::text::escape::html;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -20,18 +20,18 @@ pub fn render(document: &Document) -> String {
          <meta name=\"color-scheme\" content=\"light dark\"/>\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
          <title>{}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
-        markup(&document.title.plain()),
+        html(&document.title.plain_text()),
         drawing::STYLE,
         text(&document.title)
     );
     let _ = blocks(&mut out, &document.opening_blocks);
     out.push_str("<nav>");
     for section in &document.sections {
-        let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, markup(&section.title));
+        let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, html(&section.title));
     }
     out.push_str("</nav>\n");
     for section in &document.sections {
-        let _ = writeln!(out, "<section id=\"{}\">\n<h2>{}</h2>", section.anchor, markup(&section.title));
+        let _ = writeln!(out, "<section id=\"{}\">\n<h2>{}</h2>", section.anchor, html(&section.title));
         let _ = blocks(&mut out, &section.blocks);
         out.push_str("</section>\n");
     }
@@ -51,21 +51,21 @@ fn blocks(out: &mut String, blocks: &[Block]) -> fmt::Result {
             Block::Figure(drawing, caption) => writeln!(
                 out,
                 "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
-                markup(&drawing.title),
+                html(&drawing.title),
                 drawing.inline_html(),
                 text(caption)
             )?,
             Block::Definitions(title, meanings) => {
-                write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title))?;
+                write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", html(title))?;
                 for (word, meaning) in meanings {
-                    writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning))?;
+                    writeln!(out, "<dt>{}</dt><dd>{}</dd>", html(word), html(meaning))?;
                 }
                 out.push_str("</dl>\n</details>\n");
             }
             Block::Details(title, sentences) => {
-                write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title))?;
+                write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", html(title))?;
                 for sentence in sentences {
-                    writeln!(out, "<li>{}</li>", markup(sentence))?;
+                    writeln!(out, "<li>{}</li>", html(sentence))?;
                 }
                 out.push_str("</ul>\n</details>\n");
             }
@@ -83,7 +83,7 @@ fn print(out: &mut String, table: &Table) -> fmt::Result {
     )?;
     for heading in &table.headings {
         // The label of a run must not be broken at its hyphen.
-        write!(out, "<th scope=\"col\">{}</th>", markup(heading).replace('-', "&#8209;"))?;
+        write!(out, "<th scope=\"col\">{}</th>", html(heading).replace('-', "&#8209;"))?;
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (style, row) in &table.rows {
@@ -107,9 +107,9 @@ fn text(text: &Text) -> String {
     text.0
         .iter()
         .map(|span| match span {
-            Span::Words(words) => keep_units(&markup(words)),
-            Span::Name(name) => format!("<b>{}</b>", markup(name)),
-            Span::Code(code) => format!("<code>{}</code>", markup(code)),
+            Span::Words(words) => keep_units(&html(words)),
+            Span::Name(name) => format!("<b>{}</b>", html(name)),
+            Span::Code(code) => format!("<code>{}</code>", html(code)),
         })
         .collect()
 }

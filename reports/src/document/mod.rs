@@ -26,17 +26,17 @@ pub enum Span {
 pub struct Text(pub Vec<Span>);
 
 impl Text {
-    pub fn words(mut self, words: impl Into<String>) -> Self {
+    pub fn append_words(mut self, words: impl Into<String>) -> Self {
         self.0.push(Span::Words(words.into()));
         self
     }
 
-    pub fn name(mut self, name: impl Into<String>) -> Self {
+    pub fn append_name(mut self, name: impl Into<String>) -> Self {
         self.0.push(Span::Name(name.into()));
         self
     }
 
-    pub fn code(mut self, code: impl Into<String>) -> Self {
+    pub fn append_code(mut self, code: impl Into<String>) -> Self {
         self.0.push(Span::Code(code.into()));
         self
     }
@@ -47,7 +47,7 @@ impl Text {
     }
 
     /// Returns the text without markup.
-    pub fn plain(&self) -> String {
+    pub fn plain_text(&self) -> String {
         self.0
             .iter()
             .map(|span| match span {
@@ -57,20 +57,20 @@ impl Text {
     }
 
     /// Returns a value as the text of a table cell, or [`NO_VALUE`].
-    pub fn value(value: Option<impl Into<String>>) -> Self {
+    pub fn from_option(value: Option<impl Into<String>>) -> Self {
         value.map_or_else(|| NO_VALUE.into(), |value| value.into().into())
     }
 }
 
 impl From<&str> for Text {
     fn from(words: &str) -> Self {
-        Self::default().words(words)
+        Self::default().append_words(words)
     }
 }
 
 impl From<String> for Text {
     fn from(words: String) -> Self {
-        Self::default().words(words)
+        Self::default().append_words(words)
     }
 }
 
@@ -156,7 +156,12 @@ pub struct Document {
 
 impl Document {
     /// Adds a section, unless it has no blocks.
-    pub fn push(&mut self, title: &str, anchor: &'static str, blocks: impl IntoIterator<Item = Block>) {
+    pub fn push_section(
+        &mut self,
+        title: &str,
+        anchor: &'static str,
+        blocks: impl IntoIterator<Item = Block>,
+    ) {
         let blocks: Vec<Block> = blocks.into_iter().collect();
         if !blocks.is_empty() {
             self.sections.push(Section { title: title.to_owned(), anchor, blocks });

@@ -3,13 +3,14 @@
 use hearth_core::metrics::DeviceMetrics;
 
 use crate::comparison::{Comparison, PublishedCell, Run, Unit};
-use crate::sections::tables::{Digits, errors, published_value, round_quantities};
+use crate::sections::tables::{NumberFormat, error_and_percent, published_value, round_quantities};
 use crate::text::numbers::FixedPoint;
 use crate::text::{distinct, escape};
 
 /// Digits after the decimal point of a time in milliseconds: nanosecond resolution.
 const DIGITS: u32 = 6;
-const ALL_DIGITS: Digits = Digits { time: DIGITS, rate: DIGITS, bytes: 1, byte_unit: 1.0 };
+const ALL_DIGITS: NumberFormat =
+    NumberFormat { time_digits: DIGITS, rate_digits: DIGITS, byte_digits: 1, byte_unit: 1.0 };
 
 /// A quantity of a device: key, unit, decimal places, whether it is a mean per token, and a function for its value.
 type DeviceQuantity = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
@@ -82,7 +83,7 @@ fn head(comparison: &Comparison) -> Vec<String> {
     let mut head = ["device", "quantity", "unit"].map(str::to_owned).to_vec();
     head.extend(runs.iter().map(|run| run.label.clone()));
     for pair in &comparison.pairs {
-        let (left, right) = (&runs[pair.predicted].label, &runs[pair.measured].label);
+        let (left, right) = (&runs[pair.predicted_run].label, &runs[pair.measured_run].label);
         head.extend([format!("error {left} less {right}"), format!("error % {left} less {right}")]);
     }
     head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
@@ -101,11 +102,11 @@ fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) 
     let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
     fields.extend(values.iter().copied().map(field));
     for pair in &comparison.pairs {
-        fields.extend(errors(values[pair.predicted], values[pair.measured]).map(field));
+        fields.extend(error_and_percent(values[pair.predicted_run], values[pair.measured_run]).map(field));
     }
     fields
 }
 
 fn field(value: Option<FixedPoint>) -> String {
-    value.map_or_else(String::new, FixedPoint::plain)
+    value.map_or_else(String::new, FixedPoint::ascii_text)
 }

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Header, Kind, Origin, Record, Resource};
+use hearth_schema::trace::{Counter, Header, Origin, Record, Resource, StepKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -185,7 +185,7 @@ fn slices(trace: &Trace) -> Vec<Slice> {
         };
         push(record.resource, false, record.start, record.end);
         if record.resource == Resource::Cpu && activities::is_work(record) {
-            let [(_, queue), (_, demand), ..] = activities::parts(record);
+            let [(_, queue), (_, demand), ..] = activities::activity_durations(record);
             if demand > 0 {
                 push(Resource::DiskDemand, true, record.start + queue, record.start + queue + demand);
             }
@@ -238,7 +238,8 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
             continue;
         }
         let cost_us = record.cost.map(|_| {
-            let [queue, disk, copy, cpu] = activities::parts(record).map(|(_, nanos)| micros(nanos));
+            let [queue, disk, copy, cpu] =
+                activities::activity_durations(record).map(|(_, nanos)| micros(nanos));
             CostMicros { cpu, queue, copy, disk }
         });
         let Record { pass, round, layers, bytes, .. } = *record;
@@ -250,7 +251,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
 fn counters(events: &mut Events, trace: &Trace, base: usize) {
     // The readings of several devices are not sorted by time, and viewers draw a late reading as a step back in time.
     let mut readings: Vec<_> = trace.readings.iter().collect();
-    readings.sort_by_key(|reading| reading.at);
+    readings.sort_by_key(|reading| reading.time_ns);
     for reading in readings {
         let (name, unit) = match reading.counter {
             Counter::BytesRead => ("bytes read", "bytes"),
@@ -259,7 +260,7 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::Refaults => ("refaulted bytes", "bytes"),
             Counter::Accepted => ("accepted drafts", "tokens"),
         };
-        let (pid, ts) = (base + usize::from(reading.device), Some(micros(reading.at)));
+        let (pid, ts) = (base + usize::from(reading.device), Some(micros(reading.time_ns)));
         let args = Some(Args::Other(json!({ unit: reading.value })));
         events.push(&Event { name, ph: "C", pid, ts, args, ..Event::default() });
     }
@@ -311,32 +312,34 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     }
 }
 
-fn category(kind: Kind) -> &'static str {
+fn category(kind: StepKind) -> &'static str {
     match kind {
-        Kind::Embed | Kind::Compute | Kind::Output | Kind::Draft | Kind::Kernel => "compute",
-        Kind::Synchronise => "wait",
-        Kind::Prepare => "prepare",
-        Kind::Copy => "copy",
-        Kind::Receive | Kind::Send => "ring",
-        Kind::Prefetch => "disk",
+        StepKind::Embed | StepKind::Compute | StepKind::Output | StepKind::Draft | StepKind::Kernel => {
+            "compute"
+        }
+        StepKind::Synchronise => "wait",
+        StepKind::Prepare => "prepare",
+        StepKind::Copy => "copy",
+        StepKind::Receive | StepKind::Send => "ring",
+        StepKind::Prefetch => "disk",
     }
 }
 
 fn title(record: &Record) -> String {
     let layers = record.layers.map_or_else(String::new, |[start, end]| format!(" layers {start}..{end}"));
     match record.kind {
-        Kind::Embed => "embed".into(),
-        Kind::Compute => format!("compute{layers}"),
-        Kind::Output => "output".into(),
-        Kind::Draft => "draft".into(),
-        Kind::Receive => "receive".into(),
-        Kind::Send => "send".into(),
-        Kind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),
-        Kind::Prefetch => format!("read ahead{layers}"),
-        Kind::Copy => "copy".into(),
-        Kind::Kernel => format!("kernel, stage {}", record.round),
-        Kind::Synchronise => format!("wait, stage {}", record.round),
-        Kind::Prepare => "make graphs".into(),
+        StepKind::Embed => "embed".into(),
+        StepKind::Compute => format!("compute{layers}"),
+        StepKind::Output => "output".into(),
+        StepKind::Draft => "draft".into(),
+        StepKind::Receive => "receive".into(),
+        StepKind::Send => "send".into(),
+        StepKind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),
+        StepKind::Prefetch => format!("read ahead{layers}"),
+        StepKind::Copy => "copy".into(),
+        StepKind::Kernel => format!("kernel, stage {}", record.round),
+        StepKind::Synchronise => format!("wait, stage {}", record.round),
+        StepKind::Prepare => "make graphs".into(),
     }
 }
 

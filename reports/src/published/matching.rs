@@ -50,7 +50,7 @@ pub fn find(
             let requested = row.cells.iter().filter(|(name, _)| system.is_none_or(|system| system == *name));
             let selected = requested.clone().count() == 1;
             found.extend(requested.map(|(name, cell)| PublishedCell {
-                run: index,
+                run_index: index,
                 document: published.name.clone(),
                 source: escape::sentence(&published.source),
                 row: escape::name(&row.label),

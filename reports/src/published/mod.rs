@@ -37,7 +37,7 @@ pub const SHIPPED_DOCUMENTS: [(&str, &str); 7] = [
     ("prima-v1-all-kept", include_str!("../../published/prima-v1-all-kept.yaml")),
 ];
 
-pub fn shipped(name: &str) -> Option<&'static str> {
+pub fn shipped_yaml(name: &str) -> Option<&'static str> {
     SHIPPED_DOCUMENTS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
@@ -57,8 +57,8 @@ pub struct PublishedResults {
     #[serde(rename = "fitted", default)]
     pub fitted_rows: Vec<String>,
     /// Whether a simulated run begins with as many weights in memory as fit.
-    #[serde(default)]
-    pub warm: bool,
+    #[serde(rename = "warm", default)]
+    pub starts_warm: bool,
     /// Maximum accepted relative error of a simulated number.
     pub tolerance: Fraction,
     pub systems: Vec<System>,
@@ -77,8 +77,8 @@ pub struct PublishedResults {
 pub struct System {
     pub name: String,
     /// Why the system is simulated with its options.
-    #[serde(default)]
-    pub about: String,
+    #[serde(rename = "about", default)]
+    pub rationale: String,
     /// Planner options that replace those of the scenario.
     pub planner: Option<PlannerOptions>,
     /// The peak rates of the GPU, for rows with `roofline`.
@@ -96,7 +96,8 @@ pub struct ResultRow {
     /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
     /// Inference on one GPU, instead of a scenario.
-    pub roofline: Option<GpuRun>,
+    #[serde(rename = "roofline")]
+    pub gpu_run: Option<GpuRun>,
     /// The published numbers by system. A system without a cell is simulated only if a claim names it.
     #[serde(default)]
     pub cells: BTreeMap<String, Cell>,
@@ -118,8 +119,8 @@ pub struct Cell {
     /// How the published run failed; absent if it completed.
     pub outcome: Option<Outcome>,
     /// The published memory pressure of each device, as a share of its memory.
-    #[serde(default)]
-    pub pressure: BTreeMap<String, Fraction>,
+    #[serde(rename = "pressure", default)]
+    pub memory_pressure: BTreeMap<String, Fraction>,
     /// Maximum accepted relative error for this cell; absent to use the document's tolerance.
     pub tolerance: Option<Fraction>,
     /// The reason why the simulated number is sensitive to a parameter, or why it differs from the published one.

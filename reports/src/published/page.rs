@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::results::{CellResult, Results, SimulatedRun};
 use super::scores::{ClaimScore, Scores, TimeError};
-use super::speeds::Speeds;
+use super::speeds::SpeedScores;
 use super::{Cell, ClaimQuantity, PublishedResults, System};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
@@ -20,7 +20,7 @@ use crate::text::numbers;
 
 /// Returns the files of a comparison with published numbers (HTML, Markdown, figures, JSON): name and content.
 pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
-    let scores = Scores::of(published, results);
+    let scores = Scores::from_results(published, results);
     let mut files = document(published, results, &scores).files();
     let runs = results.iter().map(|(&(row, system), result)| JsonRun {
         row: &published.rows[row].label,
@@ -34,8 +34,8 @@ pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Ve
 
 /// Returns the summary of a comparison with published numbers as text for a terminal.
 pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
-    let scores = Scores::of(published, results);
-    let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain());
+    let scores = Scores::from_results(published, results);
+    let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain_text());
     for ClaimScore { text: claim, range: [from, to], ratio, .. } in
         scores.claims.iter().filter(|claim| !claim.holds)
     {
@@ -71,38 +71,40 @@ fn document(published: &PublishedResults, results: &Results, scores: &Scores) ->
     let mut document = Document { title, opening_blocks, sections: Vec::new() };
     let tpot = times(published, &scores.tpot, "Time per output token in ms");
     let tpot = tpot.into_iter().chain(parity(published, &scores.tpot));
-    document.push("Time per token", "tpot", tpot);
+    document.push_section("Time per token", "tpot", tpot);
     let ttft = times(published, &scores.ttft, "Time to the first token in ms");
-    document.push("Time to the first token", "ttft", ttft);
-    document.push("Speeds", "speeds", scores.speeds.iter().flat_map(Speeds::blocks));
-    document.push("Memory pressure", "pressure", pressure(published, results));
-    document.push("Memory by device and processor", "footprint", footprint(published, results));
-    document.push("Claims", "claims", claims(published, scores));
-    document.push("Remarks", "remarks", remarks(published));
-    document.push("Uncertainty", "uncertainty", spreads(published, results));
-    document.push("Plans", "plans", plans(published, results));
+    document.push_section("Time to the first token", "ttft", ttft);
+    document.push_section("Speeds", "speeds", scores.speeds.iter().flat_map(SpeedScores::blocks));
+    document.push_section("Memory pressure", "pressure", pressure(published, results));
+    document.push_section("Memory by device and processor", "footprint", footprint(published, results));
+    document.push_section("Claims", "claims", claims(published, scores));
+    document.push_section("Remarks", "remarks", remarks(published));
+    document.push_section("Uncertainty", "uncertainty", spreads(published, results));
+    document.push_section("Plans", "plans", plans(published, results));
     document
 }
 
 fn summary(published: &PublishedResults, scores: &Scores) -> Text {
     let mut sentences = Vec::new();
-    if let Some(median) = scores.median_tpot {
+    if let Some(median) = scores.median_tpot_error {
         sentences.push(errors_in_words("Times per token", median, &scores.tpot));
-        if let Some(held_out) = scores.median_tpot_held_out.filter(|_| !published.fitted_rows.is_empty()) {
+        if let Some(held_out) =
+            scores.median_held_out_tpot_error.filter(|_| !published.fitted_rows.is_empty())
+        {
             sentences.push(format!(
                 "Without the rows to which parameters were fitted, the median is {}.",
                 percent(held_out)
             ));
         }
     }
-    if let Some(median) = scores.median_ttft {
+    if let Some(median) = scores.median_ttft_error {
         sentences.push(errors_in_words("Times to the first token", median, &scores.ttft));
     }
     let list = |what: &str, found: &[String]| match found {
         [] => format!("{what}: none."),
         some => format!("{what}: {}.", some.join("; ")),
     };
-    if published.systems.len() > 1 && scores.median_tpot.is_some() {
+    if published.systems.len() > 1 && scores.median_tpot_error.is_some() {
         sentences.push(list("Pairs of systems in the wrong order", &scores.misordered));
     }
     let rank = |(name, rank): &(String, f64)| format!("{name} {rank:.2}");
@@ -120,7 +122,7 @@ fn summary(published: &PublishedResults, scores: &Scores) -> Text {
 
 fn errors_in_words(what: &str, median: f64, errors: &[TimeError]) -> String {
     let counted = || errors.iter().filter(|error| !error.is_excluded);
-    let (cells, outside) = (counted().count(), counted().filter(|error| !error.is_within).count());
+    let (cells, outside) = (counted().count(), counted().filter(|error| !error.is_within_tolerance).count());
     format!("{what}: median error {}, {outside} of {cells} cells outside their tolerance.", percent(median))
 }
 
@@ -169,7 +171,7 @@ fn time(error: &TimeError) -> String {
         return format!("{}, none", format_ms(error.published_ms));
     };
     let text = format!("{}, {}, {:+.0} %", format_ms(error.published_ms), format_ms(simulated), off * 100.0);
-    if error.is_within { text } else { format!("[{text}]") }
+    if error.is_within_tolerance { text } else { format!("[{text}]") }
 }
 
 /// Draws a parity plot: the simulated against the published time of every cell, with a colour for each system.
@@ -196,11 +198,14 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     for (index, row, system, cell) in published.cells() {
         let run = results.get(&index).and_then(CellResult::run);
         let mut style = RowStyle::Group;
-        for (device, share) in &cell.pressure {
+        for (device, share) in &cell.memory_pressure {
             // A device that the plan does not use has no weights, so its pressure is 0.
-            let simulated = run.map(|run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
+            let simulated = run.map(|run| percent(run.memory_pressure.get(device).copied().unwrap_or(0.0)));
             let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0)];
-            rows.push((style, cells.map(Text::from).into_iter().chain([Text::value(simulated)]).collect()));
+            rows.push((
+                style,
+                cells.map(Text::from).into_iter().chain([Text::from_option(simulated)]).collect(),
+            ));
             style = RowStyle::Plain;
         }
     }
@@ -227,10 +232,10 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
         processors.dedup();
         let cell = |run: &SimulatedRun, processor: &str| {
             let found = run.footprint.iter().find(|it| it.processor == processor).filter(|it| it.bytes > 0);
-            Text::value(found.map(|it| {
+            Text::from_option(found.map(|it| {
                 let gib = |bytes: u64| numbers::decimal(bytes as f64 / f64::from(1 << 30), 1);
-                let over = if it.bytes > it.available { " (over)" } else { "" };
-                format!("{} of {}{over}", gib(it.bytes), gib(it.available))
+                let over = if it.bytes > it.available_bytes { " (over)" } else { "" };
+                format!("{} of {}{over}", gib(it.bytes), gib(it.available_bytes))
             }))
         };
         let rows = runs.iter().map(|(label, run)| {
@@ -262,8 +267,10 @@ fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
 }
 
 fn remarks(published: &PublishedResults) -> Vec<Block> {
-    let systems = published.systems.iter().filter(|system| !system.about.is_empty());
-    let about = |system: &System| Text::default().name(&system.name).words(format!(": {}", system.about));
+    let systems = published.systems.iter().filter(|system| !system.rationale.is_empty());
+    let about = |system: &System| {
+        Text::default().append_name(&system.name).append_words(format!(": {}", system.rationale))
+    };
     let cells = published.rows.iter().flat_map(|row| row.cells.iter().map(move |cell| (row, cell)));
     let remarks = cells.filter_map(|(row, (name, cell))| {
         Some(Text::from(format!("{}, {name}: {}", row.label, cell.remark.as_ref()?)))
@@ -274,7 +281,7 @@ fn remarks(published: &PublishedResults) -> Vec<Block> {
 fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let run = result.run()?;
-        let spread = run.spread.as_ref()?;
+        let spread = run.prediction_interval.as_ref()?;
         let cells = [
             published.rows[row].label.clone(),
             published.systems[system].name.clone(),

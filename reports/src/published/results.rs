@@ -21,7 +21,8 @@ pub struct SimulatedRun {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share of the memory of the device.
-    pub pressure: BTreeMap<String, f64>,
+    #[serde(rename = "pressure")]
+    pub memory_pressure: BTreeMap<String, f64>,
     /// The memory that the plan needs on each processor, in the order of the plan's devices.
     pub footprint: Vec<Footprint>,
     /// The layers of each device and the number of rounds, as text.
@@ -31,7 +32,8 @@ pub struct SimulatedRun {
     #[serde(rename = "unvalidated")]
     pub unvalidated_parts: Vec<String>,
     /// The uncertainty of the time per token, if requested.
-    pub spread: Option<PredictionInterval>,
+    #[serde(rename = "spread")]
+    pub prediction_interval: Option<PredictionInterval>,
 }
 
 /// The memory that a plan needs on one processor of a device.
@@ -42,7 +44,8 @@ pub struct Footprint {
     /// Weights, KV cache and buffers, even if they exceed `available`.
     pub bytes: u64,
     /// The memory that a run can use on this processor.
-    pub available: u64,
+    #[serde(rename = "available")]
+    pub available_bytes: u64,
 }
 
 /// The uncertainty of a prediction, from repeated simulations with randomly drawn parameters.
@@ -140,11 +143,11 @@ impl SimulatedRun {
             tpot_ms,
             ttft_ms,
             energy_j: None,
-            pressure: BTreeMap::new(),
+            memory_pressure: BTreeMap::new(),
             footprint: Vec::new(),
             plan_summary: String::new(),
             unvalidated_parts: Vec::new(),
-            spread: None,
+            prediction_interval: None,
         })
     }
 }

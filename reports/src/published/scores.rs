@@ -13,7 +13,7 @@ use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
 use super::results::Results;
-use super::speeds::{Phase, Speeds};
+use super::speeds::{Phase, SpeedScores};
 use super::{Cell, Claim, ClaimQuantity, PublishedResults, ResultRow, System};
 
 /// Ratio of two published times up to which their order is not compared.
@@ -35,7 +35,7 @@ pub struct TimeError {
     /// Whether the simulated time is within the tolerance. With a tolerance of 0.5 or more, the ratio of the
     /// two times may be up to 1 + tolerance in either direction.
     #[serde(rename = "within")]
-    pub is_within: bool,
+    pub is_within_tolerance: bool,
     /// Whether the document excludes the time from the medians.
     #[serde(rename = "excluded", skip_serializing_if = "std::ops::Not::not")]
     pub is_excluded: bool,
@@ -53,11 +53,14 @@ pub struct Scores {
     pub tpot: Vec<TimeError>,
     pub ttft: Vec<TimeError>,
     /// Median absolute error of the times per token.
-    pub median_tpot: Option<f64>,
+    #[serde(rename = "median_tpot")]
+    pub median_tpot_error: Option<f64>,
     /// Median absolute error of the times to the first token.
-    pub median_ttft: Option<f64>,
+    #[serde(rename = "median_ttft")]
+    pub median_ttft_error: Option<f64>,
     /// Median absolute error of the times per token of the rows to which no parameters were fitted.
-    pub median_tpot_held_out: Option<f64>,
+    #[serde(rename = "median_tpot_held_out")]
+    pub median_held_out_tpot_error: Option<f64>,
     /// Pairs of systems whose simulated order is wrong, as `row: faster, slower` with the published order.
     pub misordered: Vec<String>,
     /// Rank correlation of published and simulated times for each system with at least three rows.
@@ -67,7 +70,7 @@ pub struct Scores {
     pub claims: Vec<ClaimScore>,
     /// Published and predicted speeds of the rows that are inference on one GPU (key `roofline`).
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub speeds: Option<Speeds>,
+    pub speeds: Option<SpeedScores>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -81,17 +84,17 @@ pub struct ClaimScore {
 }
 
 impl Scores {
-    pub fn of(published: &PublishedResults, results: &Results) -> Self {
+    pub fn from_results(published: &PublishedResults, results: &Results) -> Self {
         let [tpot, ttft] = [Phase::Decode, Phase::Prefill].map(|phase| errors(published, results, phase));
         Self {
-            median_tpot: median(tpot.iter()),
-            median_ttft: median(ttft.iter()),
-            median_tpot_held_out: median(tpot.iter().filter(|error| !error.is_fitted)),
+            median_tpot_error: median(tpot.iter()),
+            median_ttft_error: median(ttft.iter()),
+            median_held_out_tpot_error: median(tpot.iter().filter(|error| !error.is_fitted)),
             misordered: misordered(published, results),
             rank_correlation: rank_correlation(published, &tpot),
             outcome_mismatches: outcome_mismatches(published, results),
             claims: published.claims.iter().map(|claim| score_claim(published, results, claim)).collect(),
-            speeds: Speeds::of(published, results),
+            speeds: SpeedScores::from_results(published, results),
             tpot,
             ttft,
         }
@@ -116,7 +119,7 @@ fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<
             error,
             tolerance,
             is_fitted: published.fitted_rows.contains(&row.label),
-            is_within: is_within(error, tolerance),
+            is_within_tolerance: is_within(error, tolerance),
             is_excluded: reason.is_some(),
         })
     };
@@ -253,7 +256,7 @@ claims:
             .map(|(row, column, time)| ((row, column), SimulatedRun::fixture(Some(time), None, Outcome::Ok)))
             .into();
         results.insert((2, 1), SimulatedRun::fixture(Some(0.0), None, Outcome::OutOfMemory));
-        let scores = Scores::of(&published, &results);
+        let scores = Scores::from_results(&published, &results);
         let off: Vec<i64> = scores
             .tpot
             .iter()
@@ -262,11 +265,14 @@ claims:
             .collect();
         // 110/100, 105/200, 300/200, 240/230, 210/400.
         assert_eq!(off, [100, -475, 500, 43, -475]);
-        let within: Vec<bool> = scores.tpot.iter().map(|error| error.is_within).collect();
+        let within: Vec<bool> = scores.tpot.iter().map(|error| error.is_within_tolerance).collect();
         // 400 / 210 = 1.9, which a tolerance of 100 % allows.
         assert_eq!(within, [true, false, false, true, true]);
-        assert_eq!(scores.median_tpot, Some(0.475));
-        assert!((scores.median_tpot_held_out.expect("rows") - 0.475).abs() < 1e-12, "0.043, 0.475, 0.5");
+        assert_eq!(scores.median_tpot_error, Some(0.475));
+        assert!(
+            (scores.median_held_out_tpot_error.expect("rows") - 0.475).abs() < 1e-12,
+            "0.043, 0.475, 0.5"
+        );
         // Row a: two is faster in the simulation only. Row b: the published times are too close. Row c: two runs out
         // of memory, as published.
         assert_eq!(scores.misordered, ["a: one, two"]);

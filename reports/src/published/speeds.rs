@@ -39,7 +39,8 @@ pub enum Quantisation {
 pub struct GpuRun {
     /// The path of the `model/1` document, relative to the folder of the `published/1` document.
     pub model: String,
-    pub weights: Quantisation,
+    #[serde(rename = "weights")]
+    pub quantisation: Quantisation,
     #[serde(rename = "prompt")]
     pub prompt_tokens: u32,
     #[serde(rename = "generate")]
@@ -72,7 +73,7 @@ pub enum Phase {
 
 /// A published speed and the predicted one, in tokens per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Speed {
+pub struct SpeedComparison {
     pub row: String,
     pub system: String,
     #[serde(rename = "stage")]
@@ -98,9 +99,10 @@ pub struct MeanError {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Speeds {
+pub struct SpeedScores {
     /// All speeds, in the order of rows and systems.
-    pub all: Vec<Speed>,
+    #[serde(rename = "all")]
+    pub comparisons: Vec<SpeedComparison>,
     /// The mean error of the prefill speeds; `None` if all are excluded.
     pub prefill: Option<MeanError>,
     /// The mean error of the decode speeds; `None` if all are excluded.
@@ -115,7 +117,7 @@ impl ResultRow {
 
     /// Returns the published time to the first token of a cell of this row.
     pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
-        let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt_tokens));
+        let prompt = self.gpu_run.as_ref().map(|roofline| f64::from(roofline.prompt_tokens));
         cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
     }
 }
@@ -123,7 +125,7 @@ impl ResultRow {
 /// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other a planner.
 pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
     let name = &system.name;
-    match (row.roofline.is_some(), &system.gpu, &system.planner) {
+    match (row.gpu_run.is_some(), &system.gpu, &system.planner) {
         (true, Some(_), _) | (false, _, Some(_)) => None,
         (true, None, _) => Some(format!("is a `roofline`, and `{name}` has no `gpu`")),
         (false, _, None) => Some(format!("is a `scenario`, and `{name}` has no `planner`")),
@@ -133,7 +135,7 @@ pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
 /// Returns the first inconsistency of a row, if it has one.
 pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     let refuse = |what: &str| Some(format!("row `{}` {what}", row.label));
-    match (&row.scenario, &row.roofline) {
+    match (&row.scenario, &row.gpu_run) {
         (Some(_), Some(_)) => return refuse("has both a `scenario` and a `roofline`: choose one"),
         (None, None) => return refuse("has neither a `scenario` nor a `roofline`"),
         (_, Some(roofline)) => {
@@ -146,7 +148,7 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
         }
         (Some(_), None) => {}
     }
-    let is_roofline = row.roofline.is_some();
+    let is_roofline = row.gpu_run.is_some();
     for (name, cell) in &row.cells {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
         if let Some(what) = mismatch(row, system) {
@@ -184,12 +186,12 @@ pub(super) fn check_system(system: &System) -> Option<String> {
     }
 }
 
-impl Speeds {
+impl SpeedScores {
     /// Compares predictions with the published speeds; `None` if there are no published speeds.
-    pub fn of(published: &PublishedResults, results: &Results) -> Option<Speeds> {
+    pub fn from_results(published: &PublishedResults, results: &Results) -> Option<SpeedScores> {
         let mut all = Vec::new();
         for (index, row, system, cell) in published.cells() {
-            let Some(roofline) = &row.roofline else { continue };
+            let Some(roofline) = &row.gpu_run else { continue };
             let run = results.get(&index).and_then(CellResult::run);
             let prompt = f64::from(roofline.prompt_tokens) * 1e3;
             let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
@@ -199,7 +201,7 @@ impl Speeds {
                 (Phase::Decode, cell.decode, decode, &cell.exclusion_reasons.decode),
             ] {
                 let Some(PerSecond(published_speed)) = published_speed else { continue };
-                all.push(Speed {
+                all.push(SpeedComparison {
                     row: row.label.clone(),
                     system: system.name.clone(),
                     phase,
@@ -212,23 +214,26 @@ impl Speeds {
             }
         }
         let mean = |phase: Phase| {
-            let is_included = |speed: &&Speed| !speed.is_fitted && speed.exclusion_reason.is_none();
+            let is_included = |speed: &&SpeedComparison| !speed.is_fitted && speed.exclusion_reason.is_none();
             let counted = all.iter().filter(|speed| speed.phase == phase).filter(is_included);
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
             let cells = errors.len();
             (cells > 0).then(|| MeanError { error: errors.iter().sum::<f64>() / cells as f64, cells })
         };
         let (prefill, decode) = (mean(Phase::Prefill), mean(Phase::Decode));
-        (!all.is_empty()).then_some(Speeds { all, prefill, decode })
+        (!all.is_empty()).then_some(SpeedScores { comparisons: all, prefill, decode })
     }
 
     /// Returns the speeds and the mean errors as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = String::from("  tokens per second: published, predicted, error\n");
-        let width =
-            |name: fn(&Speed) -> &str| self.all.iter().map(|speed| name(speed).len()).max().unwrap_or(0);
+        let width = |name: fn(&SpeedComparison) -> &str| {
+            self.comparisons.iter().map(|speed| name(speed).len()).max().unwrap_or(0)
+        };
         let (row_width, system_width) = (width(|speed| &speed.row), width(|speed| &speed.system));
-        for pair in self.all.chunk_by(|one, other| (&one.row, &one.system) == (&other.row, &other.system)) {
+        for pair in
+            self.comparisons.chunk_by(|one, other| (&one.row, &one.system) == (&other.row, &other.system))
+        {
             let _ = write!(text, "  {:row_width$}  {:system_width$}", pair[0].row, pair[0].system);
             for speed in pair {
                 let what = if speed.phase == Phase::Prefill { "prefill" } else { "decode" };
@@ -245,7 +250,7 @@ impl Speeds {
 
     /// Returns a line with the reason for each excluded speed.
     fn excluded(&self) -> impl Iterator<Item = String> {
-        self.all.iter().filter_map(|speed| {
+        self.comparisons.iter().filter_map(|speed| {
             Some(format!("* {}, {}: {}", speed.row, speed.system, speed.exclusion_reason.as_ref()?))
         })
     }
@@ -266,13 +271,14 @@ impl Speeds {
     pub fn blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
         for (phase, what) in [(Phase::Prefill, "Reading the prompt"), (Phase::Decode, "Generating")] {
-            let speeds: Vec<&Speed> = self.all.iter().filter(|speed| speed.phase == phase).collect();
+            let speeds: Vec<&SpeedComparison> =
+                self.comparisons.iter().filter(|speed| speed.phase == phase).collect();
             let systems = distinct(speeds.iter().map(|speed| speed.system.as_str()));
             let rows = speeds.chunk_by(|one, other| one.row == other.row).map(|row| {
                 let fitted = if row[0].is_fitted { " (fitted)" } else { "" };
                 let cell = |name: &&str| {
                     let found = row.iter().find(|speed| speed.system == **name);
-                    Text::value(found.map(|speed| speed.numbers()))
+                    Text::from_option(found.map(|speed| speed.numbers()))
                 };
                 let first = Text::from(format!("{}{fitted}", row[0].row));
                 std::iter::once(first).chain(systems.iter().map(cell)).collect()
@@ -289,7 +295,7 @@ impl Speeds {
     }
 }
 
-impl Speed {
+impl SpeedComparison {
     fn numbers(&self) -> String {
         let star = if self.exclusion_reason.is_some() { " *" } else { "" };
         let Some((predicted, error)) = self.predicted.zip(self.error) else {
@@ -338,7 +344,7 @@ rows:
         let published = PublishedResults::from_yaml(DOCUMENT).expect("a valid document");
         let results: Results =
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
-        let speeds = Speeds::of(&published, &results).expect("speeds");
+        let speeds = SpeedScores::from_results(&published, &results).expect("speeds");
         // b: 100 / 0.8 = 125 against 100, 1 / 0.04 = 25 against 20. c: 40 against 50; 10 against 40 is excluded.
         let close = |mean: Option<MeanError>, error: f64, cells: usize| {
             let mean = mean.expect("a mean");
@@ -349,10 +355,14 @@ rows:
         let text = speeds.text();
         assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
-        let scores = super::super::scores::Scores::of(&published, &results);
+        let scores = super::super::scores::Scores::from_results(&published, &results);
         assert!(scores.tpot.iter().any(|error| error.is_excluded) && scores.speeds.is_some());
         // The errors of the times per token are 0 and 40 / 50 - 1; one is excluded.
-        assert!((scores.median_tpot.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median_tpot);
+        assert!(
+            (scores.median_tpot_error.expect("times") - 0.1).abs() < 1e-12,
+            "{:?}",
+            scores.median_tpot_error
+        );
     }
 
     #[test]

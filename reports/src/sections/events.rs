@@ -3,7 +3,7 @@
 //! It has a table with the time per token before, during and after each event, a table of memory pressure if other
 //! programs allocated memory, and a sentence on the cost of each lost device.
 
-use hearth_core::metrics::event_impact::{EventImpact, Phases, event_impact};
+use hearth_core::metrics::event_impact::{EventImpact, PhaseValues, event_impact};
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 
@@ -36,16 +36,16 @@ const DEFINITIONS: [(&str, &str); 3] = [
 fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
         let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
-        let cell = |value: Option<f64>| Text::value(value.map(numbers::milliseconds));
-        let Phases { before, during, after } = impact.tpot_ms;
+        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::milliseconds));
+        let PhaseValues { before, during, after } = impact.tpot_ms;
         vec![
-            Text::default().name(describe(event)),
+            Text::default().append_name(describe(event)),
             time(event.start),
             event.end.map_or_else(|| Text::from("end of run"), time),
             cell(before),
             cell(during),
             cell(after),
-            cell(impact.max_ms.during),
+            cell(impact.max_tpot_ms.during),
         ]
     };
     let caption = format!("{}: events, and the mean time per token around them.", run.heading());
@@ -55,9 +55,9 @@ fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
 
 fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
-        let cell = |value: Option<f64>| Text::value(value.map(numbers::percent));
-        let Phases { before, during, after } = impact.pressure;
-        vec![Text::default().name(describe(event)), cell(before), cell(during), cell(after)]
+        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::percent));
+        let PhaseValues { before, during, after } = impact.memory_pressure;
+        vec![Text::default().append_name(describe(event)), cell(before), cell(during), cell(after)]
     };
     let caption = format!("{}: maximum memory pressure of the device.", run.heading());
     let rows = events.iter().filter(|(event, _)| event.kind == RunEventKind::Memory).map(row);
@@ -74,17 +74,17 @@ fn lost_devices(trace: &Trace, events: &[(&RunEvent, EventImpact)]) -> Option<Te
             trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start == detected);
         let device = silent.device.as_deref().unwrap_or("the ring");
         let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
-        text = text.name(escape::name(device)).words(format!(
+        text = text.append_name(escape::name(device)).append_words(format!(
             " was detected as lost {} after its last message",
             millis(silent.start, detected)
         ));
         text = match replanned.and_then(|it| it.end) {
-            Some(first_token) => text.words(format!(
+            Some(first_token) => text.append_words(format!(
                 "; the first token of the new ring followed {} later, {} after the last message. ",
                 millis(detected, first_token),
                 millis(silent.start, first_token)
             )),
-            None => text.words("; no token followed. "),
+            None => text.append_words("; no token followed. "),
         };
     }
     (!text.0.is_empty()).then_some(text)

@@ -27,19 +27,19 @@ pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart])
     let main = &comparison.runs[comparison.main_run()];
     let mut opening_blocks = vec![Block::Paragraph(summary::of(comparison))];
     opening_blocks.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
-    let title = Text::default().name(&main.model).words(" on ").name(&main.scenario);
+    let title = Text::default().append_name(&main.model).append_words(" on ").append_name(&main.scenario);
     let mut document = Document { title, opening_blocks, sections: Vec::new() };
     let times_title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
-    document.push(times_title, "times", times(comparison));
-    document.push("Published numbers", "published", published::blocks(comparison));
-    document.push("Sequences and drafts", "sequences", sequences::blocks(&comparison.runs));
-    document.push("Events", "events", events::blocks(&runs));
-    document.push("Devices", "devices", devices(&runs));
-    document.push("A single token", "token", single_token(&runs));
-    document.push("All tokens", "tokens", all_tokens(&runs));
-    document.push("Memory", "memory", memory(&runs));
-    document.push("Scaling", "scaling", scaling(&runs, sweeps));
-    document.push("Provenance", "provenance", provenance(&runs));
+    document.push_section(times_title, "times", times(comparison));
+    document.push_section("Published numbers", "published", published::blocks(comparison));
+    document.push_section("Sequences and drafts", "sequences", sequences::blocks(&comparison.runs));
+    document.push_section("Events", "events", events::blocks(&runs));
+    document.push_section("Devices", "devices", devices(&runs));
+    document.push_section("A single token", "token", single_token(&runs));
+    document.push_section("All tokens", "tokens", all_tokens(&runs));
+    document.push_section("Memory", "memory", memory(&runs));
+    document.push_section("Scaling", "scaling", scaling(&runs, sweeps));
+    document.push_section("Provenance", "provenance", provenance(&runs));
     document
 }
 
@@ -52,9 +52,9 @@ fn times(comparison: &Comparison) -> Vec<Block> {
     let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
     let mut blocks = Vec::from_iter(figure(bars::breakdown(&all), caption));
     blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair_table(comparison, pair))));
-    let unpaired = comparison.unpaired();
+    let unpaired = comparison.unpaired_runs();
     if !unpaired.is_empty() {
-        blocks.push(Block::Table(tables::side_by_side(comparison, &unpaired)));
+        blocks.push(Block::Table(tables::side_by_side_table(comparison, &unpaired)));
     }
     let parity = parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison));
     let caption =
@@ -169,11 +169,11 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Vec<Block> {
         cells
     };
     let rows = vec![
-        row("Scenario", &|run, _| Text::default().name(&run.scenario)),
-        row("Model", &|run, _| Text::default().name(&run.model)),
-        row("Plan", &|run, _| Text::default().code(&run.plan_digest)),
+        row("Scenario", &|run, _| Text::default().append_name(&run.scenario)),
+        row("Model", &|run, _| Text::default().append_name(&run.model)),
+        row("Plan", &|run, _| Text::default().append_code(&run.plan_digest)),
         row("Seed", &|run, _| Text::from(run.metrics.seed.to_string())),
-        row("Version", &|_, trace| Text::default().name(escape::name(&trace.header.version))),
+        row("Version", &|_, trace| Text::default().append_name(escape::name(&trace.header.version))),
         row("Outcome", &|run, _| Text::from(outcome(run))),
         row("Tokens after the first", &|run, _| Text::from(run.decoded_tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
@@ -194,20 +194,20 @@ fn outcome(run: &Run) -> &'static str {
 
 fn device_origins(run: &Run, trace: &Trace) -> Table {
     let sentence = |value: &Option<String>, otherwise: &str| match value {
-        Some(value) => Text::default().name(escape::sentence(value)),
+        Some(value) => Text::default().append_name(escape::sentence(value)),
         None => Text::from(otherwise),
     };
     let digest = |value: &Option<String>| match value {
-        Some(value) => Text::default().code(escape::name(value)),
+        Some(value) => Text::default().append_code(escape::name(value)),
         None => Text::from("not recorded"),
     };
     let row = |device: &TracedDevice| {
         vec![
-            Text::default().name(escape::name(&device.name)),
+            Text::default().append_name(escape::name(&device.name)),
             digest(&device.profile_digest),
-            sentence(&device.kernel, "not recorded"),
-            Text::value(device.policy.map(PageCachePolicy::name)),
-            sentence(&device.unvalidated, NO_VALUE),
+            sentence(&device.os_and_kernel, "not recorded"),
+            Text::from_option(device.policy.map(PageCachePolicy::name)),
+            sentence(&device.unvalidated_parts, NO_VALUE),
         ]
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
@@ -223,19 +223,19 @@ fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
         if runs.len() == 1 { "trace" } else { "traces" },
         env!("CARGO_PKG_VERSION")
     ))
-    .code(format!("hearth report {} -o report/", files.join(" ")))
-    .words(". ");
+    .append_code(format!("hearth report {} -o report/", files.join(" ")))
+    .append_words(". ");
     if let Some((run, _)) = runs.iter().find(|(run, _)| run.origin == Origin::Simulated) {
         text = text
-            .words("A simulated trace can be reproduced from its scenario and plan: ")
-            .code(format!(
+            .append_words("A simulated trace can be reproduced from its scenario and plan: ")
+            .append_code(format!(
                 "hearth simulate SCENARIO --plan PLAN --seed {} --trace {}.trace",
                 run.metrics.seed, run.label
             ))
-            .words(". ");
+            .append_words(". ");
     }
     if runs.iter().any(|(run, _)| run.origin == Origin::Measured) {
-        text = text.words("A measured trace cannot be reproduced exactly; keep the file. ");
+        text = text.append_words("A measured trace cannot be reproduced exactly; keep the file. ");
     }
     text
 }

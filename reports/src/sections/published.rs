@@ -11,7 +11,7 @@ pub fn blocks(comparison: &Comparison) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
         let cells: Vec<&PublishedCell> =
-            comparison.published_cells.iter().filter(|cell| cell.run == index).collect();
+            comparison.published_cells.iter().filter(|cell| cell.run_index == index).collect();
         if let Some(first) = cells.first() {
             blocks.push(Block::Table(table(run, first, &cells)));
         }
@@ -23,16 +23,18 @@ pub fn blocks(comparison: &Comparison) -> Vec<Block> {
 }
 
 fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
-    let number = |value: Option<f64>| Text::value(value.map(numbers::three_digits));
+    let number = |value: Option<f64>| Text::from_option(value.map(numbers::three_digits));
     let error = |ours: Option<f64>, theirs: Option<f64>| {
         let both = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
-        Text::value(both.map(|(ours, theirs)| FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed()))
+        Text::from_option(
+            both.map(|(ours, theirs)| FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed_text()),
+        )
     };
     let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
     let row = |cell: &&PublishedCell| {
-        let mut name = Text::default().name(&cell.system).words(", ").name(&cell.row);
+        let mut name = Text::default().append_name(&cell.system).append_words(", ").append_name(&cell.row);
         if cell.is_fitted {
-            name = name.words(" (fitted)");
+            name = name.append_words(" (fitted)");
         }
         let theirs = match cell.outcome {
             Some(Outcome::Ok) | None => number(cell.tpot_ms),
@@ -49,7 +51,7 @@ fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
             Text::from(percent(cell.tolerance)),
         ]
     };
-    let caption = Text::from(format!("{} compared with ", run.heading())).name(&first.source).words(
+    let caption = Text::from(format!("{} compared with ", run.heading())).append_name(&first.source).append_words(
         ". The error is that of the run. Fitted rows are no test of the simulator: parameters of the devices were \
          fitted to them.",
     );

@@ -8,9 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hearth_profiles::model::shipped;
+use hearth_profiles::model::shipped_profile;
 use hearth_schema::Trace;
-use hearth_schema::trace::Kind;
+use hearth_schema::trace::StepKind;
 
 use crate::charts::lines::{LineChart, Position, Series};
 use crate::comparison::{Run, origin_word};
@@ -28,7 +28,7 @@ pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
 /// Charts the time per token over the size of the model; `None` unless a line has two points.
 pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
-        let bytes = shipped(&trace.header.model).ok()?.total_bytes().0;
+        let bytes = shipped_profile(&trace.header.model).ok()?.total_bytes().0;
         let k = rounds_of(trace).map_or_else(|| "sliced layers".to_owned(), |k| format!("k = {k}"));
         Some(((origin_word(run.origin), k), bytes, run.metrics.tpot_ms?.mean))
     });
@@ -38,7 +38,7 @@ pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
 
 /// Returns the number of rounds per token; `None` without computing steps, or for a tensor-parallel plan.
 fn rounds_of(trace: &Trace) -> Option<u32> {
-    let windows = trace.records.iter().filter(|record| record.kind == Kind::Compute);
+    let windows = trace.records.iter().filter(|record| record.kind == StepKind::Compute);
     let last = windows.map(|record| record.round).max()?;
     trace.header.kind.is_ring().then(|| last.saturating_add(1))
 }

@@ -46,7 +46,7 @@ fn sequences(run: &Run) -> Table {
         vec![
             Text::from(one.sequence.to_string()),
             Text::from(milliseconds(one.ttft_ms)),
-            Text::value(one.tpot_ms.map(milliseconds)),
+            Text::from_option(one.tpot_ms.map(milliseconds)),
             Text::from(one.tokens.to_string()),
         ]
     };

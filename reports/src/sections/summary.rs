@@ -8,7 +8,7 @@ use std::fmt::Write;
 use hearth_core::metrics::DeviceMetrics;
 use hearth_schema::trace::Origin;
 
-use crate::comparison::{Comparison, Pair, Role, Run, terms};
+use crate::comparison::{Comparison, QuantityRole, Run, RunComparison, terms};
 use crate::document::Text;
 use crate::text::numbers::{FixedPoint, bytes, milliseconds, percent, three_digits};
 
@@ -26,7 +26,7 @@ pub fn of(comparison: &Comparison) -> Text {
         text = text.append(largest_terms(run)).append(bottleneck(run));
     }
     text = text.append(memory(run));
-    for index in comparison.unpaired() {
+    for index in comparison.unpaired_runs() {
         if index != comparison.main_run() {
             text = text.append(other(&comparison.runs[index], run));
         }
@@ -36,20 +36,24 @@ pub fn of(comparison: &Comparison) -> Text {
 
 fn setup(run: &Run) -> Text {
     let devices = &run.metrics.devices;
-    let mut text = Text::default().name(&run.model).words(match devices.len() {
+    let mut text = Text::default().append_name(&run.model).append_words(match devices.len() {
         0 => " ran on no device".to_owned(),
         1 => " ran on one device, ".to_owned(),
         count => format!(" ran on a ring of {count} devices"),
     });
     if devices.len() > 1 && devices.len() <= MAX_NAMED {
         text = text
-            .words(" (")
-            .append(list(devices.iter().map(|device| Text::default().name(&device.name))))
-            .words(")");
+            .append_words(" (")
+            .append(list(devices.iter().map(|device| Text::default().append_name(&device.name))))
+            .append_words(")");
     } else if let [only] = devices.as_slice() {
-        text = text.name(&only.name);
+        text = text.append_name(&only.name);
     }
-    text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan_digest).words(". ")
+    text.append_words(", in scenario ")
+        .append_name(&run.scenario)
+        .append_words(" with plan ")
+        .append_code(&run.plan_digest)
+        .append_words(". ")
 }
 
 fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
@@ -60,7 +64,7 @@ fn list(items: impl ExactSizeIterator<Item = Text>) -> Text {
             index if index + 1 == count => " and ",
             _ => ", ",
         };
-        text.words(gap).append(item)
+        text.append_words(gap).append(item)
     })
 }
 
@@ -93,7 +97,7 @@ fn largest_terms(run: &Run) -> Text {
     let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
     let mut parts: Vec<(&str, f64)> = terms::SUMMED_TERMS
         .iter()
-        .zip(run.metrics.terms_ms.rows())
+        .zip(run.metrics.terms_ms.named_terms())
         .map(|(term, (_, value))| (term.phrase, value))
         .filter(|(_, value)| tpot > 0.0 && *value >= 0.005 * tpot)
         .collect();
@@ -128,17 +132,18 @@ fn bottleneck(run: &Run) -> Text {
             "The network is the bottleneck: messages take {} per token, longer than any device. Of the devices, ",
             milliseconds(network)
         ))
-        .name(&device.name)
-        .words(format!(" is busiest: {busy} of each token ({share})"))
+        .append_name(&device.name)
+        .append_words(format!(" is busiest: {busy} of each token ({share})"))
     } else {
         Text::from("The bottleneck is ")
-            .name(&device.name)
-            .words(format!(", busy for {busy} of each token ({share})"))
+            .append_name(&device.name)
+            .append_words(format!(", busy for {busy} of each token ({share})"))
     };
     if device.demand_disk_ms >= 0.005 * device.busy_ms {
-        text = text.words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
+        text = text
+            .append_words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
     }
-    text.words(". ").append(hidden(run))
+    text.append_words(". ").append(hidden(run))
 }
 
 /// Returns the device with the maximum `value`, the first one if several have it.
@@ -172,16 +177,17 @@ fn memory(run: &Run) -> Text {
     };
     if devices.len() > MAX_NAMED {
         return Text::from("Memory pressure is highest on ")
-            .name(&highest.name)
-            .words(format!(", at {}. ", pressure(highest)));
+            .append_name(&highest.name)
+            .append_words(format!(", at {}. ", pressure(highest)));
     }
-    let each =
-        devices.iter().map(|device| Text::from(format!("{} on ", pressure(device))).name(&device.name));
-    Text::from("Memory pressure is ").append(list(each)).words(". ")
+    let each = devices
+        .iter()
+        .map(|device| Text::from(format!("{} on ", pressure(device))).append_name(&device.name));
+    Text::from("Memory pressure is ").append(list(each)).append_words(". ")
 }
 
-fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
-    let run = &comparison.runs[pair.predicted];
+fn prediction(comparison: &Comparison, pair: &RunComparison) -> Text {
+    let run = &comparison.runs[pair.predicted_run];
     let tpot = pair.rows.iter().find(|row| row.key == "tpot");
     let Some((predicted, measured)) = tpot.and_then(|row| row.predicted.zip(row.measured)) else {
         return Text::default();
@@ -189,7 +195,7 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     let who = if comparison.pairs.len() == 1 {
         "The simulator".to_owned()
     } else {
-        format!("For {}, {}", comparison.runs[pair.measured].label, run.label)
+        format!("For {}, {}", comparison.runs[pair.measured_run].label, run.label)
     };
     let verdict = if measured > 0.0 {
         direction((predicted - measured) / measured)
@@ -199,7 +205,7 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     let worst = pair
         .rows
         .iter()
-        .filter(|row| row.role == Role::Term)
+        .filter(|row| row.role == QuantityRole::Term)
         .filter_map(|row| Some((row, row.error?)))
         .reduce(|best, next| if next.1.abs() > best.1.abs() { next } else { best })
         .filter(|(_, error)| error.abs() > 0.005 * measured);
@@ -227,10 +233,10 @@ fn published(comparison: &Comparison, run: &Run) -> Text {
         ratio => format!("{} shorter", percent(1.0 - ratio)),
     };
     Text::from("Published for ")
-        .name(&cell.system)
-        .words(", ")
-        .name(&cell.row)
-        .words(format!(": {} per token; this run takes {difference}. ", milliseconds(theirs)))
+        .append_name(&cell.system)
+        .append_words(", ")
+        .append_name(&cell.row)
+        .append_words(format!(": {} per token; this run takes {difference}. ", milliseconds(theirs)))
 }
 
 fn direction(error: f64) -> String {
@@ -249,8 +255,8 @@ fn other(run: &Run, main: &Run) -> Text {
     );
     let text = Text::from(format!("{} {speed}", run.heading()));
     if run.plan_digest == main.plan_digest {
-        text.words(". ")
+        text.append_words(". ")
     } else {
-        text.words(", with plan ").code(&run.plan_digest).words(". ")
+        text.append_words(", with plan ").append_code(&run.plan_digest).append_words(". ")
     }
 }

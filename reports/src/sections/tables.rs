@@ -7,7 +7,7 @@
 use hearth_core::metrics::DeviceMetrics;
 
 use crate::comparison::{
-    Comparison, Pair, PublishedCell, Quantity, QuantityComparison, Role, Run, Unit, terms,
+    Comparison, PublishedCell, Quantity, QuantityComparison, QuantityRole, Run, RunComparison, Unit, terms,
 };
 use crate::document::{RowStyle, Table, Text};
 use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
@@ -16,45 +16,46 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// Number of digits after the decimal point of times, rates and bytes in a table.
 #[derive(Debug, Clone, Copy)]
-pub struct Digits {
-    pub time: u32,
-    pub rate: u32,
-    pub bytes: u32,
+pub struct NumberFormat {
+    pub time_digits: u32,
+    pub rate_digits: u32,
+    pub byte_digits: u32,
     /// Number of bytes in the unit in which bytes are printed.
     pub byte_unit: f64,
 }
 
-impl Digits {
+impl NumberFormat {
     /// Returns enough digits to show the values of each run with four significant digits.
     fn of(runs: &[&Run]) -> Self {
         let max = |values: &mut dyn Iterator<Item = Option<f64>>| {
             values.flatten().filter(|value| *value > 0.0).map(digits_for).max().unwrap_or(2)
         };
         Self {
-            time: max(&mut runs.iter().map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean))),
-            rate: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
-            bytes: max(&mut runs.iter().map(|run| Some(run.metrics.bytes_read_per_token()? / MIB))).min(3),
+            time_digits: max(&mut runs.iter().map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean))),
+            rate_digits: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
+            byte_digits: max(&mut runs.iter().map(|run| Some(run.metrics.bytes_read_per_token()? / MIB)))
+                .min(3),
             byte_unit: MIB,
         }
     }
 }
 
 /// Rounds quantities such that the terms sum to the printed total.
-pub fn round_quantities(quantities: &[Quantity], digits: Digits) -> Vec<Option<FixedPoint>> {
+pub fn round_quantities(quantities: &[Quantity], digits: NumberFormat) -> Vec<Option<FixedPoint>> {
     let values =
         |role| quantities.iter().filter(move |quantity| quantity.role == role).filter_map(|it| it.value);
-    let terms: Vec<f64> = values(Role::Term).collect();
-    let total = values(Role::Total).next().unwrap_or_else(|| terms.iter().sum());
-    let mut terms = round_to_total(&terms, total, digits.time).into_iter();
+    let terms: Vec<f64> = values(QuantityRole::Term).collect();
+    let total = values(QuantityRole::Total).next().unwrap_or_else(|| terms.iter().sum());
+    let mut terms = round_to_total(&terms, total, digits.time_digits).into_iter();
     quantities
         .iter()
         .map(|quantity| {
             let value = quantity.value?;
             match (quantity.role, quantity.unit) {
-                (Role::Term, _) => terms.next(),
-                (_, Unit::Milliseconds) => Some(FixedPoint::new(value, digits.time)),
-                (_, Unit::TokensPerSecond) => Some(FixedPoint::new(value, digits.rate)),
-                (_, Unit::Bytes) => Some(FixedPoint::new(value / digits.byte_unit, digits.bytes)),
+                (QuantityRole::Term, _) => terms.next(),
+                (_, Unit::Milliseconds) => Some(FixedPoint::new(value, digits.time_digits)),
+                (_, Unit::TokensPerSecond) => Some(FixedPoint::new(value, digits.rate_digits)),
+                (_, Unit::Bytes) => Some(FixedPoint::new(value / digits.byte_unit, digits.byte_digits)),
             }
         })
         .collect()
@@ -77,25 +78,25 @@ fn label(quantity: &Quantity) -> String {
 
 fn style(quantity: &Quantity) -> RowStyle {
     match (quantity.role, quantity.key) {
-        (Role::Total, _) => RowStyle::Total,
-        (Role::Other, "hidden_disk" | "tpot_p50") => RowStyle::Group,
+        (QuantityRole::Total, _) => RowStyle::Total,
+        (QuantityRole::Other, "hidden_disk" | "tpot_p50") => RowStyle::Group,
         _ => RowStyle::Plain,
     }
 }
 
 /// Returns a table of the predicted and measured quantities of a pair of runs, with published numbers in between.
-pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
-    let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
-    let published = comparison.published_cell(pair.measured);
-    let digits = Digits::of(&[left, right]);
-    let ms = |ms: f64| FixedPoint::new(ms, digits.time);
+pub fn pair_table(comparison: &Comparison, pair: &RunComparison) -> Table {
+    let (left, right) = (&comparison.runs[pair.predicted_run], &comparison.runs[pair.measured_run]);
+    let published = comparison.published_cell(pair.measured_run);
+    let digits = NumberFormat::of(&[left, right]);
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time_digits);
     let quantities = left.quantities();
     let rounded =
         round_quantities(&quantities, digits).into_iter().zip(round_quantities(&right.quantities(), digits));
-    let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
-    let signed = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::signed));
+    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::text));
+    let signed = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::signed_text));
     let row = |((quantity, row), (predicted, measured)): ((&Quantity, &QuantityComparison), _)| {
-        let [error, percent] = errors(predicted, measured);
+        let [error, percent] = error_and_percent(predicted, measured);
         let mut cells = vec![Text::from(label(quantity)), number(predicted)];
         cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));
         let interval = number(row.interval_half_width.map(ms));
@@ -108,7 +109,12 @@ pub fn pair_table(comparison: &Comparison, pair: &Pair) -> Table {
         right.label
     ));
     if let Some(cell) = published {
-        caption = caption.words(" Published: ").name(&cell.system).words(", ").name(&cell.row).words(".");
+        caption = caption
+            .append_words(" Published: ")
+            .append_name(&cell.system)
+            .append_words(", ")
+            .append_name(&cell.row)
+            .append_words(".");
     }
     let mut headings = vec!["Quantity", "Predicted"];
     headings.extend(published.map(|_| "Published"));
@@ -126,20 +132,23 @@ pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64>
 }
 
 /// Returns the error (predicted minus measured) of rounded numbers, in their unit and in percent of `measured`.
-pub fn errors(predicted: Option<FixedPoint>, measured: Option<FixedPoint>) -> [Option<FixedPoint>; 2] {
+pub fn error_and_percent(
+    predicted: Option<FixedPoint>,
+    measured: Option<FixedPoint>,
+) -> [Option<FixedPoint>; 2] {
     let error = predicted.zip(measured).map(|(predicted, measured)| predicted.minus(measured));
-    let base = measured.filter(|measured| measured.units != 0);
+    let base = measured.filter(|measured| measured.mantissa != 0);
     let percent = error.zip(base).map(|(error, base)| {
-        FixedPoint::new(100.0 * error.units as f64 / base.units.unsigned_abs() as f64, 1)
+        FixedPoint::new(100.0 * error.mantissa as f64 / base.mantissa.unsigned_abs() as f64, 1)
     });
     [error, percent]
 }
 
 /// Returns a table with a column for each run, its confidence intervals and its published numbers, without errors.
-pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
+pub fn side_by_side_table(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
-    let digits = Digits::of(&runs);
-    let ms = |ms: f64| FixedPoint::new(ms, digits.time);
+    let digits = NumberFormat::of(&runs);
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time_digits);
     let columns: Vec<Vec<Option<FixedPoint>>> =
         runs.iter().map(|run| round_quantities(&run.quantities(), digits)).collect();
     let mut headings = vec!["Quantity".to_owned()];
@@ -149,7 +158,7 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
         headings.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
     }
     let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
-    let number = |value: Option<FixedPoint>| Text::value(value.map(FixedPoint::text));
+    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::text));
     let row = |(row, quantity): (usize, &Quantity)| {
         let mut cells = vec![Text::from(label(quantity))];
         for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
@@ -166,14 +175,14 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
 
 /// Returns a table of the devices of a run: mean times and bytes read per token, and memory.
 pub fn devices(run: &Run) -> Table {
-    let digits = Digits::of(&[run]);
+    let digits = NumberFormat::of(&[run]);
     let row = |device: &DeviceMetrics| {
-        let if_known = |known: bool, text: String| Text::value(known.then_some(text));
+        let if_known = |known: bool, text: String| Text::from_option(known.then_some(text));
         let in_trace = !device.trace_lost;
         let per_token = in_trace && run.metrics.tpot_ms.is_some();
-        let time = |value: f64| if_known(per_token, FixedPoint::new(value, digits.time).text());
+        let time = |value: f64| if_known(per_token, FixedPoint::new(value, digits.time_digits).text());
         vec![
-            Text::default().name(&device.name),
+            Text::default().append_name(&device.name),
             time(device.busy_ms),
             time(device.demand_disk_ms),
             time(device.hidden_disk_ms),

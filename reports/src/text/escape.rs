@@ -38,7 +38,7 @@ fn truncated(text: &str, max: usize) -> String {
 }
 
 /// Escapes a text for HTML and SVG, for use as the content of an element or as an attribute in double quotes.
-pub fn markup(text: &str) -> String {
+pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars().map(printable) {
         match c {
@@ -108,7 +108,7 @@ mod tests {
     fn markup_in_text_is_escaped() {
         let text = "</title><script>alert(\"1\")</script>\u{202e}\n";
         assert_eq!(
-            markup(text),
+            html(text),
             "&lt;/title&gt;&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;\u{fffd}\u{fffd}"
         );
         assert_eq!(markdown("a|b [x](y) `c`"), "a\\|b \\[x\\](y) \\`c\\`");

@@ -9,29 +9,29 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FixedPoint {
     /// The value times ten to the power of `digits`.
-    pub units: i64,
+    pub mantissa: i64,
     pub digits: u32,
 }
 
 impl FixedPoint {
     pub fn new(value: f64, digits: u32) -> Self {
-        Self { units: scaled(value, digits).round() as i64, digits }
+        Self { mantissa: scaled(value, digits).round() as i64, digits }
     }
 
     /// Returns the difference of two numbers with the same number of digits.
     pub fn minus(self, other: Self) -> Self {
-        Self { units: self.units.saturating_sub(other.units), digits: self.digits }
+        Self { mantissa: self.mantissa.saturating_sub(other.mantissa), digits: self.digits }
     }
 
     /// Formats the number for readers, with a typographic minus sign (U+2212).
     pub fn text(self) -> String {
-        self.plain().replace('-', "\u{2212}")
+        self.ascii_text().replace('-', "\u{2212}")
     }
 
     /// Formats the number for programs, with an ASCII minus sign.
-    pub fn plain(self) -> String {
-        let sign = if self.units < 0 { "-" } else { "" };
-        let (units, scale) = (self.units.unsigned_abs(), 10_u64.pow(self.digits));
+    pub fn ascii_text(self) -> String {
+        let sign = if self.mantissa < 0 { "-" } else { "" };
+        let (units, scale) = (self.mantissa.unsigned_abs(), 10_u64.pow(self.digits));
         match self.digits {
             0 => format!("{sign}{units}"),
             digits => format!("{sign}{}.{:0width$}", units / scale, units % scale, width = digits as usize),
@@ -39,8 +39,8 @@ impl FixedPoint {
     }
 
     /// Formats the number with a plus or minus sign, unless it is zero.
-    pub fn signed(self) -> String {
-        if self.units > 0 { format!("+{}", self.plain()) } else { self.text() }
+    pub fn signed_text(self) -> String {
+        if self.mantissa > 0 { format!("+{}", self.ascii_text()) } else { self.text() }
     }
 }
 
@@ -48,7 +48,7 @@ impl FixedPoint {
 pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<FixedPoint> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
-    let target = FixedPoint::new(total, digits).units;
+    let target = FixedPoint::new(total, digits).mantissa;
     let missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
     // Floating-point errors can make `missing` negative, or larger than the number of parts if huge terms have
     // opposite signs. So every part gets an equal share, and the rest is distributed by the remainders.
@@ -60,7 +60,7 @@ pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<FixedPoint>
     for (rank, index) in order.into_iter().enumerate() {
         units[index] = units[index].saturating_add(each + i64::from(rank < rest));
     }
-    units.into_iter().map(|units| FixedPoint { units, digits }).collect()
+    units.into_iter().map(|units| FixedPoint { mantissa: units, digits }).collect()
 }
 
 /// Returns the number of digits after the decimal point that show `value` with four significant digits: 1 to 6, or 2
@@ -123,7 +123,7 @@ mod tests {
         // Rounded separately, these are three times 33.3, which sum to 99.9 and not to 100.0.
         let third = 100.0 / 3.0;
         let parts = round_to_total(&[third, third, third], 100.0, 1);
-        assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), 1000);
+        assert_eq!(parts.iter().map(|part| part.mantissa).sum::<i64>(), 1000);
         assert_eq!(parts.iter().map(|part| part.text()).collect::<Vec<_>>(), ["33.4", "33.3", "33.3"]);
     }
 
@@ -131,12 +131,15 @@ mod tests {
     fn negative_parts_sum_to_total() {
         for total in [10.05, 9.0, 12.34] {
             let parts = round_to_total(&[10.06, -0.03, 0.02], total, 1);
-            assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), FixedPoint::new(total, 1).units);
+            assert_eq!(
+                parts.iter().map(|part| part.mantissa).sum::<i64>(),
+                FixedPoint::new(total, 1).mantissa
+            );
         }
         assert_eq!(round_to_total(&[], 1.0, 1), []);
         assert_eq!(FixedPoint::new(-0.04, 1).text(), "0.0");
         assert_eq!(FixedPoint::new(-1.25, 2).text(), "\u{2212}1.25");
-        assert_eq!(FixedPoint::new(-1.25, 2).plain(), "-1.25");
+        assert_eq!(FixedPoint::new(-1.25, 2).ascii_text(), "-1.25");
     }
 
     #[test]

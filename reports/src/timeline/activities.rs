@@ -5,7 +5,7 @@
 //! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as
 //! in the metrics) and the part during which it computed.
 
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Record, Resource, StepKind};
 
 /// A row of a device's activities in a chart: the CPU, the GPU or the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,28 +40,33 @@ pub struct Interval {
     /// End in nanoseconds from the start of the run.
     pub end: u64,
     /// Index of the record that the interval is a part of.
-    pub record: usize,
+    pub record_index: usize,
 }
 
 /// Returns whether a record is work of a processor, as opposed to disk reads, messages and waiting.
 pub fn is_work(record: &Record) -> bool {
     matches!(
         record.kind,
-        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
+        StepKind::Embed
+            | StepKind::Compute
+            | StepKind::Output
+            | StepKind::Copy
+            | StepKind::Draft
+            | StepKind::Prepare
     )
 }
 
 /// Splits a step on the CPU into activities and their nanoseconds, in the order in which charts show them.
-pub fn parts(record: &Record) -> [(Activity, u64); 4] {
+pub fn activity_durations(record: &Record) -> [(Activity, u64); 4] {
     let wall = record.duration();
-    if record.kind == Kind::Copy {
+    if record.kind == StepKind::Copy {
         return [(Activity::Queue, 0), (Activity::DemandRead, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
     }
     // As in the metrics, the rest of the wall time is waiting for the disk.
     let cost = record.cost.unwrap_or_default();
-    let cpu = cost.cpu.min(wall);
-    let queue = cost.queue.min(wall - cpu);
-    let copy = cost.copy.min(wall - cpu - queue);
+    let cpu = cost.cpu_ns.min(wall);
+    let queue = cost.queue_ns.min(wall - cpu);
+    let copy = cost.copy_ns.min(wall - cpu - queue);
     let demand = wall - cpu - queue - copy;
     [(Activity::Queue, queue), (Activity::DemandRead, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
 }
@@ -90,26 +95,27 @@ pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
     });
     // Waiting for the disk is drawn last, on top of reading ahead.
     intervals.sort_by_key(|interval| {
-        (interval.device, interval.lane, interval.activity, interval.start, interval.record)
+        (interval.device, interval.lane, interval.activity, interval.start, interval.record_index)
     });
     intervals
 }
 
 fn is_disk_read(record: &Record) -> bool {
-    record.kind == Kind::Prefetch || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
+    record.kind == StepKind::Prefetch
+        || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
 }
 
 fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
     let device = record.device;
     let mut push = |lane, activity, start, end| {
-        intervals.push(Interval { device, lane, activity, start, end, record: index });
+        intervals.push(Interval { device, lane, activity, start, end, record_index: index });
     };
     if record.resource == Resource::Gpu {
-        let activity = if record.kind == Kind::Copy { Activity::Copy } else { Activity::Gpu };
+        let activity = if record.kind == StepKind::Copy { Activity::Copy } else { Activity::Gpu };
         return push(Lane::Gpu, activity, record.start, record.end);
     }
     let mut at = record.start;
-    for (activity, nanos) in parts(record) {
+    for (activity, nanos) in activity_durations(record) {
         let lane = if activity == Activity::DemandRead { Lane::Disk } else { Lane::Cpu };
         push(lane, activity, at, at + nanos);
         at += nanos;
@@ -119,7 +125,8 @@ fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
 /// Splits a read into the parts during which its device computes and those during which it does not.
 fn split_read(intervals: &mut Vec<Interval>, index: usize, record: &Record, work: &[(usize, &Record)]) {
     let (device, lane) = (record.device, Lane::Disk);
-    let interval = |activity, start, end| Interval { device, lane, activity, start, end, record: index };
+    let interval =
+        |activity, start, end| Interval { device, lane, activity, start, end, record_index: index };
     if record.resource == Resource::DiskDemand {
         intervals.push(interval(Activity::DemandRead, record.start, record.end));
         return;
@@ -158,8 +165,8 @@ mod tests {
 
     #[test]
     fn step_is_split_by_its_cost() {
-        let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
-        let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, Kind::Compute, [100, 200]) }];
+        let cost = Cost { cpu_ns: 60, queue_ns: 10, ..Cost::default() };
+        let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, StepKind::Compute, [100, 200]) }];
         // 100 ns of wall time - 60 - 10 = 30 ns for the disk.
         let intervals = intervals_within(&steps, [0, 1000]);
         assert_eq!(
@@ -173,9 +180,9 @@ mod tests {
     #[test]
     fn prefetch_is_hidden_while_nothing_computes() {
         let steps = [
-            record(0, Resource::DiskPrefetch, Kind::Prefetch, [0, 100]),
-            record(0, Resource::Gpu, Kind::Compute, [20, 40]),
-            record(0, Resource::Gpu, Kind::Compute, [30, 50]),
+            record(0, Resource::DiskPrefetch, StepKind::Prefetch, [0, 100]),
+            record(0, Resource::Gpu, StepKind::Compute, [20, 40]),
+            record(0, Resource::Gpu, StepKind::Compute, [30, 50]),
         ];
         let intervals = intervals_within(&steps, [0, 1000]);
         let disk: Vec<Interval> =

@@ -9,8 +9,11 @@ use crate::text::escape;
 pub fn describe(event: &RunEvent) -> String {
     let device =
         event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
-    let details =
-        if event.what.is_empty() { String::new() } else { format!(" ({})", escape::sentence(&event.what)) };
+    let details = if event.details.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", escape::sentence(&event.details))
+    };
     format!("{device}{}{details}", event.kind.description())
 }
 

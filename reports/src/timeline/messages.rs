@@ -8,15 +8,15 @@
 
 use std::collections::BTreeMap;
 
-use hearth_schema::trace::{Kind, Record};
+use hearth_schema::trace::{Record, StepKind};
 
 /// Returns the messages among `records` as the indices of their `send` and `receive` records, in the order in which
 /// they were sent.
 pub fn find(records: &[Record]) -> Vec<[usize; 2]> {
     let mut by_pass: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
-        if matches!(record.kind, Kind::Send | Kind::Receive) {
-            let is_receive = usize::from(record.kind == Kind::Receive);
+        if matches!(record.kind, StepKind::Send | StepKind::Receive) {
+            let is_receive = usize::from(record.kind == StepKind::Receive);
             by_pass.entry(record.pass).or_default()[is_receive].push(index);
         }
     }
@@ -49,21 +49,21 @@ mod tests {
 
     use super::*;
 
-    fn record(device: u16, kind: Kind, span: [u64; 2], peer: Option<u16>) -> Record {
+    fn record(device: u16, kind: StepKind, span: [u64; 2], peer: Option<u16>) -> Record {
         Record { peer, ..super::super::record(device, Resource::Tx, kind, span) }
     }
 
     #[test]
     fn sends_are_matched_in_order() {
         let records = [
-            record(0, Kind::Send, [10, 11], Some(1)),
-            record(0, Kind::Receive, [11, 25], Some(1)),
-            record(0, Kind::Send, [30, 31], Some(1)),
-            record(0, Kind::Receive, [31, 45], Some(1)),
-            record(1, Kind::Receive, [0, 15], Some(0)),
-            record(1, Kind::Send, [20, 21], Some(0)),
-            record(1, Kind::Receive, [21, 35], Some(0)),
-            record(1, Kind::Send, [40, 41], Some(0)),
+            record(0, StepKind::Send, [10, 11], Some(1)),
+            record(0, StepKind::Receive, [11, 25], Some(1)),
+            record(0, StepKind::Send, [30, 31], Some(1)),
+            record(0, StepKind::Receive, [31, 45], Some(1)),
+            record(1, StepKind::Receive, [0, 15], Some(0)),
+            record(1, StepKind::Send, [20, 21], Some(0)),
+            record(1, StepKind::Receive, [21, 35], Some(0)),
+            record(1, StepKind::Send, [40, 41], Some(0)),
         ];
         let expected = [[0, 4], [5, 1], [2, 6], [7, 3]];
         assert_eq!(find(&records), expected);

@@ -21,19 +21,20 @@ pub struct RunMetrics {
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
     /// Bytes read from disk per token after the first, on all devices; `None` if the trace of a device is lost.
-    pub bytes_read: Option<f64>,
+    #[serde(rename = "bytes_read")]
+    pub bytes_read_per_token: Option<f64>,
     /// Terms of the time per token, in milliseconds.
     pub terms: Terms,
 }
 
 impl RunMetrics {
     /// Selects the metrics of a run; a run that did not complete has no times.
-    pub fn of(metrics: &Metrics) -> Self {
+    pub fn from_metrics(metrics: &Metrics) -> Self {
         let ok = metrics.outcome == Outcome::Ok;
         Self {
             tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean).filter(|_| ok),
             ttft_ms: metrics.ttft_ms.filter(|_| ok),
-            bytes_read: metrics.bytes_read_per_token(),
+            bytes_read_per_token: metrics.bytes_read_per_token(),
             terms: metrics.terms_ms,
         }
     }
@@ -86,7 +87,7 @@ pub struct Validation {
 
 impl Validation {
     pub fn scores(&self) -> Scores {
-        let mut scores = Scores::of(&self.cases);
+        let mut scores = Scores::from_cases(&self.cases);
         scores.criteria.push(scores::completeness(&self.cases, &self.failed));
         scores
     }
@@ -100,7 +101,7 @@ impl Case {
         let numbers = |ms: f64| RunMetrics {
             tpot_ms: Some(ms),
             ttft_ms: Some(2.0 * ms),
-            bytes_read: Some(ms * 1e6),
+            bytes_read_per_token: Some(ms * 1e6),
             terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
         };
         let run = |&ms: &f64| RunPair {

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::scores::{self, CaseScores, Criterion, Errors, RankAgreement, Score, Scores};
+use super::scores::{self, CaseScores, Criterion, ErrorStatistics, RankAgreement, Score, Scores};
 use super::{Case, FailedScenario, Validation};
 use crate::charts::drawing::Class;
 use crate::charts::parity::{self, Dot};
@@ -54,14 +54,14 @@ fn share(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn in_words(errors: &Errors) -> String {
+fn in_words(errors: &ErrorStatistics) -> String {
     let number = |error: Option<f64>| error.map_or("none".into(), share);
     format!(
         "median error {}, largest error {}, over {} scenarios, {} of them with high variance",
         number(errors.median),
         number(errors.max),
         errors.count,
-        errors.high_variance
+        errors.high_variance_count
     )
 }
 
@@ -76,16 +76,16 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
         ),
     ];
     opening_blocks.extend(unsteady(validation));
-    let title = Text::from("Accuracy of the simulator: ").name(&validation.title);
+    let title = Text::from("Accuracy of the simulator: ").append_name(&validation.title);
     let mut document = Document { title, opening_blocks, sections: Vec::new() };
-    document.push("Acceptance criteria", "criteria", criteria(scores));
-    document.push("Repetitions", "repetitions", repetitions(validation));
-    document.push("Predicted and measured", "parity", parities(scores));
-    document.push("Scenarios", "cases", cases(validation, scores));
-    document.push("Terms of the time per token", "terms", terms(scores));
-    document.push("Order", "order", order(scores));
-    document.push("Failed scenarios", "failed", failed(validation));
-    document.push("Machine", "machine", machine(validation));
+    document.push_section("Acceptance criteria", "criteria", criteria(scores));
+    document.push_section("Repetitions", "repetitions", repetitions(validation));
+    document.push_section("Predicted and measured", "parity", parities(scores));
+    document.push_section("Scenarios", "cases", cases(validation, scores));
+    document.push_section("Terms of the time per token", "terms", terms(scores));
+    document.push_section("Order", "order", order(scores));
+    document.push_section("Failed scenarios", "failed", failed(validation));
+    document.push_section("Machine", "machine", machine(validation));
     document
 }
 
@@ -188,8 +188,8 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     };
     let row = |case: &CaseScores| {
         let repeated = case.tpot.filter(|tpot| tpot.runs > 1);
-        let spread = Text::value(repeated.map(|tpot| share(tpot.spread)));
-        let mut row = vec![Text::default().name(&case.name)];
+        let spread = Text::from_option(repeated.map(|tpot| share(tpot.spread)));
+        let mut row = vec![Text::default().append_name(&case.name)];
         row.extend(cells(case.tpot, 1.0));
         row.push(spread);
         row.extend(cells(case.ttft, 1.0));
@@ -212,9 +212,9 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
     let cases = Table::new(caption, headings, scores.cases.iter().map(row));
     let question = |case: &Case| {
-        let [name, question] = [&case.name, &case.question].map(|text| Text::default().name(text));
+        let [name, question] = [&case.name, &case.question].map(|text| Text::default().append_name(text));
         let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction_digest.as_str()).collect();
-        vec![name, question, Text::default().code(digests.join(" "))]
+        vec![name, question, Text::default().append_code(digests.join(" "))]
     };
     let caption = "The question of each scenario, and the digests of its predictions.";
     let headings = ["Scenario", "Question", "Predictions"];
@@ -230,8 +230,8 @@ fn terms(scores: &Scores) -> Vec<Block> {
     let names = scores.terms.iter().map(|(name, _)| name.replace('_', " "));
     let headings = ["Scenario".to_owned()].into_iter().chain(names);
     let row = |case: &CaseScores| {
-        let error = |term: &scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
-        [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
+        let error = |term: &scores::TermError| Text::from(format!("{:+.1} %", term.error * 100.0));
+        [Text::default().append_name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
     };
     let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row);
     let caption = "Mean absolute error of each term, as a share of the time per token.";
@@ -249,7 +249,9 @@ fn order(scores: &Scores) -> Vec<Block> {
         );
         Block::Paragraph(text.into())
     };
-    let pair = |[fast, slow]: &[String; 2]| vec![Text::default().name(fast), Text::default().name(slow)];
+    let pair = |[fast, slow]: &[String; 2]| {
+        vec![Text::default().append_name(fast), Text::default().append_name(slow)]
+    };
     let headings = ["Faster in the measurement", "Slower in the measurement"];
     let misordered = scores.rank_agreements[0].misordered_pairs.iter().map(pair);
     let table = Table::new("Pairs in the wrong order.", headings, misordered).text_columns_only();
@@ -258,14 +260,15 @@ fn order(scores: &Scores) -> Vec<Block> {
 
 fn failed(validation: &Validation) -> Option<Block> {
     let row = |failed: &FailedScenario| {
-        vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
+        vec![Text::default().append_name(&failed.name), Text::default().append_name(&failed.reason)]
     };
     let rows = validation.failed.iter().map(row);
     Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).text_columns_only().block()
 }
 
 fn machine(validation: &Validation) -> Option<Block> {
-    let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
+    let row =
+        |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().append_name(value)];
     let rows = validation.machine.iter().map(row);
     Table::new("The machine of the measurements.", ["Property", "Value"], rows).text_columns_only().block()
 }

@@ -51,7 +51,7 @@ pub struct Score {
 impl Score {
     /// Scores runs, each given as a prediction and a measurement. Returns `None` if there are no runs, a value is
     /// missing, or a measurement is not positive.
-    pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
+    pub fn from_runs(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
         let predicted = median(&sorted(&predictions)?)?;
         let values = sorted(&measurements)?;
@@ -82,12 +82,12 @@ pub struct CaseScores {
     pub ttft: Option<Score>,
     /// Bytes read per token.
     pub bytes_read: Option<Score>,
-    pub terms: Vec<Term>,
+    pub terms: Vec<TermError>,
 }
 
 /// The error of a term of the time per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Term {
+pub struct TermError {
     pub name: &'static str,
     /// The mean of the predictions in milliseconds.
     pub predicted: f64,
@@ -99,7 +99,7 @@ pub struct Term {
 
 /// The errors of one quantity over all scenarios.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Errors {
+pub struct ErrorStatistics {
     /// Number of scenarios that have the quantity.
     pub count: usize,
     /// The median absolute error. Scenarios with high variance and an error of 0 are left out.
@@ -107,7 +107,8 @@ pub struct Errors {
     /// The largest absolute error.
     pub max: Option<f64>,
     /// Number of scenarios with high variance.
-    pub high_variance: usize,
+    #[serde(rename = "high_variance")]
+    pub high_variance_count: usize,
 }
 
 /// The agreement of the predicted with the measured order, over pairs of scenarios.
@@ -120,7 +121,7 @@ pub struct RankAgreement {
     pub pair_count: usize,
     /// Number of the `pair_count` pairs that are predicted in the measured order.
     #[serde(rename = "right")]
-    pub ordered_pairs: usize,
+    pub ordered_pair_count: usize,
     /// The pairs that are predicted in the wrong order; the scenario that was measured as faster is the first.
     #[serde(rename = "wrong")]
     pub misordered_pairs: Vec<[String; 2]>,
@@ -129,7 +130,7 @@ pub struct RankAgreement {
 impl RankAgreement {
     /// Returns the share of pairs in the right order; `None` if there are no pairs.
     pub fn ordered_share(&self) -> Option<f64> {
-        (self.pair_count > 0).then(|| self.ordered_pairs as f64 / self.pair_count as f64)
+        (self.pair_count > 0).then(|| self.ordered_pair_count as f64 / self.pair_count as f64)
     }
 }
 
@@ -146,9 +147,9 @@ pub struct Criterion {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
     pub cases: Vec<CaseScores>,
-    pub tpot: Errors,
-    pub ttft: Errors,
-    pub bytes_read: Errors,
+    pub tpot: ErrorStatistics,
+    pub ttft: ErrorStatistics,
+    pub bytes_read: ErrorStatistics,
     /// Names of the terms of the time per token, and their mean absolute errors as shares of that time.
     pub terms: Vec<(&'static str, f64)>,
     /// The order of pairs that differ by more than [`RANK_MARGIN`], and by more than [`LARGE_RANK_MARGIN`].
@@ -158,7 +159,7 @@ pub struct Scores {
 }
 
 impl Scores {
-    pub fn of(cases: &[Case]) -> Scores {
+    pub fn from_cases(cases: &[Case]) -> Scores {
         let cases: Vec<CaseScores> = cases.iter().map(score_case).collect();
         let errors = |of: fn(&CaseScores) -> Option<Score>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
@@ -176,18 +177,21 @@ pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
         let runs = vec![case.runs.get(repetition)?.clone()];
         Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
     };
-    let score =
-        |repetition| Scores::of(&cases.iter().filter_map(|case| only(case, repetition)).collect::<Vec<_>>());
+    let score = |repetition| {
+        Scores::from_cases(&cases.iter().filter_map(|case| only(case, repetition)).collect::<Vec<_>>())
+    };
     (0..count).map(score).collect()
 }
 
 fn score_case(case: &Case) -> CaseScores {
     let score = |of: fn(&RunMetrics) -> Option<f64>| {
-        Score::of(&case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>())
+        Score::from_runs(
+            &case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>(),
+        )
     };
     let tpot = score(|numbers| numbers.tpot_ms);
     // At least 1 byte, to avoid a division by zero.
-    let bytes = score(|numbers| numbers.bytes_read.map(|read| read.max(1.0)));
+    let bytes = score(|numbers| numbers.bytes_read_per_token.map(|read| read.max(1.0)));
     CaseScores {
         name: case.name.clone(),
         ttft: score(|numbers| numbers.ttft_ms),
@@ -199,10 +203,10 @@ fn score_case(case: &Case) -> CaseScores {
 
 /// Returns names and values of the terms of the time per token and of the hidden disk time.
 fn named_terms(terms: &Terms) -> Vec<(&'static str, f64)> {
-    terms.rows().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
+    terms.named_terms().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
 }
 
-fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
+fn term_errors(case: &Case, tpot: f64) -> Vec<TermError> {
     let count = case.runs.len().max(1) as f64;
     let mean = |of: fn(&RunPair) -> &RunMetrics| {
         let mut sums = named_terms(&Terms::default());
@@ -213,7 +217,7 @@ fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
         sums
     };
     let (predicted, measured) = (mean(|run| &run.predicted), mean(|run| &run.measured));
-    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| Term {
+    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| TermError {
         name,
         predicted,
         measured,
@@ -222,18 +226,18 @@ fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
     predicted.into_iter().zip(measured).map(term).collect()
 }
 
-fn errors(scores: impl Iterator<Item = Score>) -> Errors {
+fn errors(scores: impl Iterator<Item = Score>) -> ErrorStatistics {
     let scores: Vec<Score> = scores.collect();
     let sizes = |which: fn(&&Score) -> bool| {
         let mut sizes: Vec<f64> = scores.iter().filter(which).map(|one| one.error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
         sizes
     };
-    Errors {
+    ErrorStatistics {
         count: scores.len(),
         median: median(&sizes(|one| !one.high_variance || one.error != 0.0)),
         max: sizes(|_| true).last().copied(),
-        high_variance: scores.iter().filter(|one| one.high_variance).count(),
+        high_variance_count: scores.iter().filter(|one| one.high_variance).count(),
     }
 }
 
@@ -263,7 +267,8 @@ fn term_means(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
 fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
     let timed: Vec<(&str, Score)> =
         cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
-    let mut found = RankAgreement { margin, pair_count: 0, ordered_pairs: 0, misordered_pairs: Vec::new() };
+    let mut found =
+        RankAgreement { margin, pair_count: 0, ordered_pair_count: 0, misordered_pairs: Vec::new() };
     for (index, &(name, one)) in timed.iter().enumerate() {
         for &(other_name, other) in &timed[index + 1..] {
             let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
@@ -276,7 +281,7 @@ fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
             }
             found.pair_count += 1;
             if faster.predicted < slower.predicted {
-                found.ordered_pairs += 1;
+                found.ordered_pair_count += 1;
             } else {
                 found.misordered_pairs.push([fast.to_owned(), slow.to_owned()]);
             }
@@ -298,7 +303,12 @@ pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criteri
     }
 }
 
-fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[RankAgreement; 2]) -> Vec<Criterion> {
+fn criteria(
+    tpot: &ErrorStatistics,
+    ttft: &ErrorStatistics,
+    bytes: &ErrorStatistics,
+    order: &[RankAgreement; 2],
+) -> Vec<Criterion> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let limits = [
         ("median error of the time per token", tpot.median, 0.10),
@@ -337,7 +347,7 @@ mod tests {
     fn high_variance_is_scored_against_the_range() {
         let score = |predicted: f64, measured: &[f64]| {
             let runs: Vec<_> = measured.iter().map(|&ms| (Some(predicted), Some(ms))).collect();
-            Score::of(&runs).expect("numbers")
+            Score::from_runs(&runs).expect("numbers")
         };
         let steady = score(110.0, &[99.0, 104.0, 100.0]);
         assert!((steady.error - 0.1).abs() < 1e-12 && !steady.high_variance && steady.measured == 100.0);
@@ -348,9 +358,9 @@ mod tests {
         for nothing in
             [(None, Some(1.0)), (Some(1.0), None), (Some(f64::NAN), Some(1.0)), (Some(1.0), Some(0.0))]
         {
-            assert_eq!(Score::of(&[nothing]), None);
+            assert_eq!(Score::from_runs(&[nothing]), None);
         }
-        assert_eq!(Score::of(&[]), None);
+        assert_eq!(Score::from_runs(&[]), None);
     }
 
     #[test]
@@ -358,7 +368,7 @@ mod tests {
         let error = |runs: &[(f64, f64)]| {
             let runs: Vec<_> =
                 runs.iter().map(|&(predicted, measured)| (Some(predicted), Some(measured))).collect();
-            Score::of(&runs).expect("numbers").error
+            Score::from_runs(&runs).expect("numbers").error
         };
         // One prediction is too high and one too low: the medians nearly agree, although both predictions are wrong.
         assert!((error(&[(112.0, 100.0), (89.0, 100.0)]) - 0.12).abs() < 1e-12);
@@ -372,11 +382,11 @@ mod tests {
             Case::fixture("b", 150.0, &[100.0, 200.0]),
             Case::fixture("c", 150.0, &[100.0, 200.0]),
         ];
-        let scores = Scores::of(&edges);
-        assert_eq!((scores.tpot.count, scores.tpot.high_variance), (3, 2));
+        let scores = Scores::from_cases(&edges);
+        assert_eq!((scores.tpot.count, scores.tpot.high_variance_count), (3, 2));
         assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
         // A prediction outside the range counts.
-        let beyond = Scores::of(&[edges[0].clone(), Case::fixture("d", 300.0, &[100.0, 200.0])]);
+        let beyond = Scores::from_cases(&[edges[0].clone(), Case::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = FailedScenario { name: "a".into(), reason: "?".into() };
         assert_eq!(
@@ -389,11 +399,11 @@ mod tests {
     fn bytes_on_one_side_only_are_an_error() {
         let mut unread = Case::fixture("a", 100.0, &[100.0]);
         let mut lost = unread.runs[0].clone();
-        lost.measured.bytes_read = None;
-        unread.runs[0].measured.bytes_read = Some(0.0);
-        let error = |case: &Case| Scores::of(std::slice::from_ref(case)).bytes_read.max;
+        lost.measured.bytes_read_per_token = None;
+        unread.runs[0].measured.bytes_read_per_token = Some(0.0);
+        let error = |case: &Case| Scores::from_cases(std::slice::from_ref(case)).bytes_read.max;
         assert!(error(&unread).is_some_and(|worst| worst > 1.0));
-        unread.runs[0].predicted.bytes_read = Some(1e6);
+        unread.runs[0].predicted.bytes_read_per_token = Some(1e6);
         assert_eq!(error(&unread), None, "pages of the programs");
         unread.runs[0] = lost;
         assert_eq!(error(&unread), None, "a lost trace has no bytes");
@@ -408,13 +418,13 @@ mod tests {
             Case::fixture("c", 260.0, &[200.0]),
             Case::fixture("d", 240.0, &[230.0]),
         ];
-        let scores = Scores::of(&cases);
+        let scores = Scores::from_cases(&cases);
         let [near, far] = &scores.rank_agreements;
         assert_eq!(
-            (near.pair_count, near.ordered_pairs, near.misordered_pairs.as_slice()),
+            (near.pair_count, near.ordered_pair_count, near.misordered_pairs.as_slice()),
             (5, 4, &[["c".into(), "d".into()]][..])
         );
-        assert_eq!((far.pair_count, far.ordered_pairs), (4, 4));
+        assert_eq!((far.pair_count, far.ordered_pair_count), (4, 4));
         assert_eq!(scores.tpot.count, 4);
         let max = scores.tpot.max.expect("errors");
         assert!((max - 0.3).abs() < 1e-12);
@@ -433,13 +443,13 @@ mod tests {
         assert_eq!(max, [Some(100.0), Some(0.0)]);
         assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
         // The medians of predictions and measurements agree.
-        assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
+        assert_eq!(Scores::from_cases(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
         assert!(by_repetition(&[]).is_empty());
     }
 
     #[test]
     fn term_errors_are_shares_of_the_measured_time() {
-        let scores = Scores::of(&[Case::fixture("a", 120.0, &[100.0, 100.0])]);
+        let scores = Scores::from_cases(&[Case::fixture("a", 120.0, &[100.0, 100.0])]);
         let cpu = scores.cases[0].terms[0];
         assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
         assert!((cpu.error - 0.1).abs() < 1e-12);
@@ -449,7 +459,7 @@ mod tests {
 
     #[test]
     fn without_cases_no_numeric_criterion_is_met() {
-        let scores = Scores::of(&[]);
+        let scores = Scores::from_cases(&[]);
         let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.is_met).collect();
         assert_eq!(met, [false, false, false, true, true, true]);
         assert_eq!(scores.terms, []);

@@ -10,7 +10,7 @@ use std::path::Path;
 use hearth_reports::Report;
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::{Kind, Origin, Outcome};
+use hearth_schema::trace::{Origin, Outcome, StepKind};
 
 use crate::{columns_that_add_up, file, sample};
 
@@ -46,11 +46,11 @@ fn single_trace() {
 fn trace_with_events() {
     let mut trace = sample::trace(Origin::Simulated, 6);
     let output = |pass| {
-        trace.records.iter().find(|it| it.kind == Kind::Output && it.pass == pass).expect("a token").end
+        trace.records.iter().find(|it| it.kind == StepKind::Output && it.pass == pass).expect("a token").end
     };
     let run_event = |kind, device: Option<&str>, start, end, what: &str| {
         let (device, what, plan_digest) = (device.map(String::from), what.to_owned(), None);
-        RunEvent { kind, device, start, end, what, plan_digest }
+        RunEvent { kind, device, start, end, details: what, plan_digest }
     };
     let detected = output(2) + 1_000_000;
     trace.run_events = vec![
@@ -120,7 +120,7 @@ fn runs_are_paired_by_plan() {
     traces.extend(sample::pair(3));
     let report = Report::new(traces).unwrap();
     let pairs: Vec<(usize, usize)> =
-        report.comparison.pairs.iter().map(|pair| (pair.predicted, pair.measured)).collect();
+        report.comparison.pairs.iter().map(|pair| (pair.predicted_run, pair.measured_run)).collect();
     assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
     let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
     assert!(names.contains(&"measured-2.perfetto.json".to_owned()));

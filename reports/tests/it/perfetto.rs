@@ -2,7 +2,7 @@
 
 use hearth_reports::Report;
 use hearth_reports::exports::perfetto;
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::{Origin, StepKind};
 use serde_json::{Value, json};
 
 use crate::{file, sample, trace_events};
@@ -40,7 +40,7 @@ fn clock_offset_causes_no_arrow_back_in_time() {
     }
     let [_, _, flows] =
         trace_events::check(&String::from_utf8(perfetto::export(&[(None, &trace)])).unwrap()).unwrap();
-    let sent = trace.records.iter().filter(|record| record.kind == Kind::Send).count();
+    let sent = trace.records.iter().filter(|record| record.kind == StepKind::Send).count();
     assert!(0 < flows && flows < sent, "{flows} of {sent}");
 }
 

@@ -4,7 +4,7 @@ use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS};
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::{Origin, StepKind};
 
 use crate::{file, sample};
 
@@ -92,7 +92,7 @@ fn runs_with_other_rounds_make_a_line_over_k() {
     let mut one = two.clone();
     one.header.plan_digest = "sha256:0000000000000001".into();
     // The second round of each token becomes part of the first round.
-    for record in one.records.iter_mut().filter(|record| record.kind == Kind::Compute) {
+    for record in one.records.iter_mut().filter(|record| record.kind == StepKind::Compute) {
         record.round = 0;
     }
     let report = Report::new(vec![one, two.clone()]).unwrap();

@@ -5,7 +5,7 @@ use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::trace::{
-    Cost, Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice,
+    Cost, Counter, Header, Origin, Outcome, Reading, Record, Resource, StepKind, TracedDevice,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -25,17 +25,17 @@ fn resource() -> impl Strategy<Value = Resource> {
     ])
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
+fn kind() -> impl Strategy<Value = StepKind> {
     // Output steps are frequent, so that most traces have tokens.
     select(vec![
-        Kind::Output,
-        Kind::Output,
-        Kind::Embed,
-        Kind::Compute,
-        Kind::Receive,
-        Kind::Send,
-        Kind::Prefetch,
-        Kind::Copy,
+        StepKind::Output,
+        StepKind::Output,
+        StepKind::Embed,
+        StepKind::Compute,
+        StepKind::Receive,
+        StepKind::Send,
+        StepKind::Prefetch,
+        StepKind::Copy,
     ])
 }
 
@@ -50,7 +50,12 @@ fn record(devices: u16) -> impl Strategy<Value = Record> {
     let step = (0..devices, resource(), kind(), 0..4_u32, 0..3_u32);
     (step, layers, [moment(), moment()], option::of(0..70_u16), cost, any::<u64>()).prop_map(
         |((device, resource, kind, pass, round), layers, span, peer, cost, bytes)| {
-            let cost = cost.map(|(cpu, queue, copy)| Cost { cpu, queue, copy, ..Cost::default() });
+            let cost = cost.map(|(cpu, queue, copy)| Cost {
+                cpu_ns: cpu,
+                queue_ns: queue,
+                copy_ns: copy,
+                ..Cost::default()
+            });
             let (start, end) = (span[0].min(span[1]), span[0].max(span[1]));
             Record { device, resource, kind, pass, round, layers, start, end, bytes, peer, cost }
         },
@@ -61,7 +66,7 @@ fn reading(devices: u16) -> impl Strategy<Value = Reading> {
     let counter =
         select(vec![Counter::BytesRead, Counter::Resident, Counter::Unreclaimable, Counter::Refaults]);
     (0..devices, counter, 0..4_u32, moment(), any::<u64>())
-        .prop_map(|(device, counter, pass, at, value)| Reading { device, counter, pass, at, value })
+        .prop_map(|(device, counter, pass, at, value)| Reading { device, counter, pass, time_ns: at, value })
 }
 
 fn trace() -> impl Strategy<Value = Trace> {
@@ -95,7 +100,7 @@ fn trace() -> impl Strategy<Value = Trace> {
 
 /// Sorts the end times of the tokens, so that a trace passes the check of their order.
 fn in_order(mut trace: Trace) -> Trace {
-    let is_output = |record: &&mut Record| record.device == 0 && record.kind == Kind::Output;
+    let is_output = |record: &&mut Record| record.device == 0 && record.kind == StepKind::Output;
     let mut outputs: Vec<&mut Record> = trace.records.iter_mut().filter(is_output).collect();
     let mut spans: Vec<(u64, u64)> = outputs.iter().map(|record| (record.end, record.start)).collect();
     spans.sort_unstable();

@@ -8,7 +8,7 @@ use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::trace::{
-    Cost, Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice,
+    Cost, Counter, Header, Origin, Outcome, Reading, Record, Resource, StepKind, TracedDevice,
 };
 
 const MICRO: u64 = 1_000;
@@ -92,8 +92,8 @@ fn header(origin: Origin) -> Header {
                 name: name.into(),
                 profile_digest: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * memory_mib)),
                 memory_total: memory_mib * MIB,
-                kernel: measured.then(|| "Linux 6.12.48".into()),
-                unvalidated: (name == "phone" && !measured)
+                os_and_kernel: measured.then(|| "Linux 6.12.48".into()),
+                unvalidated_parts: (name == "phone" && !measured)
                     .then(|| "page cache policy of this kernel".into()),
                 policy: (!measured).then_some(PageCachePolicy::TwoList),
             })
@@ -112,11 +112,11 @@ impl Run {
     }
 
     /// Adds a step: `at` is its pass and round, `span` its start and end in nanoseconds.
-    fn push(&mut self, device: u16, kind: Kind, at: (u32, u32), span: [u64; 2]) -> &mut Record {
+    fn push(&mut self, device: u16, kind: StepKind, at: (u32, u32), span: [u64; 2]) -> &mut Record {
         let resource = match kind {
-            Kind::Send => Resource::Tx,
-            Kind::Receive => Resource::Rx,
-            Kind::Prefetch => Resource::DiskPrefetch,
+            StepKind::Send => Resource::Tx,
+            StepKind::Receive => Resource::Rx,
+            StepKind::Prefetch => Resource::DiskPrefetch,
             _ => Resource::Cpu,
         };
         let ((pass, round), [start, end]) = (at, span);
@@ -128,8 +128,8 @@ impl Run {
     fn pass(&mut self, pass: u32, tokens: u64, begin: u64) -> u64 {
         let factor = 1 + tokens / 4;
         let mut now = begin + self.time(30);
-        self.push(0, Kind::Embed, (pass, 0), [begin, now]).cost =
-            Some(Cost { cpu: now - begin, ..Cost::default() });
+        self.push(0, StepKind::Embed, (pass, 0), [begin, now]).cost =
+            Some(Cost { cpu_ns: now - begin, ..Cost::default() });
         let mut waiting_since = [begin; 3];
         for round in 0..ROUNDS {
             for device in 0..3_u16 {
@@ -137,19 +137,19 @@ impl Run {
                 let sent = now + self.time(120);
                 let to = (device + 1) % 3;
                 let next_round = round + u32::from(to == 0);
-                let send = self.push(device, Kind::Send, (pass, round), [now, sent]);
+                let send = self.push(device, StepKind::Send, (pass, round), [now, sent]);
                 (send.bytes, send.peer) = (16_384 * tokens, Some(to));
                 self.read_ahead(device, (pass, round), sent);
                 waiting_since[usize::from(device)] = sent;
                 now = sent + self.time(if self.measured { 2_300 } else { 1_900 });
                 let since = waiting_since[usize::from(to)];
-                let receive = self.push(to, Kind::Receive, (pass, next_round), [since, now]);
+                let receive = self.push(to, StepKind::Receive, (pass, next_round), [since, now]);
                 (receive.bytes, receive.peer) = (16_384 * tokens, Some(device));
             }
         }
         let end = now + self.time(2_800);
-        self.push(0, Kind::Output, (pass, ROUNDS), [now, end]).cost =
-            Some(Cost { cpu: (end - now) / 8 * 7, queue: (end - now) / 8, ..Cost::default() });
+        self.push(0, StepKind::Output, (pass, ROUNDS), [now, end]).cost =
+            Some(Cost { cpu_ns: (end - now) / 8 * 7, queue_ns: (end - now) / 8, ..Cost::default() });
         self.record_counters(pass, end);
         end
     }
@@ -162,7 +162,7 @@ impl Run {
         let layers = Some([first, first + LAYERS[index]]);
         if GPU_TIMES[index] > 0 {
             let end = now + self.time(GPU_TIMES[index] * factor);
-            let step = self.push(device, Kind::Compute, at, [now, end]);
+            let step = self.push(device, StepKind::Compute, at, [now, end]);
             (step.resource, step.layers) = (Resource::Gpu, layers);
             now = end;
         }
@@ -171,9 +171,15 @@ impl Run {
         let end = now + cpu + queue + demand;
         let faulted = demand / 1_000 * 2_000;
         self.read[index] += faulted;
-        let step = self.push(device, Kind::Compute, at, [now, end]);
+        let step = self.push(device, StepKind::Compute, at, [now, end]);
         step.layers = layers;
-        step.cost = Some(Cost { cpu, queue, copy: 0, resident: 400 * MIB, faulted });
+        step.cost = Some(Cost {
+            cpu_ns: cpu,
+            queue_ns: queue,
+            copy_ns: 0,
+            resident_bytes: 400 * MIB,
+            faulted_bytes: faulted,
+        });
         end
     }
 
@@ -187,7 +193,7 @@ impl Run {
         let end = start + self.time(micros);
         self.disk_free[index] = end;
         self.read[index] += micros * 2_000;
-        self.push(device, Kind::Prefetch, at, [start, end]).bytes = micros * 2_000;
+        self.push(device, StepKind::Prefetch, at, [start, end]).bytes = micros * 2_000;
     }
 
     /// Records the counters of all devices.
@@ -200,7 +206,7 @@ impl Run {
                 (Counter::Unreclaimable, MEMORY_MIB[index] * MIB / 11 + u64::from(pass) * MIB / 4),
             ];
             for (counter, value) in values {
-                self.readings.push(Reading { device, counter, pass, at, value });
+                self.readings.push(Reading { device, counter, pass, time_ns: at, value });
             }
         }
     }

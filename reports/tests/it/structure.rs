@@ -88,8 +88,8 @@ fn hostile_names_are_escaped() {
                 *text = (*name).into();
             }
             header.devices[index % 3].name = (*name).into();
-            header.devices[0].kernel = Some((*name).into());
-            header.devices[1].unvalidated = Some(name.repeat(100));
+            header.devices[0].os_and_kernel = Some((*name).into());
+            header.devices[1].unvalidated_parts = Some(name.repeat(100));
             header.devices[2].profile_digest = Some((*name).into());
         }
         let report = Report::new(traces.clone()).unwrap();

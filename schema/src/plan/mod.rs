@@ -6,12 +6,12 @@
 //! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
 //! the layers of its predecessor, until the layers run out; the last round may be partial (prima.cpp paper, section
 //! 3.1 and Eq. 3 with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every
-//! device works on every layer, in one round ([`tensor`]). Such plans, and rings with pinned weights, are simulated
+//! device works on every layer, in one round ([`tensor_parallel`]). Such plans, and rings with pinned weights, are simulated
 //! only.
 //!
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
-pub mod tensor;
+pub mod tensor_parallel;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::residency::{Residency, ResidencyOptions};
 use crate::workload::{MAX_SEQUENCES, is_number, number};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
-pub use tensor::TensorPlan;
+pub use tensor_parallel::TensorPlan;
 
 /// A plan document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,8 +55,8 @@ pub struct Plan {
     pub activations: ActivationFormat,
     /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
     /// GPU.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub output: Processor,
+    #[serde(rename = "output", default, skip_serializing_if = "is_default")]
+    pub output_processor: Processor,
     /// The maximum number of concurrent sequences, each with a cache for the whole context.
     #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
@@ -70,7 +70,7 @@ pub struct Plan {
     pub dropped: Vec<DroppedDevice>,
     /// The prediction of the planner's latency model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<Predicted>,
+    pub predicted: Option<PlanPrediction>,
     /// The reasons for this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
@@ -94,7 +94,7 @@ impl PlanKind {
     }
 
     /// Returns the parameters of a tensor-parallel plan, `None` for a ring.
-    pub fn tensor(&self) -> Option<&TensorPlan> {
+    pub fn tensor_parallel(&self) -> Option<&TensorPlan> {
         match self {
             PlanKind::Ring => None,
             PlanKind::Tensor(tensor) => Some(tensor),
@@ -226,7 +226,7 @@ pub struct PredictedTerms {
 /// The planner's prediction for the plan, from its latency model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Predicted {
+pub struct PlanPrediction {
     /// Time per output token.
     pub tpot: Seconds,
 }
@@ -265,7 +265,7 @@ impl Plan {
             context: 0,
             kv_cache: KvFormat::default(),
             activations: ActivationFormat::default(),
-            output: Processor::default(),
+            output_processor: Processor::default(),
             sequences: 1,
             draft: None,
             devices: Vec::new(),
@@ -306,7 +306,7 @@ impl Plan {
 
     /// Returns the digest of the plan's YAML text.
     pub fn digest(&self) -> String {
-        crate::digest::of_text(&self.to_yaml())
+        crate::digest::digest_text(&self.to_yaml())
     }
 
     /// Returns the reason why the plan can be simulated but not executed, if there is one.
@@ -363,7 +363,7 @@ impl Document for Plan {
             }
         }
         let head = &self.devices[0];
-        if self.output == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
+        if self.output_processor == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
             return refuse(format!(
                 "`output: gpu` needs all layers of the head on its GPU, but `{}` has {} of {} there",
                 head.name, head.gpu_layers, head.window

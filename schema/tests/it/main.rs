@@ -112,7 +112,7 @@ fn old_keys_are_read_with_a_warning() {
     assert!(read.to_yaml().contains("wifi:") && Scenario::deprecations(&new).is_empty());
     let line = old.lines().position(|line| line.starts_with("  air:")).expect("a key") + 1;
     let [warning] = &Scenario::deprecations(&old)[..] else { panic!("one old key") };
-    assert_eq!((warning.key.old, warning.key.new, warning.line), ("links.air", "links.wifi", line));
+    assert_eq!((warning.key.old_key, warning.key.new_key, warning.line), ("links.air", "links.wifi", line));
     let both = Scenario::from_yaml(&wifi(&["air", "wifi"])).expect_err("two names of one key");
     assert!(both.to_string().contains("duplicate field `wifi`"), "{both}");
 }

@@ -35,7 +35,7 @@ fn main() {
             (run(), started.elapsed().as_secs_f64())
         };
         let runs = (0..5).map(timed).min_by(|one, other| one.1.total_cmp(&other.1));
-        let (RunResult { events, clock, waited }, seconds) = runs.expect("five runs");
+        let (RunResult { events, clock, total_wait: waited }, seconds) = runs.expect("five runs");
         if twin {
             println!("{name} {events} {clock} {waited} {seconds:.6}");
         } else {

@@ -16,7 +16,7 @@ pub struct RunResult {
     pub events: u64,
     pub clock: Nanos,
     /// The sum of the times that jobs waited in queues; zero for [`hold`].
-    pub waited: Nanos,
+    pub total_wait: Nanos,
 }
 
 /// Random delays: the high bits of Marsaglia's xorshift with 13, 7 and 17 ("Xorshift RNGs", 2003).
@@ -53,7 +53,7 @@ pub fn hold(pending: u64, events: u64) -> RunResult {
         let Some(Event::Step { device, step }) = engine.next_event() else { break };
         engine.schedule_after(delays.next(), Event::Step { device, step: step.wrapping_add(1) });
     }
-    RunResult { events, clock: engine.now(), waited: 0 }
+    RunResult { events, clock: engine.now(), total_wait: 0 }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,7 +93,7 @@ pub fn tandem(servers: u32, jobs: u32, services: u64) -> RunResult {
             serve(&mut engine, &mut all, next, job);
         }
     }
-    RunResult { events: done, clock: engine.now(), waited }
+    RunResult { events: done, clock: engine.now(), total_wait: waited }
 }
 
 fn serve(engine: &mut Engine<Event>, jobs: &mut [Job], server: u32, job: u32) {

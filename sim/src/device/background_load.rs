@@ -21,9 +21,9 @@ pub struct BackgroundLoad {
     /// Clock rate of CPU and GPU as a fraction of the full clock rate.
     pub clock_fraction: f64,
     /// Fraction of the GPU that other programs leave available, not counting a slower clock.
-    pub gpu_available: f64,
+    pub available_gpu_fraction: f64,
     /// Fraction of the disk bandwidth that other programs leave available.
-    pub disk_available: f64,
+    pub available_disk_fraction: f64,
     /// Bytes that other programs have allocated since the run began.
     pub allocated_bytes: f64,
     /// Bytes occupied by other programs that the run can use only once they have been swapped out.
@@ -34,12 +34,12 @@ pub struct BackgroundLoad {
 
 impl BackgroundLoad {
     /// Creates the load before any event; other programs hold `withheld` bytes until they are swapped out.
-    pub fn quiet(withheld: Bytes) -> Self {
+    pub fn initial(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
             clock_fraction: 1.0,
-            gpu_available: 1.0,
-            disk_available: 1.0,
+            available_gpu_fraction: 1.0,
+            available_disk_fraction: 1.0,
             allocated_bytes: 0.0,
             withheld_bytes: withheld.as_f64(),
             freed_bytes: 0.0,
@@ -52,14 +52,14 @@ impl BackgroundLoad {
         match change {
             Change::Load(load) => {
                 self.co_runners += f64::from(load.threads);
-                self.gpu_available *= load.gpu_available.map_or(1.0, |left| left.0);
+                self.available_gpu_fraction *= load.gpu_available.map_or(1.0, |left| left.0);
             }
             Change::Memory(memory) => self.allocated_bytes += memory.size.as_f64() * progress,
             Change::Swap(swap) => {
                 self.freed_bytes += self.withheld_bytes * progress * (1.0 - 1.0 / swap.compression);
             }
             Change::Slow(left) => self.clock_fraction *= left.0,
-            Change::DiskLoad(share) => self.disk_available *= 1.0 - share.0,
+            Change::DiskLoad(share) => self.available_disk_fraction *= 1.0 - share.0,
             Change::Leaves | Change::Returns(_) | Change::Stalls => {}
         }
         self
@@ -86,14 +86,14 @@ mod tests {
     fn background_load_combines_events() {
         let taken = |mib| Change::Memory(MemoryLoad { size: Bytes::mib(mib), ramp_time: None });
         let load = Change::Load(Load { threads: 3, gpu_available: Some(Fraction(0.5)) });
-        let found = BackgroundLoad::quiet(Bytes(0))
+        let found = BackgroundLoad::initial(Bytes(0))
             .with_event(&load, 1.0)
             .with_event(&load, 1.0)
             .with_event(&Change::Slow(Fraction(0.5)), 1.0)
             .with_event(&Change::DiskLoad(Fraction(0.75)), 1.0)
             .with_event(&taken(100), 1.0)
             .with_event(&taken(200), 0.5);
-        let fractions = (found.gpu_available, found.clock_fraction, found.disk_available);
+        let fractions = (found.available_gpu_fraction, found.clock_fraction, found.available_disk_fraction);
         assert_eq!((found.co_runners, fractions), (6.0, (0.25, 0.5, 0.25)));
         assert_eq!(found.memory_budget(Bytes::mib(300)), Some(Bytes::mib(100)));
         assert_eq!(found.memory_budget(Bytes::mib(210)), None, "10 MiB are too little");
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn swapping_frees_uncompressed_share() {
         let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
-        let quiet = BackgroundLoad::quiet(Bytes::mib(400));
+        let quiet = BackgroundLoad::initial(Bytes::mib(400));
         assert_eq!(quiet.memory_budget(Bytes::mib(1000)), Some(Bytes::mib(600)));
         // 200 MiB are swapped out, and occupy 50 MiB when compressed.
         assert_eq!(quiet.with_event(&swap, 0.5).memory_budget(Bytes::mib(1000)), Some(Bytes::mib(750)));

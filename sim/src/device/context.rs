@@ -30,7 +30,7 @@ pub struct Message {
     /// The round around the ring for which the receiver computes.
     pub round: u32,
     /// The round around the ring in which the sender computed; one less than `round` if the head receives.
-    pub sent_round: u32,
+    pub sender_round: u32,
     /// The slot of the sender: its index among all devices of the run.
     pub from: usize,
     pub bytes: Bytes,
@@ -38,7 +38,7 @@ pub struct Message {
 
 /// What a simulated device sends: activations to another device, or the tokens of a pass.
 #[derive(Debug, Clone, Copy)]
-pub enum Outgoing {
+pub enum DeviceOutput {
     /// Activations for the device with this index in the ring.
     Send(usize, Message),
     Output(u32),
@@ -49,5 +49,5 @@ pub enum Outgoing {
 pub struct SimContext<'a> {
     pub engine: &'a mut Engine<Event>,
     pub records: &'a mut Vec<Record>,
-    pub outgoing: &'a mut Vec<Outgoing>,
+    pub outgoing: &'a mut Vec<DeviceOutput>,
 }

@@ -19,7 +19,7 @@ use hearth_schema::Plan;
 use crate::page_cache::Chunk;
 
 #[derive(Debug)]
-pub struct Layout {
+pub struct WeightLayout {
     /// The chunks of each layer of the model that this device reads through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
@@ -29,7 +29,7 @@ pub struct Layout {
     pub chunk_count: Chunk,
 }
 
-impl Layout {
+impl WeightLayout {
     /// Creates the layout for the device at index `index` of the plan. With `gpu_maps` its GPU reads mapped weights
     /// as well.
     pub fn new(plan: &Plan, index: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
@@ -47,19 +47,19 @@ impl Layout {
             offset += bytes.0;
             start.div_ceil(chunk.0) as Chunk..offset.div_ceil(chunk.0) as Chunk
         };
-        let embedding = next(model.input_bytes());
+        let embedding = next(model.input_embedding_bytes());
         let layers = (0..model.layers.len() as u32)
             .map(|layer| Some(next(model.layer_bytes(layer))).filter(|_| owned[layer as usize]))
             .collect();
         let tied = model.shape.tied_embeddings;
-        let output = if tied { embedding.clone() } else { next(model.output_bytes()) };
+        let output = if tied { embedding.clone() } else { next(model.output_head_bytes()) };
         let chunk_count = offset.div_ceil(chunk.0) as Chunk;
         let (embedding, output) = if index == 0 { (embedding, output) } else { (0..0, 0..0) };
         Self { layers, embedding, output, chunk_count }
     }
 
     /// Returns the chunk with an embedding row, as a range that is empty except on the head.
-    pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
+    pub fn embedding_row_chunks(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
         let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
@@ -100,14 +100,14 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::model::shipped;
+    use hearth_profiles::model::shipped_profile;
     use hearth_schema::plan::{PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 
     use super::*;
 
     #[test]
     fn layout_follows_file_order() {
-        let model = shipped("llama-8b").expect("shipped");
+        let model = shipped_profile("llama-8b").expect("shipped");
         let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
         let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
         let head = PlannedDevice { gpu_layers: 2, ..PlannedDevice::new("a", Role::Head, 10) };
@@ -118,12 +118,12 @@ mod tests {
             ..Plan::empty(scenario, PlannedModel::from_profile(&model), planner)
         };
         let chunk = Bytes::mib(2);
-        let layout = Layout::new(&plan, 0, &model, chunk, false);
+        let layout = WeightLayout::new(&plan, 0, &model, chunk, false);
         // The CPU of the head computes layers 2..10 and 18..26.
         assert!(layout.layer_chunks(0).is_empty() && layout.layer_chunks(10).is_empty());
-        let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
+        let before = model.input_embedding_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
         assert_eq!(u64::from(layout.layer_chunks(2).start), before.div_ceil(chunk.0));
-        let metal = Layout::new(&plan, 0, &model, chunk, true);
+        let metal = WeightLayout::new(&plan, 0, &model, chunk, true);
         assert!(!metal.layer_chunks(0).is_empty(), "Metal maps its layers");
         let (third, fourth) = (layout.layer_chunks(3), layout.layer_chunks(4));
         assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
@@ -134,9 +134,9 @@ mod tests {
         let own: Vec<Chunk> = layout.own_chunks().collect();
         assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
         // A row of 4096 weights in the middle of 128256 rows.
-        let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);
-        assert_eq!(u64::from(row.start), model.input_bytes().0 / 2 / chunk.0);
-        let worker = Layout::new(&plan, 1, &model, chunk, false);
-        assert!(worker.embedding_row(5, model.input_row_bytes(), chunk).is_empty());
+        let row = layout.embedding_row_chunks(64128, model.embedding_row_bytes(), chunk);
+        assert_eq!(u64::from(row.start), model.input_embedding_bytes().0 / 2 / chunk.0);
+        let worker = WeightLayout::new(&plan, 1, &model, chunk, false);
+        assert!(worker.embedding_row_chunks(5, model.embedding_row_bytes(), chunk).is_empty());
     }
 }

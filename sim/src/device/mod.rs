@@ -27,7 +27,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds, Sourced};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::{Cost, Kind, Record, Resource};
+use hearth_schema::trace::{Cost, Record, Resource, StepKind};
 
 use crate::engine::{Nanos, Timer};
 use crate::error::SimError;
@@ -35,20 +35,20 @@ use crate::page_cache::Chunk;
 use crate::random::{self, Purpose};
 use crate::resource::Cpu;
 use crate::speculation::Drafter;
-use crate::trace::{TimedSteps, gpu_with_copies, record_steps, start_record};
+use crate::trace::{TimedSteps, gpu_step_with_copies, record_steps, start_record};
 
-use context::{Event, Message, Outgoing, SimContext};
-use layout::Layout;
+use context::{DeviceOutput, Event, Message, SimContext};
+use layout::WeightLayout;
 use residency::WeightResidency;
 use storage::{Storage, WAKE_LATENCY};
-use walk::{Segment, Walk, WalkAction};
+use walk::{ComputationAction, MappedComputation, Segment};
 
 const PAGE_BYTES: u64 = 4096;
 
 #[derive(Debug)]
 enum ThreadState {
     Idle,
-    Walking(Box<Walk>),
+    Walking(Box<MappedComputation>),
     /// Steps of fixed duration, which are already in the trace. `output` is the pass whose tokens are available at
     /// their end.
     Fixed {
@@ -68,7 +68,7 @@ pub struct DeviceSim<'a> {
     uploads: Vec<Bytes>,
     seed: u64,
     pub schedule: Schedule,
-    layout: Layout,
+    layout: WeightLayout,
     /// Received messages and the times of their arrival.
     inbox: VecDeque<(Message, Nanos)>,
     steps: VecDeque<Step>,
@@ -106,7 +106,7 @@ pub(crate) fn or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
 
 impl<'a> DeviceSim<'a> {
     /// Whether the device is ready to begin a pass.
-    pub fn is_free(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
 
@@ -121,9 +121,9 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Handles the processor timer: a computation may have ended.
-    pub fn on_processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+    pub fn on_cpu_timer(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
-        let slowdown = self.cpu.slowdown(now, 0);
+        let slowdown = self.cpu.slowdown_time(now, 0);
         if self.cpu.pop_completed(now).is_some()
             && let ThreadState::Walking(walk) = &mut self.thread
         {
@@ -144,7 +144,7 @@ impl<'a> DeviceSim<'a> {
                 self.continue_walk(next, ctx);
             }
             ThreadState::Fixed { output } => {
-                ctx.outgoing.extend(output.map(Outgoing::Output));
+                ctx.outgoing.extend(output.map(DeviceOutput::Output));
                 self.thread = ThreadState::Idle;
                 self.idle_since = ctx.engine.now();
             }
@@ -153,7 +153,7 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    pub fn on_helper(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+    pub fn on_helper_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         if let Some(at) = self.residency.run_helper(now, &mut self.storage) {
             ctx.engine.schedule_at(at, Event::Helper(self.slot));
@@ -169,7 +169,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Handles the disk timer: reads may have arrived.
-    pub fn on_disk(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+    pub fn on_disk_timer(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         self.disk_timer_at = None;
         while let Some(chunk) = self.storage.pop_completed(now) {
@@ -179,7 +179,7 @@ impl<'a> DeviceSim<'a> {
             if let ThreadState::Walking(walk) = &mut self.thread
                 && walk.on_arrival(chunk)
             {
-                self.continue_walk(WalkAction::Retry(now + WAKE_LATENCY), ctx);
+                self.continue_walk(ComputationAction::Retry(now + WAKE_LATENCY), ctx);
             }
         }
         self.residency.report(ctx.records);
@@ -213,7 +213,7 @@ impl<'a> DeviceSim<'a> {
             end: arrival,
             bytes: message.bytes.0,
             peer: Some(message.from as u16),
-            ..self.record(Kind::Receive, message.pass, message.round, ctx)
+            ..self.record(StepKind::Receive, message.pass, message.round, ctx)
         });
         let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
         self.steps.extend(self.schedule.react(&event)?);
@@ -226,7 +226,7 @@ impl<'a> DeviceSim<'a> {
             Step::Rollback { .. } => {}
             Step::Draft { pass } => self.draft(pass, ctx),
             Step::Embed { pass } => {
-                let record = self.record(Kind::Embed, pass, 0, ctx);
+                let record = self.record(StepKind::Embed, pass, 0, ctx);
                 let segments = self.embedding_rows(pass);
                 self.start_walk(record, segments, ctx);
             }
@@ -238,34 +238,35 @@ impl<'a> DeviceSim<'a> {
                     self.segment(self.layout.layer_chunks(layer), work.layer_time(layer, pass) + own)
                 };
                 let segments: Vec<_> = layers.clone().map(segment).collect();
-                let mut record = self.record(Kind::Compute, pass, round, ctx);
+                let mut record = self.record(StepKind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 self.walk_part(&ModelPart::Layers(layers), record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
-                let mut record = self.record(Kind::Compute, pass, round, ctx);
+                let mut record = self.record(StepKind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.gpu_steps(&record, pass);
                 self.run_on_gpu(&ModelPart::Layers(layers), record, (steps, None), ctx);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
-                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, ctx);
+                let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
                 let steps = self.gpu_output_steps(&record, pass.output_count());
-                let wiring = Record { kind: Kind::Compute, ..record };
+                let wiring = Record { kind: StepKind::Compute, ..record };
                 self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(pass.index)), ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
                 let time = self.cpu_cost().output_time(pass.output_count()) + fixed;
                 let segment = self.segment(self.layout.output.clone(), time);
-                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, ctx);
+                let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
                 self.walk_part(&ModelPart::Output, record, vec![segment], ctx);
             }
             Step::Send { pass, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activations;
                 let bytes = format.token_bytes(&self.model.shape) * u64::from(pass.tokens);
-                let message = Message { pass, round: next_round, sent_round: round, from: self.slot, bytes };
-                ctx.outgoing.push(Outgoing::Send(to, message));
+                let message =
+                    Message { pass, round: next_round, sender_round: round, from: self.slot, bytes };
+                ctx.outgoing.push(DeviceOutput::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
                 let woken = self.residency.request(self.part_request(&part, pass.index, round));
@@ -281,8 +282,8 @@ impl<'a> DeviceSim<'a> {
     /// Runs the draft model, whose weights are in memory; on the CPU it competes for the cores like any computation.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
-        let (time, processor) = (drafter.time(pass), drafter.processor);
-        let record = self.record(Kind::Draft, pass, 0, ctx);
+        let (time, processor) = (drafter.pass_time(pass), drafter.processor);
+        let record = self.record(StepKind::Draft, pass, 0, ctx);
         match processor {
             Processor::Cpu => {
                 let segment = self.segment(0..0, time);
@@ -312,13 +313,14 @@ impl<'a> DeviceSim<'a> {
 
     /// Returns a segment of a computation that needs whole chunks.
     fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> Segment {
-        Segment { chunks, time, bytes_per_chunk: self.storage.chunk_size }
+        Segment { chunks, compute_time: time, bytes_per_chunk: self.storage.chunk_size }
     }
 
     /// Returns the embedding rows of a pass. The tokens are unknown: each row is drawn log-uniformly from its own
     /// random stream, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
-        let (rows, row_bytes) = (u64::from(self.model.shape.vocab_size).max(1), self.model.input_row_bytes());
+        let (rows, row_bytes) =
+            (u64::from(self.model.shape.vocab_size).max(1), self.model.embedding_row_bytes());
         let time = self.cpu_cost().embed_time(1);
         let chunk = self.storage.chunk_size;
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
@@ -326,11 +328,11 @@ impl<'a> DeviceSim<'a> {
         let segment = |position: u32| {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
-            let chunks = self.layout.embedding_row(row, row_bytes, chunk);
+            let chunks = self.layout.embedding_row_chunks(row, row_bytes, chunk);
             let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
             let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / bytes_per_chunk.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
-            Segment { chunks, time, bytes_per_chunk }
+            Segment { chunks, compute_time: time, bytes_per_chunk }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
     }
@@ -354,7 +356,7 @@ impl<'a> DeviceSim<'a> {
         let uploads = compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize));
         let up = bytes + uploads.copied().sum::<Bytes>();
         let on_gpu = Record { resource: Resource::Gpu, ..compute.clone() };
-        gpu_with_copies(gpu, (on_gpu, time), compute, up, bytes)
+        gpu_step_with_copies(gpu, (on_gpu, time), compute, up, bytes)
     }
 
     /// Returns the GPU steps that compute the logits of `positions` positions: the upload of their hidden states, the
@@ -363,12 +365,12 @@ impl<'a> DeviceSim<'a> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
             * (1.0 / self.gpu_speed);
-        let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
+        let on_gpu = Record { resource: Resource::Gpu, kind: StepKind::Compute, ..output.clone() };
         let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
-        let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
+        let cost = Cost { cpu_ns: fixed.to_nanos(), ..Cost::default() };
         let up = self.model.shape.activation_bytes() * u64::from(positions);
         let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
-        let mut steps = gpu_with_copies(gpu, (on_gpu, time), output, up, logits);
+        let mut steps = gpu_step_with_copies(gpu, (on_gpu, time), output, up, logits);
         steps.push((Record { cost: Some(cost), ..output.clone() }, fixed));
         steps
     }
@@ -406,29 +408,29 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn start_walk(&mut self, record: Record, segments: Vec<Segment>, ctx: &mut SimContext) {
-        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
+        let mut walk = MappedComputation::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
         let next = walk.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
         self.thread = ThreadState::Walking(Box::new(walk));
         self.continue_walk(next, ctx);
     }
 
-    fn continue_walk(&mut self, next: WalkAction, ctx: &mut SimContext) {
+    fn continue_walk(&mut self, next: ComputationAction, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         match next {
-            WalkAction::Compute(work) => {
+            ComputationAction::Compute(work) => {
                 self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
-                if let Some(at) = self.cpu.next_end() {
+                if let Some(at) = self.cpu.next_completion_time() {
                     ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
                 }
             }
-            WalkAction::Wait => {}
-            WalkAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.slot)),
-            WalkAction::Done => {
+            ComputationAction::Wait => {}
+            ComputationAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.slot)),
+            ComputationAction::Done => {
                 if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
                     self.residency.end_part();
                     let record = Record { end: now, ..walk.record };
-                    if record.kind == Kind::Output {
-                        ctx.outgoing.push(Outgoing::Output(record.pass));
+                    if record.kind == StepKind::Output {
+                        ctx.outgoing.push(DeviceOutput::Output(record.pass));
                     }
                     ctx.records.push(record);
                 }
@@ -442,7 +444,7 @@ impl<'a> DeviceSim<'a> {
 
     /// Sets the disk timer to the time of the next completed read, if that has changed.
     fn update_disk_timer(&mut self, ctx: &mut SimContext) {
-        let next = self.storage.next_end();
+        let next = self.storage.next_event_time();
         if next != self.disk_timer_at
             && let Some(at) = next
         {
@@ -455,7 +457,7 @@ impl<'a> DeviceSim<'a> {
         ComputeCost::for_main_memory(self.device, self.model, self.kv_element)
     }
 
-    fn record(&self, kind: Kind, pass: Pass, round: u32, ctx: &SimContext) -> Record {
+    fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> Record {
         start_record(self.slot, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
     }
 }

@@ -7,12 +7,12 @@
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Record, Resource, StepKind};
 
 use super::background_load::BackgroundLoad;
 use super::context::{Event, SimContext};
 use super::{DeviceSim, ThreadState};
-use crate::page_cache::for_device::CacheConfig;
+use crate::page_cache::config::PageCacheConfig;
 use crate::trace::start_record;
 
 /// The pass number of records that belong to no pass: those of loading weights for a new plan.
@@ -24,7 +24,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     pub fn has_gpu_output(&self) -> bool {
-        self.schedule.device_index() == 0 && self.schedule.plan().output == Processor::Gpu
+        self.schedule.device_index() == 0 && self.schedule.plan().output_processor == Processor::Gpu
     }
 
     pub fn gpu_layers(&self) -> Vec<u32> {
@@ -40,15 +40,22 @@ impl<'a> DeviceSim<'a> {
     pub fn apply_load(&mut self, load: &BackgroundLoad, memory_budget: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, load.co_runners);
-        self.cpu.set_clock(now, load.clock_fraction);
-        self.gpu_speed = load.clock_fraction * load.gpu_available;
-        if let Some(at) = self.cpu.next_end() {
+        self.cpu.set_clock_fraction(now, load.clock_fraction);
+        self.gpu_speed = load.clock_fraction * load.available_gpu_fraction;
+        if let Some(at) = self.cpu.next_completion_time() {
             ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
         }
-        self.storage.set_disk_fraction(now, load.disk_available);
+        self.storage.set_disk_fraction(now, load.available_disk_fraction);
         let (device, slot, seed) = (self.device, self.slot, self.seed);
         let (share, chunk) = (self.layout.chunk_count, self.storage.chunk_size);
-        let cache_config = CacheConfig { device, slot, seed, memory_budget, share, chunk };
+        let cache_config = PageCacheConfig {
+            device,
+            device_slot: slot,
+            seed,
+            memory_budget,
+            share_chunks: share,
+            chunk_size: chunk,
+        };
         self.storage.set_capacity(cache_config.initial_capacity());
         self.disk_timer_at = None;
         self.update_disk_timer(ctx);
@@ -61,20 +68,21 @@ impl<'a> DeviceSim<'a> {
         self.after_walk = None;
         match std::mem::replace(&mut self.thread, ThreadState::Idle) {
             ThreadState::Walking(mut walk) => {
-                if self.cpu.next_end().is_some() {
-                    walk.end_batch(now, self.cpu.slowdown(now, 0));
+                if self.cpu.next_completion_time().is_some() {
+                    walk.end_batch(now, self.cpu.slowdown_time(now, 0));
                 }
                 // The step produced no token.
-                let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
+                let kind =
+                    if walk.record.kind == StepKind::Output { StepKind::Compute } else { walk.record.kind };
                 ctx.records.push(Record { end: now, kind, ..walk.record });
             }
             ThreadState::Fixed { output: Some(pass) } => {
                 let own = |record: &&mut Record| {
-                    (record.kind, record.pass, record.device) == (Kind::Output, pass, self.slot as u16)
+                    (record.kind, record.pass, record.device) == (StepKind::Output, pass, self.slot as u16)
                 };
                 // The step produced no token, even if it ends at this instant.
                 if let Some(output) = ctx.records.iter_mut().rev().find(own) {
-                    output.kind = Kind::Compute;
+                    output.kind = StepKind::Compute;
                 }
             }
             ThreadState::Fixed { output: None } | ThreadState::Idle => {}
@@ -112,14 +120,20 @@ impl<'a> DeviceSim<'a> {
         if span.is_none() && !output {
             return;
         }
-        let matrix = if output { self.model.output_bytes() } else { Bytes::ZERO };
+        let matrix = if output { self.model.output_head_bytes() } else { Bytes::ZERO };
         let bytes = matrix + layers.iter().map(|&layer| self.model.layer_bytes(layer)).sum::<Bytes>();
         let disk = &self.device.disk;
-        let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
-        let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
+        let rate = disk.populate_bandwidth.as_ref().unwrap_or(&disk.sequential_bandwidth).value;
+        let rate =
+            disk.bandwidth_limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
         let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
-        let start =
-            start_record(self.slot, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
+        let start = start_record(
+            self.slot,
+            Resource::DiskPrefetch,
+            StepKind::Prefetch,
+            (NO_PASS, 0),
+            ctx.engine.now(),
+        );
         let record = Record { layers: span, bytes: bytes.0, ..start };
         self.earlier_bytes_read += bytes;
         self.run_timed(vec![(record, bytes / rate + upload)], None, ctx);

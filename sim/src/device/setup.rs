@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use hearth_core::conversion::{converted_group, converted_model};
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
-use hearth_core::schedule::{ModelPart, Schedule, visits};
+use hearth_core::schedule::{ModelPart, Schedule, parts_by_visit};
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
@@ -16,13 +16,13 @@ use hearth_schema::plan::{PlannedDevice, Processor};
 use hearth_schema::residency::Residency;
 
 use super::context::Event;
-use super::layout::Layout;
-use super::residency::{ManagedStream, ReadAhead, WeightResidency};
+use super::layout::WeightLayout;
+use super::residency::{ManagedStream, ReadAheadThread, WeightResidency};
 use super::storage::Storage;
 use super::{DeviceSim, ThreadState, idle_cpu, or_zero};
 use crate::engine::Engine;
 use crate::input::Input;
-use crate::page_cache::for_device::{CacheConfig, unwire_after};
+use crate::page_cache::config::{PageCacheConfig, unwire_after};
 use crate::page_cache::{Access, Chunk, Fetch};
 use crate::random::{self, Purpose};
 use crate::resource::DiskSpeed;
@@ -45,7 +45,7 @@ pub fn device_memory(input: &Input, index: usize, device: &Device) -> Option<Dev
 /// stream.
 fn process_memory(input: &Input, index: usize) -> Bytes {
     let part = random::draw(input.cluster.seed, Purpose::Process, 0, index as u64);
-    Bytes((input.options.process_spread.as_f64() * part) as u64)
+    Bytes((input.options.max_extra_process_memory.as_f64() * part) as u64)
 }
 
 /// Returns the model as each device stores it: pinned weights have the formats to which they are converted.
@@ -59,8 +59,11 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
         let on_gpu =
             |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(index, round).contains(&layer));
         let as_planned = |layer: u32| residency.weight_format(on_gpu(layer));
-        let mut own = converted_model(model, residency.weights_as, as_planned);
-        own.output = converted_group(&model.output, residency.weight_format(plan.output == Processor::Gpu));
+        let mut own = converted_model(model, residency.converted_format, as_planned);
+        own.output_head = converted_group(
+            &model.output_head,
+            residency.weight_format(plan.output_processor == Processor::Gpu),
+        );
         Cow::Owned(own)
     };
     plan.devices.iter().enumerate().map(of).collect()
@@ -80,36 +83,37 @@ pub fn new_device<'a>(
     let options = plan.devices[index].residency;
     let managed = options.policy == Residency::Managed;
     let chunk = if managed { options.piece_bytes() } else { input.options.chunk_size };
-    let layout = Layout::new(&plan, index, model, chunk, device.gpu_maps_weights());
+    let layout = WeightLayout::new(&plan, index, model, chunk, device.gpu_maps_weights());
     // Pinned weights take the memory for all chunks of the file, and two more.
     let file_memory = chunk * (u64::from(layout.chunk_count) + 2);
     let memory = if options.is_pinned() { memory.min(file_memory) } else { memory };
-    let cache_config = CacheConfig {
+    let cache_config = PageCacheConfig {
         device: if options.is_pinned() { &anonymous(device) } else { device },
-        slot,
+        device_slot: slot,
         seed: input.cluster.seed,
         memory_budget: memory,
-        share: layout.chunk_count,
-        chunk,
+        share_chunks: layout.chunk_count,
+        chunk_size: chunk,
     };
     let storage = storage(&cache_config);
     let residency: Box<dyn WeightResidency> = if managed {
         let chunks =
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
-        let visits: Vec<Vec<Chunk>> = visits(&plan, index).iter().map(chunks).collect();
+        let visits: Vec<Vec<Chunk>> = parts_by_visit(&plan, index).iter().map(chunks).collect();
         let (cores, chunks) = (device.cpu.cores, layout.chunk_count);
         Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks))
     } else {
-        Box::new(ReadAhead::new(slot, options, chunk, storage.readahead.window))
+        Box::new(ReadAheadThread::new(slot, options, chunk, storage.readahead.window))
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
-    let in_order = model.shape.tied_embeddings || options.is_pinned() || input.options.rows_read_around;
+    let in_order =
+        model.shape.tied_embeddings || options.is_pinned() || input.options.read_around_embedding_rows;
     DeviceSim {
         slot,
         device,
         drafter: drafter(&input, &plan, index, device),
         model,
-        uploads: budget.uploads.clone(),
+        uploads: budget.gpu_upload_per_layer.clone(),
         kv_element: Bytes(plan.kv_cache.element_bytes()),
         schedule,
         seed: input.cluster.seed,
@@ -160,22 +164,22 @@ pub fn warm_page_cache(device: &mut DeviceSim) {
     }
 }
 
-fn storage(cache_config: &CacheConfig) -> Storage {
-    let CacheConfig { device, chunk, .. } = *cache_config;
-    let sequential = device.disk.sequential.value;
+fn storage(cache_config: &PageCacheConfig) -> Storage {
+    let PageCacheConfig { device, chunk_size: chunk, .. } = *cache_config;
+    let sequential = device.disk.sequential_bandwidth.value;
     let or_sequential =
         |rate: &Option<Sourced<BytesPerSecond>>| rate.as_ref().map_or(sequential, |rate| rate.value);
-    let prefetch_rate = or_sequential(&device.disk.populate);
+    let prefetch_rate = or_sequential(&device.disk.populate_bandwidth);
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(sequential.0.max(prefetch_rate.0)),
-        fault_rate: or_sequential(&device.disk.fault),
+        fault_rate: or_sequential(&device.disk.fault_bandwidth),
         prefetch_rate,
-        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
+        throttle: device.disk.bandwidth_limit.as_ref().map(|limit| limit.value),
         latency: or_zero(device.disk.latency.as_ref()),
     };
     let mut storage = Storage::new(cache_config.page_cache(), read_ahead(device, chunk), speed, chunk);
     storage.unwire_after = unwire_after(device).map(Seconds::to_nanos);
-    if let Some(rate) = &device.disk.turnover {
+    if let Some(rate) = &device.disk.page_cache_throughput {
         storage.costs = storage.costs.with_page_cache_throughput(chunk, rate.value);
     }
     storage
@@ -187,6 +191,6 @@ fn storage(cache_config: &CacheConfig) -> Storage {
 /// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in flight
 /// has this effect: four chunks, half of them before the miss; touching the last one starts the next read.
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
-    let window = device.disk.read_ahead.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
+    let window = device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }

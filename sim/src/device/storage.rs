@@ -4,7 +4,7 @@
 //! when it arrives. The computation and the helper thread both use one storage: they share the read-ahead state of
 //! the one open file and compete for the disk.
 //!
-//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`KernelCosts`]. `WILLNEED` returns before
+//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`MemoryManagementCosts`]. `WILLNEED` returns before
 //! its reads arrive, but after allocating and charging every page, so its pages occupy memory while in flight.
 //! Scanning a page for reclaim takes time of the thread that allocates memory.
 
@@ -13,7 +13,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
-use crate::resource::{Disk, DiskSpeed, Flow};
+use crate::resource::{Disk, DiskSpeed, ReadKind};
 
 /// Pause in nanoseconds before a touch that found no free memory is repeated. It takes about as long as a
 /// read, which must complete first.
@@ -29,7 +29,7 @@ pub const UNCACHED: Chunk = Chunk::MAX;
 
 /// CPU times of the kernel's memory management, which delay the thread that causes it.
 #[derive(Debug, Clone, Copy)]
-pub struct KernelCosts {
+pub struct MemoryManagementCosts {
     /// Time to allocate, charge and queue one chunk that is read ahead.
     insertion: Seconds,
     /// Time to scan one chunk for reclaim.
@@ -41,7 +41,7 @@ pub struct KernelCosts {
     discard: Seconds,
 }
 
-impl KernelCosts {
+impl MemoryManagementCosts {
     fn measured(chunk: Bytes) -> Self {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
         Self {
@@ -60,7 +60,7 @@ impl KernelCosts {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Touch {
+pub enum TouchResult {
     Ready,
     /// The chunk is being read: wait until [`Storage::pop_completed`] returns it.
     Pending,
@@ -74,7 +74,7 @@ pub struct Storage {
     pub readahead: Readahead,
     disk: Disk<Chunk>,
     pub chunk_size: Bytes,
-    pub(super) costs: KernelCosts,
+    pub(super) costs: MemoryManagementCosts,
     /// Buffer for the chunks to read after one touch, kept to reuse its allocation.
     reads: Vec<Chunk>,
     /// The page cache's counters when the kernel's time was last charged.
@@ -96,7 +96,7 @@ impl Storage {
             readahead: Readahead::new(window),
             disk: Disk::new(speed),
             chunk_size,
-            costs: KernelCosts::measured(chunk_size),
+            costs: MemoryManagementCosts::measured(chunk_size),
             reads: Vec::new(),
             charged: Counters::default(),
             unspent: Seconds(0.0),
@@ -112,17 +112,17 @@ impl Storage {
         self.last_touch = now;
     }
 
-    /// Touches a chunk of the mapping: with [`Flow::Fault`] as a thread that computes, with [`Flow::Prefetch`] by
+    /// Touches a chunk of the mapping: with [`ReadKind::Fault`] as a thread that computes, with [`ReadKind::Prefetch`] by
     /// populating the mapping. A miss also reads the chunks around it.
-    pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+    pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         self.note_touch(now);
         let cache = self.cache.as_mut();
         let found = access(cache, chunk, flow);
         let touch = match found {
-            Access::Hit => Touch::Ready,
-            Access::InFlight => Touch::Pending,
-            Access::Absent if self.readahead.on_miss(cache, chunk, &mut self.reads) => Touch::Pending,
-            Access::Absent => Touch::NoMemory,
+            Access::Hit => TouchResult::Ready,
+            Access::InFlight => TouchResult::Pending,
+            Access::Absent if self.readahead.on_miss(cache, chunk, &mut self.reads) => TouchResult::Pending,
+            Access::Absent => TouchResult::NoMemory,
         };
         if found != Access::Absent {
             self.readahead.on_hit(cache, chunk, &mut self.reads);
@@ -132,35 +132,35 @@ impl Storage {
     }
 
     /// Touches a chunk of a mapping with the advice `MADV_RANDOM`: a miss reads only this chunk.
-    pub fn touch_without_readahead(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+    pub fn touch_without_readahead(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         self.note_touch(now);
         match access(self.cache.as_mut(), chunk, flow) {
-            Access::Hit => Touch::Ready,
+            Access::Hit => TouchResult::Ready,
             Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
         }
     }
 
     /// Reads a few pages by a page fault. They are too few to count in the page cache, and their read completes as
     /// [`UNCACHED`].
-    pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> Touch {
-        self.disk.submit(now, Flow::Fault, UNCACHED, bytes);
-        Touch::Pending
+    pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> TouchResult {
+        self.disk.submit(now, ReadKind::Fault, UNCACHED, bytes);
+        TouchResult::Pending
     }
 
     /// Repeats a touch that found no free memory, this time without reading around the chunk.
-    pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+    pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
         if cache.contains(chunk) {
             access(cache, chunk, flow);
-            return Touch::Ready;
+            return TouchResult::Ready;
         }
         match cache.prefetch_now(chunk) {
             Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk_size),
             Fetch::Present => {}
-            Fetch::NoMemory | Fetch::Again => return Touch::NoMemory,
+            Fetch::NoMemory | Fetch::Again => return TouchResult::NoMemory,
         }
-        Touch::Pending
+        TouchResult::Pending
     }
 
     /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoMemory`] the kernel drops the
@@ -168,7 +168,7 @@ impl Storage {
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
         let fetch = self.cache.prefetch(chunk);
         if fetch == Fetch::Started {
-            self.disk.submit(now, Flow::Prefetch, chunk, self.chunk_size);
+            self.disk.submit(now, ReadKind::Prefetch, chunk, self.chunk_size);
         }
         fetch
     }
@@ -207,8 +207,8 @@ impl Storage {
     }
 
     /// Returns the time at which to call [`Storage::pop_completed`] next; any other call may change it.
-    pub fn next_end(&self) -> Option<Nanos> {
-        self.disk.next_end()
+    pub fn next_event_time(&self) -> Option<Nanos> {
+        self.disk.next_event_time()
     }
 
     /// Sets the fraction of the disk bandwidth that remains beside other programs.
@@ -226,16 +226,16 @@ impl Storage {
         Bytes(self.disk.bytes_read)
     }
 
-    fn submit(&mut self, now: Nanos, flow: Flow) {
+    fn submit(&mut self, now: Nanos, flow: ReadKind) {
         for chunk in self.reads.drain(..) {
             self.disk.submit(now, flow, chunk, self.chunk_size);
         }
     }
 }
 
-fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: Flow) -> Access {
+fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: ReadKind) -> Access {
     match flow {
-        Flow::Fault => cache.access(chunk),
-        Flow::Prefetch => cache.populate(chunk),
+        ReadKind::Fault => cache.access(chunk),
+        ReadKind::Prefetch => cache.populate(chunk),
     }
 }

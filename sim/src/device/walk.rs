@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::trace::{Cost, Kind, Record};
+use hearth_schema::trace::{Cost, Record, StepKind};
 
 use super::residency::{Availability, WeightResidency};
-use super::storage::{NO_MEMORY_PAUSE, Storage, Touch, UNCACHED};
+use super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult, UNCACHED};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
 use crate::random::{self, Purpose};
-use crate::resource::Flow;
+use crate::resource::ReadKind;
 
 /// Probability that a thread that was woken for a page also needs the previous page: the page boundary lies inside
 /// the load instruction that faulted, which is repeated.
@@ -28,13 +28,13 @@ const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 pub struct Segment {
     pub chunks: Range<Chunk>,
     /// Compute time of the segment if all its chunks are in memory and no other program runs.
-    pub time: Seconds,
+    pub compute_time: Seconds,
     /// Bytes of each chunk that the computation needs.
     pub bytes_per_chunk: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum WalkAction {
+pub enum ComputationAction {
     Compute(Seconds),
     /// Wait until the next chunk has arrived, or the helper thread has made it available.
     Wait,
@@ -55,7 +55,7 @@ enum Waiting {
 }
 
 #[derive(Debug)]
-pub struct Walk {
+pub struct MappedComputation {
     /// The trace record of the computation, to which the walk adds bytes and costs.
     pub record: Record,
     segments: VecDeque<Segment>,
@@ -77,7 +77,7 @@ pub struct Walk {
     work: Seconds,
 }
 
-impl Walk {
+impl MappedComputation {
     /// Creates a walk in which `threads` threads compute with the weights of `segments`, in order.
     pub fn new(record: Record, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
@@ -103,10 +103,10 @@ impl Walk {
 
     fn enter(&mut self) {
         while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
-            self.carried_time += empty.time;
+            self.carried_time += empty.compute_time;
         }
         if let Some(segment) = self.segments.front() {
-            self.chunk_time = segment.time * (1.0 / segment.chunks.len() as f64);
+            self.chunk_time = segment.compute_time * (1.0 / segment.chunks.len() as f64);
         }
     }
 
@@ -123,20 +123,20 @@ impl Walk {
         now: Nanos,
         storage: &mut Storage,
         residency: &mut dyn WeightResidency,
-    ) -> WalkAction {
+    ) -> ComputationAction {
         self.waiting = Waiting::No;
         let Some(segment) = self.segments.front() else {
             let carries = self.carried_time.0 > 0.0;
-            return if carries { self.compute(now, 0..0, Seconds(0.0)) } else { WalkAction::Done };
+            return if carries { self.compute(now, 0..0, Seconds(0.0)) } else { ComputationAction::Done };
         };
         let (first, unit) = (segment.chunks.start, segment.bytes_per_chunk);
         match residency.availability(segment.chunks.clone(), storage) {
             Availability::Ready(held) => {
                 for chunk in first..first + held {
-                    storage.touch(now, chunk, Flow::Fault);
+                    storage.touch(now, chunk, ReadKind::Fault);
                 }
                 let bytes = (u64::from(held) - u64::from(std::mem::take(&mut self.counted))) * unit.0;
-                self.cost().resident += bytes;
+                self.cost().resident_bytes += bytes;
                 self.record.bytes += bytes;
                 let kernel_time = storage.take_kernel_time() * (1.0 / self.threads);
                 self.compute(now, first..first + held, self.chunk_time * f64::from(held) + kernel_time)
@@ -144,7 +144,7 @@ impl Walk {
             Availability::Pending => {
                 self.count_faulted(unit);
                 self.waiting = Waiting::Helper;
-                WalkAction::Wait
+                ComputationAction::Wait
             }
             Availability::Missing => {
                 let touch = residency.on_fault(now, first, unit, storage);
@@ -156,7 +156,7 @@ impl Walk {
 
     fn count_faulted(&mut self, unit: Bytes) {
         if !std::mem::replace(&mut self.counted, true) {
-            self.cost().faulted += unit.0;
+            self.cost().faulted_bytes += unit.0;
             self.record.bytes += unit.0;
         }
     }
@@ -167,14 +167,14 @@ impl Walk {
         now: Nanos,
         storage: &mut Storage,
         residency: &mut dyn WeightResidency,
-    ) -> WalkAction {
-        let Some(segment) = self.segments.front() else { return WalkAction::Done };
+    ) -> ComputationAction {
+        let Some(segment) = self.segments.front() else { return ComputationAction::Done };
         let first = segment.chunks.start;
         let chunk = match self.waiting {
             Waiting::Woken(chunk) => chunk,
             Waiting::Memory(chunk) => {
-                return match storage.retry(now, chunk, Flow::Fault) {
-                    Touch::Ready => self.advance(now, storage, residency),
+                return match storage.retry(now, chunk, ReadKind::Fault) {
+                    TouchResult::Ready => self.advance(now, storage, residency),
                     touch => self.wait_for(now, chunk, touch, storage),
                 };
             }
@@ -189,7 +189,7 @@ impl Walk {
         if let Some(previous) = self.lost_previous(first, storage, residency) {
             // When that chunk has arrived, the thread continues if this one is still in memory.
             self.previous_was_cached = false;
-            let touch = storage.touch(now, previous, Flow::Fault);
+            let touch = storage.touch(now, previous, ReadKind::Fault);
             return self.wait_for(now, previous, touch, storage);
         }
         (self.waiting, self.counted) = (Waiting::No, false);
@@ -211,7 +211,7 @@ impl Walk {
         residency: &dyn WeightResidency,
     ) -> Option<Chunk> {
         // Embedding rows are loaded separately, even if they are adjacent.
-        let previous = self.previous(first).filter(|_| self.record.kind != Kind::Embed)?;
+        let previous = self.previous(first).filter(|_| self.record.kind != StepKind::Embed)?;
         let evicted = self.previous_was_cached && !storage.cache.contains(previous);
         let reaches = || {
             let drawn = random::draw(self.seed, Purpose::PageBoundary, self.record.pass, first.into());
@@ -234,25 +234,31 @@ impl Walk {
     pub fn end_batch(&mut self, now: Nanos, slowdown: Seconds) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos() + slowdown.to_nanos());
         let cost = self.cost();
-        cost.cpu += work.min(wall);
-        cost.queue += wall.saturating_sub(work);
+        cost.cpu_ns += work.min(wall);
+        cost.queue_ns += wall.saturating_sub(work);
         self.batch.clone()
     }
 
-    fn wait_for(&mut self, now: Nanos, chunk: Chunk, touch: Touch, storage: &mut Storage) -> WalkAction {
+    fn wait_for(
+        &mut self,
+        now: Nanos,
+        chunk: Chunk,
+        touch: TouchResult,
+        storage: &mut Storage,
+    ) -> ComputationAction {
         // The kernel's work for a fault is done while the disk reads.
         let until = now.saturating_add((storage.take_kernel_time() * (1.0 / self.threads)).to_nanos());
-        if touch == Touch::NoMemory {
+        if touch == TouchResult::NoMemory {
             self.waiting = Waiting::Memory(chunk);
-            return WalkAction::Retry(until.max(now + NO_MEMORY_PAUSE));
+            return ComputationAction::Retry(until.max(now + NO_MEMORY_PAUSE));
         }
         self.fault_until = until;
         self.previous_was_cached |= self.previous(chunk).is_some_and(|chunk| storage.cache.contains(chunk));
         self.waiting = Waiting::Chunk(chunk);
-        WalkAction::Wait
+        ComputationAction::Wait
     }
 
-    fn compute(&mut self, now: Nanos, batch: Range<Chunk>, time: Seconds) -> WalkAction {
+    fn compute(&mut self, now: Nanos, batch: Range<Chunk>, time: Seconds) -> ComputationAction {
         let work = time + std::mem::replace(&mut self.carried_time, Seconds(0.0));
         (self.since, self.work, self.previous_was_cached) = (now, work, false);
         if let Some(segment) = self.segments.front_mut() {
@@ -263,7 +269,7 @@ impl Walk {
             }
         }
         self.batch = batch;
-        WalkAction::Compute(work)
+        ComputationAction::Compute(work)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Page caches on lists: the state that [`super::MgLru`], [`super::Random`], [`super::Macos`] and
+//! Page caches on lists: the state that [`super::MgLru`], [`super::RandomCache`], [`super::Macos`] and
 //! [`super::MacosMetal`] share.
 //!
 //! [`ListCache`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
@@ -6,7 +6,7 @@
 //! use, and the choice of a victim. Reclaim of [`super::TwoList`] takes time and can be interrupted, which
 //! [`ListCache`] does not support.
 
-use super::lists::{Links, List};
+use super::lists::{List, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules by which a policy orders and evicts chunks.
@@ -29,13 +29,13 @@ pub trait EvictionRules: std::fmt::Debug {
 
 #[derive(Debug)]
 pub struct Pages {
-    links: Links,
+    links: ListLinks,
     lists: Vec<List>,
     chunks: Vec<Page>,
     in_flight: u32,
     resident: u32,
     /// Chunks scanned for reclaim.
-    pub scanned: u64,
+    pub scanned_chunks: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,12 +52,12 @@ struct Page {
 impl Pages {
     fn new(share: u32, lists: usize) -> Self {
         Self {
-            links: Links::new(share),
+            links: ListLinks::new(share),
             lists: vec![List::new(); lists],
             chunks: vec![Page::default(); share as usize],
             in_flight: 0,
             resident: 0,
-            scanned: 0,
+            scanned_chunks: 0,
         }
     }
 
@@ -82,8 +82,8 @@ impl Pages {
 
     /// Scans a chunk: clears its young mark and returns whether it was set, that is, the chunk was used since the
     /// last scan.
-    pub fn scan(&mut self, chunk: Chunk) -> bool {
-        self.scanned += 1;
+    pub fn test_and_clear_young(&mut self, chunk: Chunk) -> bool {
+        self.scanned_chunks += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
@@ -99,10 +99,10 @@ impl Pages {
     }
 
     /// Returns the oldest chunk of a list that is not in flight; older chunks move to the newest end.
-    pub fn oldest_idle(&mut self, list: usize) -> Option<Chunk> {
+    pub fn oldest_arrived(&mut self, list: usize) -> Option<Chunk> {
         for _ in 0..self.len(list) {
             let chunk = self.oldest(list)?;
-            self.scanned += 1;
+            self.scanned_chunks += 1;
             if !self.is_in_flight(chunk) {
                 return Some(chunk);
             }
@@ -230,6 +230,6 @@ impl<R: EvictionRules> PageCache for ListCache<R> {
     }
 
     fn counters(&self) -> Counters {
-        Counters { scanned: self.pages.scanned, ..self.counters }
+        Counters { scanned: self.pages.scanned_chunks, ..self.counters }
     }
 }

@@ -8,12 +8,12 @@ const NONE: u32 = u32::MAX;
 
 /// The links to the next and previous chunk, for all chunks of a share.
 #[derive(Debug)]
-pub struct Links {
+pub struct ListLinks {
     next: Vec<u32>,
     previous: Vec<u32>,
 }
 
-/// One list, which stores its links in [`Links`].
+/// One list, which stores its links in [`ListLinks`].
 #[derive(Debug, Clone)]
 pub struct List {
     head: u32,
@@ -21,7 +21,7 @@ pub struct List {
     len: u32,
 }
 
-impl Links {
+impl ListLinks {
     pub fn new(chunks: u32) -> Self {
         Self { next: vec![NONE; chunks as usize], previous: vec![NONE; chunks as usize] }
     }
@@ -44,7 +44,7 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
-    pub fn push(&mut self, links: &mut Links, chunk: Chunk) {
+    pub fn push(&mut self, links: &mut ListLinks, chunk: Chunk) {
         links.previous[chunk as usize] = NONE;
         links.next[chunk as usize] = self.head;
         match self.head {
@@ -55,7 +55,7 @@ impl List {
         self.len += 1;
     }
 
-    pub fn remove(&mut self, links: &mut Links, chunk: Chunk) {
+    pub fn remove(&mut self, links: &mut ListLinks, chunk: Chunk) {
         let (previous, next) = (links.previous[chunk as usize], links.next[chunk as usize]);
         match previous {
             NONE => self.head = next,
@@ -69,7 +69,7 @@ impl List {
     }
 
     /// Moves a chunk of this list to its head.
-    pub fn rotate(&mut self, links: &mut Links, chunk: Chunk) {
+    pub fn move_to_head(&mut self, links: &mut ListLinks, chunk: Chunk) {
         if self.head != chunk {
             self.remove(links, chunk);
             self.push(links, chunk);
@@ -83,11 +83,11 @@ mod tests {
 
     #[test]
     fn oldest_is_removed_first_unless_rotated() {
-        let (mut links, mut list) = (Links::new(4), List::new());
+        let (mut links, mut list) = (ListLinks::new(4), List::new());
         for chunk in 0..4 {
             list.push(&mut links, chunk);
         }
-        list.rotate(&mut links, 0);
+        list.move_to_head(&mut links, 0);
         list.remove(&mut links, 2);
         let mut order = Vec::new();
         while let Some(chunk) = list.oldest() {

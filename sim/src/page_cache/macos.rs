@@ -5,7 +5,7 @@
 //! are active at once. While the active queue is longer than the inactive one, its oldest pages move to the inactive
 //! queue and lose their mark of use. An inactive page that was used meanwhile becomes active again, any other is
 //! evicted. File pages keep a minimum of memory, and memory of other programs is compressed: the capacity accounts
-//! for both ([`super::for_device`]).
+//! for both ([`super::config`]).
 //!
 //! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted.
 //! A larger share is read again completely for every token, which here follows from least-recently-used eviction.
@@ -51,7 +51,7 @@ impl EvictionRules for MacosQueues {
         if pages.all_in_flight() {
             return None;
         }
-        if let Some(chunk) = pages.oldest_idle(SPECULATIVE) {
+        if let Some(chunk) = pages.oldest_arrived(SPECULATIVE) {
             return Some(chunk);
         }
         // No page is used meanwhile, and every scan clears the mark of a page, so some scan finds a page without a
@@ -59,19 +59,19 @@ impl EvictionRules for MacosQueues {
         loop {
             while pages.len(ACTIVE) > pages.len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;
-                pages.scan(oldest);
+                pages.test_and_clear_young(oldest);
                 pages.put(oldest, INACTIVE);
             }
             for _ in 0..pages.len(INACTIVE) {
-                let Some(chunk) = pages.oldest_idle(INACTIVE) else { break };
-                if !pages.scan(chunk) {
+                let Some(chunk) = pages.oldest_arrived(INACTIVE) else { break };
+                if !pages.test_and_clear_young(chunk) {
                     return Some(chunk);
                 }
                 pages.put(chunk, ACTIVE);
             }
-            if pages.oldest_idle(INACTIVE).is_none() && pages.len(ACTIVE) <= pages.len(INACTIVE) {
+            if pages.oldest_arrived(INACTIVE).is_none() && pages.len(ACTIVE) <= pages.len(INACTIVE) {
                 // Everything inactive is in flight.
-                return pages.oldest_idle(ACTIVE);
+                return pages.oldest_arrived(ACTIVE);
             }
         }
     }
@@ -106,7 +106,7 @@ impl EvictionRules for WiredEvictionRules {
     }
 
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        pages.oldest_idle(0)
+        pages.oldest_arrived(0)
     }
 
     fn idle_capacity(&self) -> Option<u32> {

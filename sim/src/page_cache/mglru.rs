@@ -51,7 +51,7 @@ impl Generations {
         for generation in self.oldest..self.youngest {
             for _ in 0..pages.len(list(generation)) {
                 let Some(chunk) = pages.oldest(list(generation)) else { break };
-                let young = pages.scan(chunk);
+                let young = pages.test_and_clear_young(chunk);
                 pages.put(chunk, list(if young { self.youngest } else { generation }));
             }
         }
@@ -75,7 +75,7 @@ impl EvictionRules for Generations {
                 let chunk = pages.oldest(oldest)?;
                 if pages.is_in_flight(chunk) {
                     pages.put(chunk, list(self.oldest + 1));
-                } else if pages.scan(chunk) {
+                } else if pages.test_and_clear_young(chunk) {
                     pages.put(chunk, list(self.youngest));
                 } else {
                     return Some(chunk);

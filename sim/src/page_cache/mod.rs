@@ -10,17 +10,17 @@
 //!
 //! | policy | model | source |
 //! |---|---|---|
-//! | [`PaperLinear`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
+//! | [`PaperFormulaCache`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
 //! | [`TwoList`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
 //! | [`MgLru`] | Linux with generations | mm/vmscan.c; unvalidated |
-//! | [`Random`] | any chunk with equal probability | no kernel |
+//! | [`RandomCache`] | any chunk with equal probability | no kernel |
 //! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
 //! | [`TwoList::with_zram`] | Android: classic Linux with zram | lmkd, zram; unvalidated |
 //!
-//! [`for_device`] builds the policy of a device. [`Readahead`], the same for every policy, decides which chunks are
+//! [`config`] builds the policy of a device. [`Readahead`], the same for every policy, decides which chunks are
 //! read together with a missing one.
 
-pub mod for_device;
+pub mod config;
 mod list_cache;
 mod lists;
 mod macos;
@@ -36,8 +36,8 @@ mod paper_figures;
 
 pub use macos::{Macos, MacosMetal};
 pub use mglru::MgLru;
-pub use paper_linear::PaperLinear;
-pub use random::Random;
+pub use paper_linear::PaperFormulaCache;
+pub use random::RandomCache;
 pub use readahead::Readahead;
 pub use two_list::TwoList;
 pub use zram::ZramConfig;
@@ -206,7 +206,12 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn zram(swappable_chunks: u32, swapped_per_eviction: u32, kill_threshold: u32) -> ZramConfig {
-        ZramConfig { swappable_chunks, swapped_per_eviction, compressed_size: 333, kill_threshold }
+        ZramConfig {
+            swappable_chunks,
+            swapped_per_eviction_permille: swapped_per_eviction,
+            compressed_permille: 333,
+            kill_threshold,
+        }
     }
 
     const SHARE: u32 = 24;
@@ -230,10 +235,10 @@ pub(crate) mod tests {
         ) {
             let zram = zram(swappable, rate, 4);
             for cache in [
-                &mut PaperLinear::new(SHARE, capacity) as &mut dyn PageCache,
+                &mut PaperFormulaCache::new(SHARE, capacity) as &mut dyn PageCache,
                 &mut TwoList::new(SHARE, capacity),
                 &mut MgLru::new(SHARE, capacity),
-                &mut Random::new(SHARE, capacity, seed, 0),
+                &mut RandomCache::new(SHARE, capacity, seed, 0),
                 &mut Macos::new(SHARE, capacity, floor),
                 &mut MacosMetal::new(SHARE, capacity, floor),
                 &mut TwoList::new(SHARE, capacity).with_zram(zram),
@@ -271,14 +276,14 @@ pub(crate) mod tests {
         let zram = zram(0, 1000, 0);
         // The name, the cache of a share of 100 chunks, the number of rounds, and the chunks read in the last one.
         let cases: [(&str, &mut dyn PageCache, u32, u64); 12] = [
-            ("paper-linear, fits", &mut PaperLinear::new(100, 100), 3, 0),
+            ("paper-linear, fits", &mut PaperFormulaCache::new(100, 100), 3, 0),
             ("two-list, fits", &mut TwoList::new(100, 100), 3, 0),
             ("mglru, fits", &mut MgLru::new(100, 100), 3, 0),
-            ("random, fits", &mut Random::new(100, 100, 1, 0), 3, 0),
+            ("random, fits", &mut RandomCache::new(100, 100, 1, 0), 3, 0),
             ("macos, fits", &mut Macos::new(100, 100, 15), 3, 0),
             ("macos-metal, fits", &mut MacosMetal::new(100, 100, 50), 3, 0),
             // The share exceeds the capacity by ten chunks: the paper's policy reads ten again, Linux all.
-            ("paper-linear", &mut PaperLinear::new(100, 90), 5, 10),
+            ("paper-linear", &mut PaperFormulaCache::new(100, 90), 5, 10),
             ("two-list", &mut TwoList::new(100, 90), 5, 100),
             ("zram without swappable memory", &mut TwoList::new(100, 80).with_zram(zram), 5, 100),
             // Each chunk is used once and then passes through all generations before its next use.

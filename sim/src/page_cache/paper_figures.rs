@@ -1,7 +1,7 @@
 //! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer: the tests make the page-cache calls of a
 //! helper thread and a reader. Layers are numbered from 1 as in the figures.
 
-use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
+use super::{Access, Chunk, Fetch, PageCache, PaperFormulaCache, TwoList};
 
 const LAYERS: u32 = 8;
 
@@ -58,7 +58,7 @@ fn figure_3_every_layer_is_loaded_twice() {
 #[test]
 fn figure_3_contradicts_the_formula() {
     // Reload = need - capacity: three of six layers per token, with the same steps.
-    let mut device = Device::new(PaperLinear::new(LAYERS, 3));
+    let mut device = Device::new(PaperFormulaCache::new(LAYERS, 3));
     device.compute(1..=6);
     let first = device.loads.len();
     device.compute(1..=6);

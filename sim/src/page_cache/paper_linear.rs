@@ -5,16 +5,16 @@
 //! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; the
 //! bytes that it reloads are a lower bound for those of [`super::TwoList`].
 
-use super::lists::{Links, List};
+use super::lists::{List, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// A page cache that reloads per token only the part of its share that exceeds its capacity.
 #[derive(Debug)]
-pub struct PaperLinear {
+pub struct PaperFormulaCache {
     capacity: u32,
     chunks: Vec<State>,
     awaited: Vec<bool>,
-    links: Links,
+    links: ListLinks,
     /// Chunks that were read but not used since, the oldest at the tail.
     fresh: List,
     /// Used chunks, the least recently used at the tail.
@@ -31,13 +31,13 @@ enum State {
     Used,
 }
 
-impl PaperLinear {
+impl PaperFormulaCache {
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
             chunks: vec![State::Absent; share as usize],
             awaited: vec![false; share as usize],
-            links: Links::new(share),
+            links: ListLinks::new(share),
             fresh: List::new(),
             used: List::new(),
             in_flight: 0,
@@ -56,7 +56,7 @@ impl PaperLinear {
     }
 }
 
-impl PageCache for PaperLinear {
+impl PageCache for PaperFormulaCache {
     fn access(&mut self, chunk: Chunk) -> Access {
         let state = &mut self.chunks[chunk as usize];
         match state {
@@ -71,7 +71,7 @@ impl PageCache for PaperLinear {
                 Access::Hit
             }
             State::Used => {
-                self.used.rotate(&mut self.links, chunk);
+                self.used.move_to_head(&mut self.links, chunk);
                 Access::Hit
             }
         }

@@ -3,7 +3,7 @@
 //! Every chunk that is not in flight is evicted with equal probability. A cyclic scan of s chunks with a capacity of
 //! c chunks has m misses, more than the excess s - c and fewer than s: between two uses of a chunk about m others are
 //! evicted, so it is still in memory with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
-//! it is between the formula of [`super::PaperLinear`] and LRU.
+//! it is between the formula of [`super::PaperFormulaCache`] and LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -24,9 +24,9 @@ pub struct RandomVictims {
     at: Vec<u32>,
 }
 
-pub type Random = ListCache<RandomVictims>;
+pub type RandomCache = ListCache<RandomVictims>;
 
-impl Random {
+impl RandomCache {
     /// Creates an empty cache for a share of `share` chunks. `slot`, the index of the device, selects the
     /// random stream, so devices evict different chunks.
     pub fn new(share: u32, capacity: u32, seed: u64, slot: u64) -> Self {
@@ -50,7 +50,7 @@ impl EvictionRules for RandomVictims {
         let count = self.held.len();
         for _ in 0..MAX_DRAWS {
             let chunk = self.held[(self.stream.next_u64() % count as u64) as usize];
-            pages.scanned += 1;
+            pages.scanned_chunks += 1;
             if !pages.is_in_flight(chunk) {
                 return Some(chunk);
             }
@@ -75,14 +75,14 @@ mod tests {
     #[test]
     fn cycle_reads_between_excess_and_all() {
         // s = 1000, c = 900: m = 1000 (1 - e^(-m / 900)) has the solution m = 193.
-        let reads = cyclic(&mut Random::new(1000, 900, 7, 0), 30);
+        let reads = cyclic(&mut RandomCache::new(1000, 900, 7, 0), 30);
         assert!((160..240).contains(&reads), "{reads}");
     }
 
     #[test]
     fn evictions_follow_seed_and_place() {
         let reads = |seed, slot| {
-            let mut cache = Random::new(200, 150, seed, slot);
+            let mut cache = RandomCache::new(200, 150, seed, slot);
             (1..8).map(|_| cyclic(&mut cache, 1)).collect::<Vec<_>>()
         };
         assert_eq!(reads(1, 0), reads(1, 0));

@@ -73,11 +73,11 @@ impl Readahead {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Access, PaperLinear};
+    use super::super::{Access, PaperFormulaCache};
     use super::*;
 
     fn scan(range: std::ops::Range<u32>) -> Vec<(Chunk, Vec<Chunk>)> {
-        let (mut cache, mut readahead) = (PaperLinear::new(40, 40), Readahead::new(8));
+        let (mut cache, mut readahead) = (PaperFormulaCache::new(40, 40), Readahead::new(8));
         let mut steps = Vec::new();
         for chunk in range {
             let mut reads = Vec::new();

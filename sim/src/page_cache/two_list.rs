@@ -28,7 +28,7 @@
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
-use super::lists::{Links, List};
+use super::lists::{List, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache, ZramConfig};
 
 /// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last one, at 0, covers all of it.
@@ -49,7 +49,7 @@ pub struct TwoList {
     /// Whether the low memory killer has ended the process.
     killed: bool,
     chunks: Vec<Page>,
-    links: Links,
+    links: ListLinks,
     inactive: List,
     active: List,
     /// Linux's `nonresident_age`: the number of evictions and activations so far.
@@ -157,7 +157,7 @@ impl TwoList {
             zram: None,
             killed: false,
             chunks: vec![Page::default(); share as usize],
-            links: Links::new(share),
+            links: ListLinks::new(share),
             inactive: List::new(),
             active: List::new(),
             age: 0,
@@ -250,7 +250,7 @@ impl TwoList {
         let young = !page.locked && std::mem::take(&mut page.young);
         if page.locked || (young && !page.referenced) {
             page.referenced |= young;
-            self.inactive.rotate(&mut self.links, chunk);
+            self.inactive.move_to_head(&mut self.links, chunk);
             false
         } else if young {
             self.inactive.remove(&mut self.links, chunk);

@@ -18,9 +18,9 @@ pub struct ZramConfig {
     /// Chunks of compressible anonymous memory.
     pub swappable_chunks: u32,
     /// Anonymous memory compressed for each evicted chunk of file pages, in thousandths of a chunk.
-    pub swapped_per_eviction: u32,
+    pub swapped_per_eviction_permille: u32,
     /// Compressed size in thousandths of the original size.
-    pub compressed_size: u32,
+    pub compressed_permille: u32,
     /// Page-cache size in chunks below which the process is killed under memory pressure.
     pub kill_threshold: u32,
 }
@@ -30,7 +30,8 @@ impl ZramConfig {
     fn compressed_thousandths(&self, counters: &Counters) -> u64 {
         // Chunks evicted on request are not evicted under memory pressure.
         let evicted = counters.evicted - counters.released - counters.discarded;
-        (evicted * u64::from(self.swapped_per_eviction)).min(u64::from(self.swappable_chunks) * PER_MILLE)
+        (evicted * u64::from(self.swapped_per_eviction_permille))
+            .min(u64::from(self.swappable_chunks) * PER_MILLE)
     }
 
     /// Whether no anonymous memory is left to compress.
@@ -40,7 +41,7 @@ impl ZramConfig {
 
     /// Returns the chunks that compression has freed so far.
     pub fn freed_chunks(&self, counters: &Counters) -> u64 {
-        let left = PER_MILLE.saturating_sub(u64::from(self.compressed_size));
+        let left = PER_MILLE.saturating_sub(u64::from(self.compressed_permille));
         self.compressed_thousandths(counters) * left / PER_MILLE / PER_MILLE
     }
 }

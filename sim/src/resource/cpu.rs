@@ -52,13 +52,13 @@ impl Cpu {
     }
 
     /// Sets the clock rate as a fraction of the full clock rate.
-    pub fn set_clock(&mut self, now: Nanos, fraction: f64) {
+    pub fn set_clock_fraction(&mut self, now: Nanos, fraction: f64) {
         self.settle(now);
         self.clock = fraction;
     }
 
     /// Returns the time that a slower clock has added to a computation by `now`.
-    pub fn slowdown(&mut self, now: Nanos, key: u64) -> Seconds {
+    pub fn slowdown_time(&mut self, now: Nanos, key: u64) -> Seconds {
         self.settle(now);
         let job = self.jobs.iter().find(|job| job.key == key);
         Seconds(job.map_or(0.0, |job| job.slowdown))
@@ -75,7 +75,7 @@ impl Cpu {
     }
 
     /// Returns the time at which the next computation ends if nothing changes.
-    pub fn next_end(&self) -> Option<Nanos> {
+    pub fn next_completion_time(&self) -> Option<Nanos> {
         let speed = self.share() * self.clock;
         let remaining = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
         if speed <= 0.0 {
@@ -137,13 +137,13 @@ mod tests {
     fn co_runner_shares_cores() {
         let mut cpu = Cpu::new(8.0);
         cpu.start(0, 1, 8.0, 2.0);
-        assert_eq!(cpu.next_end(), Some(2 * SECOND));
+        assert_eq!(cpu.next_completion_time(), Some(2 * SECOND));
         // With eight more threads on eight cores the remaining second runs at half the speed.
         cpu.set_co_runners(SECOND, 8.0);
-        assert_eq!(cpu.next_end(), Some(3 * SECOND));
+        assert_eq!(cpu.next_completion_time(), Some(3 * SECOND));
         assert_eq!(cpu.pop_completed(2 * SECOND), None);
         assert_eq!(cpu.pop_completed(3 * SECOND), Some(1));
-        assert_eq!(cpu.next_end(), None);
+        assert_eq!(cpu.next_completion_time(), None);
     }
 
     #[test]
@@ -152,15 +152,15 @@ mod tests {
         cpu.start(0, 1, 8.0, 2.0);
         // One second runs at the full clock rate. The rest takes two seconds at half the rate, of which the clock
         // adds one.
-        cpu.set_clock(SECOND, 0.5);
-        assert_eq!(cpu.next_end(), Some(3 * SECOND));
-        assert_eq!(cpu.slowdown(3 * SECOND, 1), Seconds(1.0));
+        cpu.set_clock_fraction(SECOND, 0.5);
+        assert_eq!(cpu.next_completion_time(), Some(3 * SECOND));
+        assert_eq!(cpu.slowdown_time(3 * SECOND, 1), Seconds(1.0));
         // With as many other threads it runs for half of the time.
         cpu.start(3 * SECOND, 2, 8.0, 1.0);
         assert_eq!(cpu.pop_completed(3 * SECOND), Some(1));
         cpu.set_co_runners(3 * SECOND, 8.0);
-        assert_eq!(cpu.next_end(), Some(7 * SECOND));
-        assert_eq!(cpu.slowdown(7 * SECOND, 2), Seconds(1.0));
+        assert_eq!(cpu.next_completion_time(), Some(7 * SECOND));
+        assert_eq!(cpu.slowdown_time(7 * SECOND, 2), Seconds(1.0));
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         let mut cpu = Cpu::new(8.0);
         cpu.set_co_runners(0, 4.0);
         cpu.start(0, 1, 4.0, 1.0);
-        assert_eq!(cpu.next_end(), Some(SECOND));
+        assert_eq!(cpu.next_completion_time(), Some(SECOND));
         assert_eq!(cpu.pop_completed(SECOND), Some(1));
     }
 
@@ -178,11 +178,11 @@ mod tests {
         let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores, period }));
         // Two threads can run for 5 ms of every 10.
         cpu.start(0, 1, 2.0, 0.012);
-        assert_eq!(cpu.next_end(), Some(22_000_000));
+        assert_eq!(cpu.next_completion_time(), Some(22_000_000));
         // Another thread of the same group runs too and uses up the quota: three threads share 2 cores, so each runs
         // for two thirds of the time, in 5 ms of each period.
         cpu.set_co_runners(10_000_000, 1.0);
-        assert_eq!(cpu.next_end().map(|end| end.abs_diff(30_500_000) <= 1), Some(true));
+        assert_eq!(cpu.next_completion_time().map(|end| end.abs_diff(30_500_000) <= 1), Some(true));
         assert_eq!(cpu.pop_completed(30_500_001), Some(1));
     }
 }

@@ -18,7 +18,7 @@ use crate::engine::Nanos;
 pub struct DiskSpeed {
     pub bandwidth: BytesPerSecond,
     pub fault_rate: BytesPerSecond,
-    /// Maximum rate of [`Flow::Prefetch`]; reads by page faults have the maximum rate `fault_rate`.
+    /// Maximum rate of [`ReadKind::Prefetch`]; reads by page faults have the maximum rate `fault_rate`.
     pub prefetch_rate: BytesPerSecond,
     /// Limit on the total rate of all flows, for example of a cgroup.
     pub throttle: Option<BytesPerSecond>,
@@ -27,20 +27,20 @@ pub struct DiskSpeed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Flow {
+pub enum ReadKind {
     /// Page faults of a thread that needs the bytes now, and the read-ahead that they trigger.
     Fault,
     /// Reads of a helper thread ahead of their use.
     Prefetch,
 }
 
-const FLOWS: [Flow; 2] = [Flow::Fault, Flow::Prefetch];
+const FLOWS: [ReadKind; 2] = [ReadKind::Fault, ReadKind::Prefetch];
 
 /// A disk and its outstanding reads, each with a tag `T`.
 #[derive(Debug)]
 pub struct Disk<T> {
     speed: DiskSpeed,
-    throttle: Option<Throttle<(Flow, T)>>,
+    throttle: Option<Throttle<(ReadKind, T)>>,
     sharing: ProcessorSharing,
     queues: [Queue<T>; 2],
     pub bytes_read: u64,
@@ -70,7 +70,7 @@ impl<T> Disk<T> {
         self.sharing.set_capacity(now, self.speed.bandwidth.0 * fraction);
     }
 
-    pub fn submit(&mut self, now: Nanos, flow: Flow, tag: T, bytes: Bytes) {
+    pub fn submit(&mut self, now: Nanos, flow: ReadKind, tag: T, bytes: Bytes) {
         if let Some(throttle) = &mut self.throttle {
             throttle.push(now, (flow, tag), bytes.0);
             self.admit(now);
@@ -88,7 +88,7 @@ impl<T> Disk<T> {
         }
     }
 
-    fn queue(&mut self, now: Nanos, flow: Flow, tag: T, bytes: u64) {
+    fn queue(&mut self, now: Nanos, flow: ReadKind, tag: T, bytes: u64) {
         let latency = self.speed.latency.to_nanos();
         let queue = &mut self.queues[flow as usize];
         queue.requests.push_back((tag, bytes));
@@ -103,10 +103,10 @@ impl<T> Disk<T> {
     }
 
     /// Returns the time at which to call [`Disk::pop_completed`] next, if nothing changes.
-    pub fn next_end(&self) -> Option<Nanos> {
+    pub fn next_event_time(&self) -> Option<Nanos> {
         let starts = self.queues.iter().filter_map(|queue| queue.starts);
         let admissions = self.throttle.as_ref().and_then(Throttle::next_admission);
-        starts.chain(self.sharing.next_end()).chain(admissions).min()
+        starts.chain(self.sharing.next_completion_time()).chain(admissions).min()
     }
 
     /// Removes one read that is complete by `now`. Returns its tag.
@@ -126,13 +126,13 @@ impl<T> Disk<T> {
         Some(tag)
     }
 
-    fn serve(&mut self, now: Nanos, flow: Flow) {
+    fn serve(&mut self, now: Nanos, flow: ReadKind) {
         let max_rate = match flow {
-            Flow::Fault => self.speed.fault_rate,
-            Flow::Prefetch => self.speed.prefetch_rate,
+            ReadKind::Fault => self.speed.fault_rate,
+            ReadKind::Prefetch => self.speed.prefetch_rate,
         };
         if let Some((_, bytes)) = self.queues[flow as usize].requests.front() {
-            self.sharing.join(now, flow as u64, *bytes as f64, max_rate.0);
+            self.sharing.add_job(now, flow as u64, *bytes as f64, max_rate.0);
         }
     }
 }
@@ -155,7 +155,7 @@ mod tests {
 
     fn drain(disk: &mut Disk<u32>) -> Vec<(Nanos, u32)> {
         let mut out = Vec::new();
-        while let Some(at) = disk.next_end() {
+        while let Some(at) = disk.next_event_time() {
             while let Some(tag) = disk.pop_completed(at) {
                 out.push((at, tag));
             }
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn flow_is_served_in_order_at_its_max_rate() {
         let mut disk = Disk::new(speed());
-        disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
-        disk.submit(0, Flow::Fault, 2, Bytes(8_000_000));
+        disk.submit(0, ReadKind::Fault, 1, Bytes(4_000_000));
+        disk.submit(0, ReadKind::Fault, 2, Bytes(8_000_000));
         assert_eq!(drain(&mut disk), [(10 * MILLI, 1), (30 * MILLI, 2)]);
         assert_eq!(disk.bytes_read, 12_000_000);
     }
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn fault_slows_prefetch() {
         let mut disk = Disk::new(speed());
-        disk.submit(0, Flow::Prefetch, 1, Bytes(10_000_000));
+        disk.submit(0, ReadKind::Prefetch, 1, Bytes(10_000_000));
         // Faults get their maximum of 400 MB/s (an equal share would be 500), the prefetch the other 600.
-        disk.submit(0, Flow::Fault, 2, Bytes(2_000_000));
+        disk.submit(0, ReadKind::Fault, 2, Bytes(2_000_000));
         // After 5 ms: 7 MB of the prefetch left, at 1000 MB/s.
         assert_eq!(drain(&mut disk), [(5 * MILLI, 2), (12 * MILLI, 1)]);
     }
@@ -187,16 +187,16 @@ mod tests {
         // 10 MB/s are 1 MB per slice, so the second read waits for the end of the slice, and another 0.1 s for its
         // own bytes. Reading then takes 1 ms and 2.5 ms.
         let mut disk = Disk::new(DiskSpeed { throttle: Some(BytesPerSecond(10e6)), ..speed() });
-        disk.submit(0, Flow::Prefetch, 1, Bytes(1_000_000));
-        disk.submit(0, Flow::Fault, 2, Bytes(1_000_000));
+        disk.submit(0, ReadKind::Prefetch, 1, Bytes(1_000_000));
+        disk.submit(0, ReadKind::Fault, 2, Bytes(1_000_000));
         assert_eq!(drain(&mut disk), [(MILLI, 1), (202 * MILLI + MILLI / 2, 2)]);
     }
 
     #[test]
     fn only_idle_flow_pays_latency() {
         let mut disk = Disk::new(DiskSpeed { latency: Seconds(0.005), ..speed() });
-        disk.submit(0, Flow::Fault, 1, Bytes(4_000_000));
-        disk.submit(0, Flow::Fault, 2, Bytes(4_000_000));
+        disk.submit(0, ReadKind::Fault, 1, Bytes(4_000_000));
+        disk.submit(0, ReadKind::Fault, 2, Bytes(4_000_000));
         assert_eq!(drain(&mut disk), [(15 * MILLI, 1), (25 * MILLI, 2)]);
     }
 }

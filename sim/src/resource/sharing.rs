@@ -39,14 +39,14 @@ impl ProcessorSharing {
     }
 
     /// Adds a job with `work` to do, at no more than `max_rate` per second.
-    pub fn join(&mut self, now: Nanos, key: u64, work: f64, max_rate: f64) {
+    pub fn add_job(&mut self, now: Nanos, key: u64, work: f64, max_rate: f64) {
         self.settle(now);
         self.jobs.push(Job { key, remaining: work, max_rate, rate: 0.0 });
         self.divide();
     }
 
     /// Returns the time at which the next job ends if nothing changes; `None` if no job makes progress.
-    pub fn next_end(&self) -> Option<Nanos> {
+    pub fn next_completion_time(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
         ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()
     }
@@ -110,9 +110,9 @@ mod tests {
     #[test]
     fn unused_share_is_redistributed() {
         let mut sharing = ProcessorSharing::new(100.0);
-        sharing.join(0, 1, 10.0, 10.0);
-        sharing.join(0, 2, 1000.0, 80.0);
-        sharing.join(0, 3, 1000.0, 80.0);
+        sharing.add_job(0, 1, 10.0, 10.0);
+        sharing.add_job(0, 2, 1000.0, 80.0);
+        sharing.add_job(0, 3, 1000.0, 80.0);
         // An equal share would be 33.3: job 1 uses 10, and the other two get half of 90 each.
         assert_eq!([1, 2, 3].map(|key| sharing.rate(key).unwrap()), [10.0, 45.0, 45.0]);
     }
@@ -120,23 +120,23 @@ mod tests {
     #[test]
     fn new_job_delays_completion() {
         let mut sharing = ProcessorSharing::new(100.0);
-        sharing.join(0, 1, 100.0, f64::INFINITY);
-        assert_eq!(sharing.next_end(), Some(SECOND));
+        sharing.add_job(0, 1, 100.0, f64::INFINITY);
+        assert_eq!(sharing.next_completion_time(), Some(SECOND));
         // After 0.5 s half of the work remains; at half the rate that takes another second.
-        sharing.join(SECOND / 2, 2, 200.0, f64::INFINITY);
-        assert_eq!(sharing.next_end(), Some(SECOND * 3 / 2));
+        sharing.add_job(SECOND / 2, 2, 200.0, f64::INFINITY);
+        assert_eq!(sharing.next_completion_time(), Some(SECOND * 3 / 2));
         assert_eq!(sharing.pop_completed(SECOND * 3 / 2), Some(1));
         // 50 of the second job's 200 are done, and the rest runs at the full rate.
-        assert_eq!(sharing.next_end(), Some(SECOND * 3));
+        assert_eq!(sharing.next_completion_time(), Some(SECOND * 3));
     }
 
     #[test]
     fn zero_capacity_never_ends() {
         let mut sharing = ProcessorSharing::new(0.0);
-        sharing.join(0, 1, 1.0, 1.0);
-        assert_eq!(sharing.next_end(), None);
+        sharing.add_job(0, 1, 1.0, 1.0);
+        assert_eq!(sharing.next_completion_time(), None);
         sharing.set_capacity(SECOND, 1.0);
-        assert_eq!(sharing.next_end(), Some(2 * SECOND));
+        assert_eq!(sharing.next_completion_time(), Some(2 * SECOND));
     }
 
     proptest! {
@@ -147,7 +147,7 @@ mod tests {
         ) {
             let mut sharing = ProcessorSharing::new(capacity);
             for (key, max_rate) in max_rates.iter().enumerate() {
-                sharing.join(0, key as u64, 1.0, *max_rate);
+                sharing.add_job(0, key as u64, 1.0, *max_rate);
             }
             let total: f64 = (0..max_rates.len()).map(|key| sharing.rate(key as u64).unwrap()).sum();
             let wanted = capacity.min(max_rates.iter().sum());

@@ -23,15 +23,15 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
+use hearth_schema::trace::{Counter, Header, Outcome, Reading, Record, Resource, StepKind, Trace};
 
-use crate::device::context::{Event, Message, Outgoing, SimContext};
+use crate::device::context::{DeviceOutput, Event, Message, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
-use crate::input::{Input, Run, ScenarioEvents};
-use crate::network::{Network, link_order};
-use crate::speculation::Acceptance;
+use crate::input::{Input, ScenarioEvents, SimulationResult};
+use crate::network::{Network, member_order};
+use crate::speculation::AcceptanceSampler;
 use crate::trace::{TraceCollector, memory_readings, start_record};
 
 use reachability::{HeldMessage, Reachability};
@@ -63,7 +63,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) link_order: Vec<usize>,
     /// Decides which pass enters the ring next.
     pub(crate) generation: Generation,
-    acceptance: Acceptance,
+    acceptance: AcceptanceSampler,
     /// The passes that were started, in order.
     passes: Vec<Pass>,
     /// Tokens generated so far, of all sequences.
@@ -87,7 +87,7 @@ pub fn simulate(
     devices: &[&Device],
     memories: Vec<DeviceMemory>,
     header: Header,
-) -> Result<Run, SimError> {
+) -> Result<SimulationResult, SimError> {
     let models = setup::stored_models(input);
     let mut simulation = Simulation::new(*input, *scenario_events, devices, memories, &models, header);
     simulation.run()?;
@@ -96,7 +96,7 @@ pub fn simulate(
     let mut run_events = timeline.run_events;
     run_events.sort_by_key(|run_event| run_event.start);
     let trace = Trace { run_events, ..trace.finish(passes, outcome) };
-    Ok(Run { trace, plans, unreached_events })
+    Ok(SimulationResult { trace, plans, unreached_events })
 }
 
 impl<'a> Simulation<'a> {
@@ -135,9 +135,9 @@ impl<'a> Simulation<'a> {
                 memories,
             },
             network,
-            link_order: link_order(input.cluster, input.plan),
+            link_order: member_order(input.cluster, input.plan),
             generation: Generation::new(&input.cluster.workload),
-            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            acceptance: AcceptanceSampler::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
             tokens: 0,
             timeline: EventTimeline::new(scenario_events.events),
@@ -169,12 +169,12 @@ impl<'a> Simulation<'a> {
             records = self.trace.records.len();
             match event {
                 Event::Wake(slot) => self.with_device(slot, DeviceSim::on_wake)?,
-                Event::Processor(slot) => self.with_device(slot, DeviceSim::on_processor)?,
-                Event::Disk(slot) => self.with_device(slot, DeviceSim::on_disk)?,
+                Event::Processor(slot) => self.with_device(slot, DeviceSim::on_cpu_timer)?,
+                Event::Disk(slot) => self.with_device(slot, DeviceSim::on_disk_timer)?,
                 Event::Wifi => self.collect_deliveries(),
                 Event::Deliver(slot, message) => self.on_delivery(slot, message)?,
                 Event::Timeline => self.run_due_actions()?,
-                Event::Helper(slot) => self.with_device(slot, DeviceSim::on_helper)?,
+                Event::Helper(slot) => self.with_device(slot, DeviceSim::on_helper_wake)?,
             }
             self.begin_passes()?;
         }
@@ -185,8 +185,8 @@ impl<'a> Simulation<'a> {
 
     fn begin_passes(&mut self) -> Result<(), SimError> {
         self.receive_confirmations()?;
-        while self.recovery.is_running()
-            && self.ring.devices[0].is_free()
+        while self.recovery.is_ring_running()
+            && self.ring.devices[0].is_idle()
             && let Some(pass) = self.generation.begin_pass()
         {
             self.passes.push(pass);
@@ -217,7 +217,7 @@ impl<'a> Simulation<'a> {
         act(&mut self.ring.devices[slot], &mut ctx)?;
         if !self.ended && !self.ring.devices[slot].storage.cache.is_alive() {
             let what = "the system killed the process: no memory to compress, and too little page cache";
-            self.end_without_memory(slot, Outcome::Killed, what);
+            self.end_out_of_memory(slot, Outcome::Killed, what);
         }
         let plans = self.plans.len();
         for sent in outgoing {
@@ -226,8 +226,8 @@ impl<'a> Simulation<'a> {
                 break;
             }
             match sent {
-                Outgoing::Send(to, message) => self.send(self.ring.order[to], message),
-                Outgoing::Output(pass) => self.on_output(pass)?,
+                DeviceOutput::Send(to, message) => self.send(self.ring.order[to], message),
+                DeviceOutput::Output(pass) => self.on_output(pass)?,
             }
         }
         Ok(())
@@ -236,7 +236,7 @@ impl<'a> Simulation<'a> {
     fn send(&mut self, to: usize, message: Message) {
         let now = self.engine.now();
         if self.is_disconnected(message.from, to) {
-            self.reachability.held.push(HeldMessage { to, message, unsent_since: Some(now) });
+            self.reachability.held_messages.push(HeldMessage { to, message, unsent_since: Some(now) });
         } else {
             self.transmit(to, message, now);
         }
@@ -244,8 +244,8 @@ impl<'a> Simulation<'a> {
 
     pub(crate) fn transmit(&mut self, to: usize, message: Message, submitted: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let Message { pass, sent_round, from, bytes, .. } = message;
-        let record = start_record(from, Resource::Tx, Kind::Send, (pass.index, sent_round), submitted);
+        let Message { pass, sender_round: sent_round, from, bytes, .. } = message;
+        let record = start_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submitted);
         records.push(Record { end: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
         // The links number all members; devices that join the ring later may have slots in another order.
         let index = |slot: usize| {
@@ -258,7 +258,7 @@ impl<'a> Simulation<'a> {
     }
 
     pub(crate) fn collect_deliveries(&mut self) {
-        self.network.collect(&mut self.engine, &mut self.trace.records, Event::Wifi);
+        self.network.schedule_arrivals(&mut self.engine, &mut self.trace.records, Event::Wifi);
     }
 
     /// Handles the output of a pass: lets the next pass enter, and records the counters of all devices.
@@ -266,15 +266,15 @@ impl<'a> Simulation<'a> {
         let drafting = self.passes.get(pass as usize).filter(|started| started.drafted > 0);
         let accepted_drafts = drafting.map(|&started| self.acceptance.accepted_drafts(started));
         let tokens = self.generation.complete_pass(pass, accepted_drafts.unwrap_or(0))?;
-        self.ended |= self.generation.is_over();
+        self.ended |= self.generation.is_finished();
         let at = self.engine.now();
         for &slot in &self.ring.order {
             let device = &self.ring.devices[slot];
-            let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable(slot)];
+            let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(slot)];
             self.trace.readings.extend(memory_readings(slot, pass, at, bytes));
         }
         let accepted = accepted_drafts.map(u64::from);
-        let reading = |value| Reading { device: 0, counter: Counter::Accepted, pass, at, value };
+        let reading = |value| Reading { device: 0, counter: Counter::Accepted, pass, time_ns: at, value };
         self.trace.readings.extend(accepted.map(reading));
         self.on_tokens(tokens)
     }

@@ -24,12 +24,12 @@ pub struct Reachability {
     disconnections: Vec<u32>,
     /// The time at which each member last became unreachable.
     since: Vec<Nanos>,
-    pub held: Vec<HeldMessage>,
+    pub held_messages: Vec<HeldMessage>,
 }
 
 impl Reachability {
     pub fn new(members: usize) -> Self {
-        Self { disconnections: vec![0; members], since: vec![0; members], held: Vec::new() }
+        Self { disconnections: vec![0; members], since: vec![0; members], held_messages: Vec::new() }
     }
 
     /// Adds an event that disconnects a member. Returns whether the member was reachable before.
@@ -63,6 +63,6 @@ impl Reachability {
     pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
         let is_free = |held: &mut HeldMessage| is_reachable(held.message.from) && is_reachable(held.to);
-        self.held.extract_if(.., is_free).collect()
+        self.held_messages.extract_if(.., is_free).collect()
     }
 }

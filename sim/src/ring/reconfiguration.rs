@@ -22,7 +22,7 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::events::{Change, RejoinTime};
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::{Kind, Outcome};
+use hearth_schema::trace::{Outcome, StepKind};
 
 use crate::device::context::{Event, Message};
 use crate::device::{DeviceSim, setup};
@@ -39,13 +39,13 @@ impl<'a> Simulation<'a> {
     /// Applies the load at the start of the run. Memory that an event will swap out cannot be used yet.
     pub fn apply_initial_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
-            if self.timeline.swaps(self.name(slot)) {
+            if self.timeline.has_swap_event(self.device_name(slot)) {
                 self.apply_load(slot);
             }
         }
     }
 
-    pub fn name(&self, slot: usize) -> &'a str {
+    pub fn device_name(&self, slot: usize) -> &'a str {
         &self.input.cluster.members[self.ring.members[slot]].name
     }
 
@@ -65,7 +65,7 @@ impl<'a> Simulation<'a> {
             match action {
                 Action::Begin(index) => self.begin_event(index)?,
                 Action::Ramp(index, step) => {
-                    self.timeline.ramp(index, step);
+                    self.timeline.set_ramp_step(index, step);
                     self.apply_event_load(index);
                 }
                 Action::End(index) => self.end_event(index),
@@ -112,7 +112,7 @@ impl<'a> Simulation<'a> {
             }
             Change::Leaves if member == Some(self.ring.members[0]) => {
                 self.timeline.begin(now, index, Seconds(0.0));
-                let (device, reason) = (self.name(0).to_owned(), "the device left".into());
+                let (device, reason) = (self.device_name(0).to_owned(), "the device left".into());
                 self.react(recovery::Event::DeviceLost { device, since: now, reason })?;
             }
             Change::Leaves | Change::Stalls => {
@@ -160,7 +160,8 @@ impl<'a> Simulation<'a> {
 
     fn apply_event_load(&mut self, index: usize) {
         let (_, device) = self.timeline.event(index);
-        let slot = device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.name(slot) == name));
+        let slot =
+            device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.device_name(slot) == name));
         if let Some(slot) = slot {
             self.apply_load(slot);
         }
@@ -169,13 +170,13 @@ impl<'a> Simulation<'a> {
     /// Applies the background load of a device. Ends the run if the device has too little memory for its weights.
     fn apply_load(&mut self, slot: usize) {
         let background_load =
-            self.timeline.background_load(self.name(slot), self.swappable(self.ring.members[slot]));
+            self.timeline.background_load(self.device_name(slot), self.swappable(self.ring.members[slot]));
         let works =
             self.ring.order.contains(&slot) && self.ring.devices[slot].reads_weights_from_page_cache();
         let memory_budget = background_load.memory_budget(self.ring.memories[slot].weight_cache);
         if memory_budget.is_none() && works {
             let what = "other programs leave too little memory for weights";
-            return self.end_without_memory(slot, Outcome::OutOfMemory, what);
+            return self.end_out_of_memory(slot, Outcome::OutOfMemory, what);
         }
         let memory_budget = memory_budget.unwrap_or(Bytes::ZERO);
         self.change_device(slot, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
@@ -183,21 +184,28 @@ impl<'a> Simulation<'a> {
 
     /// Returns the unreclaimable memory of a device, including memory that other programs have allocated during the
     /// run.
-    pub fn unreclaimable(&self, slot: usize) -> Bytes {
-        let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
+    pub fn unreclaimable_bytes(&self, slot: usize) -> Bytes {
+        let background_load = self.timeline.background_load(self.device_name(slot), Bytes::ZERO);
         self.ring.memories[slot].unreclaimable + Bytes(background_load.allocated_bytes as u64)
     }
 
     /// Ends the run because a device has too little memory; `what` explains it to users.
-    pub fn end_without_memory(&mut self, slot: usize, outcome: Outcome, what: &str) {
-        let (now, name) = (self.engine.now(), self.name(slot));
+    pub fn end_out_of_memory(&mut self, slot: usize, outcome: Outcome, what: &str) {
+        let (now, name) = (self.engine.now(), self.device_name(slot));
         self.record_event(RunEventKind::OutOfMemory, Some(name), now, what.into());
         (self.outcome, self.ended) = (outcome, true);
     }
 
     fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
-        self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan_digest: None });
+        self.timeline.run_events.push(RunEvent {
+            kind,
+            device,
+            start: since,
+            end,
+            details: what,
+            plan_digest: None,
+        });
     }
 
     /// Whether messages from one slot to another cannot be sent now.
@@ -208,7 +216,7 @@ impl<'a> Simulation<'a> {
     /// Delivers activations, or holds them if their sender or receiver is unreachable.
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         if self.is_disconnected(message.from, slot) {
-            self.reachability.held.push(HeldMessage { to: slot, message, unsent_since: None });
+            self.reachability.held_messages.push(HeldMessage { to: slot, message, unsent_since: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -328,7 +336,7 @@ impl<'a> Simulation<'a> {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (kind, start, plan_digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
-        let run_event = RunEvent { kind, device: missing, start, end: None, what, plan_digest };
+        let run_event = RunEvent { kind, device: missing, start, end: None, details: what, plan_digest };
         self.timeline.run_events.push(run_event);
         self.plans.push(plan);
     }
@@ -340,13 +348,13 @@ impl<'a> Simulation<'a> {
         }
         for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
-            if record.kind == Kind::Output {
+            if record.kind == StepKind::Output {
                 // The step produced no token.
-                record.kind = Kind::Compute;
+                record.kind = StepKind::Compute;
             }
         }
         self.engine.clear();
-        self.reachability.held.clear();
+        self.reachability.held_messages.clear();
         self.network.drop_pending();
         self.collect_deliveries();
     }
@@ -371,7 +379,7 @@ impl<'a> Simulation<'a> {
     fn await_confirmations(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
-            let link = links.link_between(self.name(from), self.name(to));
+            let link = links.link_between(self.device_name(from), self.device_name(to));
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
         let round_trip = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);

@@ -59,10 +59,10 @@ impl EventTimeline {
         };
         for index in 0..timeline.events.len() {
             let event = &timeline.events[index].0;
-            if let Some(token) = event.token {
+            if let Some(token) = event.after_tokens {
                 timeline.by_token.entry(token).or_default().push(index);
             } else {
-                let at = event.at.unwrap_or(Seconds(0.0)).to_nanos();
+                let at = event.start_time.unwrap_or(Seconds(0.0)).to_nanos();
                 timeline.schedule(at, Action::Begin(index));
             }
         }
@@ -115,7 +115,14 @@ impl EventTimeline {
         let (event, change) = &self.events[index];
         let (device, duration, (kind, what)) = (event.device.clone(), event.duration, describe(change));
         self.logged.insert(index, self.run_events.len());
-        self.run_events.push(RunEvent { kind, device, start: now, end: None, what, plan_digest: None });
+        self.run_events.push(RunEvent {
+            kind,
+            device,
+            start: now,
+            end: None,
+            details: what,
+            plan_digest: None,
+        });
         let over = over.to_nanos();
         self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
@@ -127,7 +134,7 @@ impl EventTimeline {
         }
     }
 
-    pub fn ramp(&mut self, index: usize, step: u32) {
+    pub fn set_ramp_step(&mut self, index: usize, step: u32) {
         if let Some(progress) = self.progress.get_mut(&index) {
             *progress = f64::from(step) / f64::from(RAMP_STEPS);
         }
@@ -161,14 +168,14 @@ impl EventTimeline {
     /// the swap.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
-        let quiet = BackgroundLoad::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
+        let quiet = BackgroundLoad::initial(if self.has_swap_event(device) { withheld } else { Bytes::ZERO });
         let active = self.progress.iter().filter(|(index, _)| own(**index));
         active.fold(quiet, |background_load, (&index, &progress)| {
             background_load.with_event(&self.events[index].1, progress)
         })
     }
 
-    pub fn swaps(&self, device: &str) -> bool {
+    pub fn has_swap_event(&self, device: &str) -> bool {
         self.events.iter().any(|(event, change)| {
             matches!(change, Change::Swap(_)) && event.device.as_deref() == Some(device)
         })
@@ -212,7 +219,7 @@ mod tests {
     #[test]
     fn ramp_steps_and_ends() {
         let mut timeline = EventTimeline::new(&[Event {
-            at: Some(Seconds(1.0)),
+            start_time: Some(Seconds(1.0)),
             duration: Some(Seconds(10.0)),
             device: Some("a".into()),
             memory: Some(MemoryLoad { size: Bytes::mib(64), ramp_time: Some(Seconds(8.0)) }),
@@ -226,12 +233,12 @@ mod tests {
         assert_eq!(taken(&timeline), 0.0);
         // Half of the memory is taken after half of the time: the 32nd step.
         while let Some(Action::Ramp(index, step)) = timeline.pop_due(5_000_000_000) {
-            timeline.ramp(index, step);
+            timeline.set_ramp_step(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(32).as_f64());
         assert_eq!(timeline.background_load("b", Bytes::ZERO).allocated_bytes, 0.0);
         while let Some(Action::Ramp(index, step)) = timeline.pop_due(9_000_000_000) {
-            timeline.ramp(index, step);
+            timeline.set_ramp_step(index, step);
         }
         assert_eq!(taken(&timeline), Bytes::mib(64).as_f64());
         assert_eq!(timeline.next_due(), Some(11_000_000_000));

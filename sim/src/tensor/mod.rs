@@ -17,7 +17,7 @@ use hearth_core::schedule::{ScheduleError, passes};
 use hearth_profiles::device::Device;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
-use hearth_schema::plan::tensor::TensorPlan;
+use hearth_schema::plan::tensor_parallel::TensorPlan;
 use hearth_schema::trace::{Header, Outcome, Shortage, Trace};
 
 use crate::error::SimError;

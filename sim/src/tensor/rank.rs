@@ -12,14 +12,14 @@ use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::tensor::TensorPlan;
+use hearth_schema::plan::tensor_parallel::TensorPlan;
 use hearth_schema::residency::Residency;
-use hearth_schema::trace::{Cost, Kind, Record, Resource};
+use hearth_schema::trace::{Cost, Record, Resource, StepKind};
 
 use crate::device::or_zero;
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::trace::{gpu_with_copies, record_steps, start_record};
+use crate::trace::{gpu_step_with_copies, record_steps, start_record};
 
 use super::loader::Loader;
 
@@ -51,12 +51,12 @@ impl<'a> Rank<'a> {
         let planned = &plan.devices[index];
         let sliced = SlicedModel::new(plan, tensor, index, model);
         let blocks = streamed_blocks(&sliced, index == 0);
-        let window = planned.residency.blocks.unwrap_or(0) as usize;
+        let window = planned.residency.resident_blocks.unwrap_or(0) as usize;
         // A window that includes all blocks reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
         let loader = slides.then(|| Loader::new(window, device.disk_read_rate()));
         let output = blocks[2 * model.layers.len()..].to_vec();
-        let excess = if input.options.ignore_memory { Bytes::ZERO } else { memory.excess() };
+        let excess = if input.options.ignore_memory { Bytes::ZERO } else { memory.excess_memory() };
         let swap_ratio = if excess == Bytes::ZERO || memory.cpu_weights == Bytes::ZERO {
             0.0
         } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
@@ -70,14 +70,14 @@ impl<'a> Rank<'a> {
         Self { index, device, sliced, kv_element, on_gpu, memory, loader, output, swap_ratio, swapped_in }
     }
 
-    pub fn embed(&self, pass: Pass) -> Seconds {
+    pub fn embed_time(&self, pass: Pass) -> Seconds {
         self.cpu_cost().embed_time(pass.tokens)
     }
 
     /// Simulates the rank's slice of a block from `now` on, and returns its end time; `out` gets the records.
-    pub fn block(&mut self, now: Nanos, block: usize, pass: Pass, out: &mut Vec<Record>) -> Nanos {
+    pub fn simulate_block(&mut self, now: Nanos, block: usize, pass: Pass, out: &mut Vec<Record>) -> Nanos {
         let layer = (block / 2) as u32;
-        let start = self.record(Kind::Compute, pass, block as u32, now);
+        let start = self.record(StepKind::Compute, pass, block as u32, now);
         let mut record = Record { layers: Some([layer, layer + 1]), ..start };
         if self.on_gpu {
             return self.block_on_gpu(block, pass, &record, out);
@@ -92,13 +92,13 @@ impl<'a> Rank<'a> {
     }
 
     /// Simulates the output of a pass on the head and returns its end time.
-    pub fn output(&mut self, now: Nanos, round: u32, pass: Pass, out: &mut Vec<Record>) -> Nanos {
+    pub fn simulate_output(&mut self, now: Nanos, round: u32, pass: Pass, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
         let time = self.cpu_cost().output_time(1);
         let part = |&bytes: &Bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0)));
         let mut parts: Vec<(Bytes, Seconds)> = self.output.iter().map(part).collect();
         parts.push((Bytes::ZERO, or_zero(self.device.cpu.token_overhead.as_ref())));
-        let record = Record { bytes: whole.0, ..self.record(Kind::Output, pass, round, now) };
+        let record = Record { bytes: whole.0, ..self.record(StepKind::Output, pass, round, now) };
         self.compute_parts(&parts, &record, out)
     }
 
@@ -116,7 +116,7 @@ impl<'a> Rank<'a> {
                 at = at.max(loading.end);
                 out.push(Record {
                     resource: Resource::DiskPrefetch,
-                    kind: Kind::Prefetch,
+                    kind: StepKind::Prefetch,
                     start: loading.start,
                     end: loading.end,
                     bytes: bytes.0,
@@ -132,7 +132,7 @@ impl<'a> Rank<'a> {
                 loader.release(at);
             }
         }
-        let cost = Some(Cost { cpu: computed, ..Cost::default() });
+        let cost = Some(Cost { cpu_ns: computed, ..Cost::default() });
         out.push(Record { end: at, cost, ..record.clone() });
         at
     }
@@ -146,14 +146,18 @@ impl<'a> Rank<'a> {
         }
         let record = Record { resource: Resource::Gpu, ..record.clone() };
         let bytes = self.sliced.attention.shape.activation_bytes() * u64::from(pass.tokens);
-        record_steps(out, record.start, gpu_with_copies(gpu, (record.clone(), time), &record, bytes, bytes))
+        record_steps(
+            out,
+            record.start,
+            gpu_step_with_copies(gpu, (record.clone(), time), &record, bytes, bytes),
+        )
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {
         ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
-    pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
+    pub fn record(&self, kind: StepKind, pass: Pass, round: u32, now: Nanos) -> Record {
         start_record(self.index, Resource::Cpu, kind, (pass.index, round), now)
     }
 }

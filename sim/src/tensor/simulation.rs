@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use hearth_core::tensor::Collective;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::tensor::{AllReduce, TensorPlan};
-use hearth_schema::trace::{Cost, Kind, Reading, Record, Resource};
+use hearth_schema::plan::tensor_parallel::{AllReduce, TensorPlan};
+use hearth_schema::trace::{Cost, Reading, Record, Resource, StepKind};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
@@ -124,9 +124,9 @@ impl<'a> TensorSimulation<'a> {
     fn begin(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         self.progress[0].step = (index, 0);
-        let end = now.saturating_add(self.ranks[0].embed(pass).to_nanos());
-        let record = self.ranks[0].record(Kind::Embed, pass, 0, now);
-        let cost = Some(Cost { cpu: end - now, ..Cost::default() });
+        let end = now.saturating_add(self.ranks[0].embed_time(pass).to_nanos());
+        let record = self.ranks[0].record(StepKind::Embed, pass, 0, now);
+        let cost = Some(Cost { cpu_ns: end - now, ..Cost::default() });
         self.records.push(Record { end, cost, ..record });
         self.engine.schedule_at(end, Event::Embedded);
     }
@@ -147,7 +147,7 @@ impl<'a> TensorSimulation<'a> {
         progress.step.1 = block + 1;
         (progress.waiting_since, progress.sent) = (None, 0);
         let pass = self.passes[progress.step.0];
-        let end = self.ranks[rank].block(now, block as usize, pass, &mut self.records);
+        let end = self.ranks[rank].simulate_block(now, block as usize, pass, &mut self.records);
         self.engine.schedule_at(end, Event::Computed(rank));
     }
 
@@ -177,7 +177,7 @@ impl<'a> TensorSimulation<'a> {
             self.send(rank, self.all_reduce.receiver(rank, number), step, bytes);
         }
         self.progress[rank].sent = due;
-        if received >= self.all_reduce.awaited_messages(rank) {
+        if received >= self.all_reduce.total_messages(rank) {
             self.finish_all_reduce(rank);
         }
     }
@@ -203,11 +203,11 @@ impl<'a> TensorSimulation<'a> {
     /// Computes the output of a pass on the head, or begins the next pass if this one has no output.
     fn output(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
-        if !pass.output {
+        if !pass.has_output {
             self.begin(index + 1);
             return;
         }
-        let end = self.ranks[0].output(now, self.blocks, pass, &mut self.records);
+        let end = self.ranks[0].simulate_output(now, self.blocks, pass, &mut self.records);
         self.engine.schedule_at(end, Event::OutputComputed);
     }
 
@@ -228,7 +228,7 @@ impl<'a> TensorSimulation<'a> {
     fn send(&mut self, from: usize, to: usize, step: BlockStep, bytes: Bytes) {
         let now = self.engine.now();
         let pass = self.passes[step.0];
-        let record = self.ranks[from].record(Kind::Send, pass, step.1.saturating_sub(1), now);
+        let record = self.ranks[from].record(StepKind::Send, pass, step.1.saturating_sub(1), now);
         self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
         let arrival = Event::Delivered(to, Message { step, from: Some(from), bytes });
         if !self.network.send(&mut self.engine, &mut self.records, [from, to], bytes, arrival) {
@@ -237,7 +237,7 @@ impl<'a> TensorSimulation<'a> {
     }
 
     fn collect_deliveries(&mut self) {
-        self.network.collect(&mut self.engine, &mut self.records, Event::Wifi);
+        self.network.schedule_arrivals(&mut self.engine, &mut self.records, Event::Wifi);
     }
 
     fn on_delivery(&mut self, rank: usize, message: Message) {
@@ -264,7 +264,7 @@ impl<'a> TensorSimulation<'a> {
 
     fn record_receive(&mut self, rank: usize, Message { step, from, bytes }: Message, since: Nanos) {
         let (now, pass) = (self.engine.now(), self.passes[step.0]);
-        let record = self.ranks[rank].record(Kind::Receive, pass, step.1.saturating_sub(1), since);
+        let record = self.ranks[rank].record(StepKind::Receive, pass, step.1.saturating_sub(1), since);
         self.records.push(Record {
             resource: Resource::Rx,
             end: now,

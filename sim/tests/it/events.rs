@@ -13,8 +13,8 @@ use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime, Swap};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
-use hearth_sim::{Input, Options, Run, ScenarioEvents, SimError, simulate_with_events};
+use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
+use hearth_sim::{Input, Options, ScenarioEvents, SimError, SimulationResult, simulate_with_events};
 
 use crate::small_rings::{
     OS, PLENTY, assert_near, count, layers, llama_8b, readings, records, replanned, ring, tpot, use_wifi,
@@ -42,7 +42,12 @@ impl Replanner for NoPlanFound {
     }
 }
 
-pub fn run_with(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
+pub fn run_with(
+    cluster: &Cluster,
+    plan: &Plan,
+    events: &[Event],
+    replanner: Option<&dyn Replanner>,
+) -> SimulationResult {
     let options = Options { warm_start: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
     simulate_with_events(&input, &ScenarioEvents { events, replanner }).expect("a run that ends")
@@ -63,7 +68,7 @@ fn halves(events: &[Event]) -> (Trace, Metrics) {
 
 /// Returns an event on a device that begins with token number `token`; the caller adds its effect.
 fn on(device: &str, token: u32) -> Event {
-    Event { token: Some(token), device: Some(device.into()), ..Event::default() }
+    Event { after_tokens: Some(token), device: Some(device.into()), ..Event::default() }
 }
 
 fn first(trace: &Trace) -> EventImpact {
@@ -101,7 +106,7 @@ fn load_on_half_the_cores_doubles_computing() {
 
 #[test]
 fn half_the_clock_doubles_computing() {
-    let (trace, metrics) = halves(&[Event { clock_share: Some(Fraction(0.5)), ..on("d1", 1) }]);
+    let (trace, metrics) = halves(&[Event { clock_rate_fraction: Some(Fraction(0.5)), ..on("d1", 1) }]);
     let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.during.expect("all"));
     assert_near(slow - tpot(&quiet), half(), WITHIN, "more ms");
     assert_near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half(), WITHIN, "more ms of computing");
@@ -122,11 +127,12 @@ fn disk_load_slows_reading() {
 
 #[test]
 fn stall_adds_to_token_time() {
-    let stall = Event { token: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+    let stall =
+        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
     assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "no device is lost within 1.5 s");
     let phases = first(&trace);
-    let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_ms.during.expect("one"));
+    let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_tpot_ms.during.expect("one"));
     // The head computes its half during the stall, so the stall adds 1.5 s less the time of that half.
     assert_near(longest, 1500.0 + before - half(), WITHIN, "ms of the longest token");
     assert_near(metrics.terms_ms.sum(), tpot(&metrics), WITHIN, "the sum of the terms");
@@ -138,7 +144,7 @@ fn lost_device_is_replanned_around() {
     let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!(trace.outcome, Outcome::Ok);
-    assert_eq!(count(trace, Kind::Output), 12, "every token is output once");
+    assert_eq!(count(trace, StepKind::Output), 12, "every token is output once");
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RunEventKind::Away, RunEventKind::Silent, RunEventKind::Replanned]);
     let [away, silent, replanned] = [0, 1, 2].map(|at| &trace.run_events[at]);
@@ -149,7 +155,7 @@ fn lost_device_is_replanned_around() {
     assert!((1_500_000_000..2_000_000_001).contains(&silence) && detected.is_multiple_of(500_000_000));
     assert_eq!((replanned.start, run.plans.len()), (detected, 1));
     assert_eq!(replanned.plan_digest.as_deref(), Some(run.plans[0].digest().as_str()));
-    assert!(replanned.what.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.what);
+    assert!(replanned.details.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.details);
 
     // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers of each
     // device from disk.
@@ -157,7 +163,7 @@ fn lost_device_is_replanned_around() {
     let model = &cluster.model;
     let new: Bytes = (10..16).chain(21..32).map(|layer| model.layer_bytes(layer)).sum();
     let disk = new.as_f64() / 1e9 * 1e3;
-    let computing = (model.layers_bytes() + model.output_bytes()).as_f64() / 10e9 * 1e3;
+    let computing = (model.layers_bytes() + model.output_head_bytes()).as_f64() / 10e9 * 1e3;
     let expected = 8.0 + 0.9 * disk..8.0 + disk + computing + 30.0;
     assert!(expected.contains(&again), "{again} ms, {disk} ms of reading");
     let metrics = metrics::compute(trace);
@@ -174,16 +180,16 @@ fn sequences_are_recomputed_after_a_loss() {
     let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 7) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!((trace.outcome, run.plans.len()), (Outcome::Ok, 1));
-    assert_eq!(count(trace, Kind::Output), 18, "every token is output once");
+    assert_eq!(count(trace, StepKind::Output), 18, "every token is output once");
     // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and the tokens on the other two devices are
     // still output.
     let replanned = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a plan");
     let out = trace
         .readings
         .iter()
-        .filter(|it| (it.device, it.counter) == (0, Counter::Unreclaimable) && it.at <= replanned.start);
+        .filter(|it| (it.device, it.counter) == (0, Counter::Unreclaimable) && it.time_ns <= replanned.start);
     let again = format!("; {} tokens computed again", 3 * 4 + out.count());
-    assert!(replanned.what.ends_with(&again), "{} and {again}", replanned.what);
+    assert!(replanned.details.ends_with(&again), "{} and {again}", replanned.details);
     let metrics = metrics::compute(trace);
     assert!(metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.tokens == 5), "{metrics:?}");
     assert_near(metrics.terms_ms.sum(), tpot(&metrics), WITHIN, "the sum of the terms");
@@ -196,7 +202,8 @@ fn wifi_stall_holds_all_messages() {
         use_wifi(&mut cluster, "", "");
         run_with(&cluster, &plan, events, None).trace
     };
-    let stall = Event { token: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+    let stall =
+        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (without, with) = (quiet(&[]), quiet(&[stall]));
     let end =
         |trace: &Trace| trace.records.iter().map(|record| record.end).max().expect("records") as f64 * 1e-6;
@@ -227,7 +234,7 @@ fn android_kill_is_reported() {
 fn events_need_a_ring_plan() {
     let pinned = ResidencyOptions::with_policy(Residency::Pinned);
     let (cluster, plan) = ring(&[PLENTY, PLENTY], 4, &[16, 16], pinned);
-    let slow = Event { clock_share: Some(Fraction(0.5)), ..on("d1", 2) };
+    let slow = Event { clock_rate_fraction: Some(Fraction(0.5)), ..on("d1", 2) };
     assert_eq!(run_with(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
     let error = refused(&cluster, &plan, &[slow]);
     assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
@@ -242,7 +249,7 @@ fn run_ends_without_a_new_plan() {
         let trace = run_with(&cluster, &plan, &leaves, replanner).trace;
         assert_eq!(trace.outcome, Outcome::Killed);
         let last = trace.run_events.last().expect("a reason");
-        assert!(last.kind == RunEventKind::NotReplanned && last.what.contains(reason), "{last:?}");
+        assert!(last.kind == RunEventKind::NotReplanned && last.details.contains(reason), "{last:?}");
         assert!(metrics::compute(&trace).tpot_ms.is_some(), "the tokens until then count");
     }
     let head_leaves = [Event { leaves: true, ..on("d0", 4) }];
@@ -254,19 +261,19 @@ fn run_ends_without_a_new_plan() {
 fn returning_device_rejoins_between_tokens() {
     let (cluster, plan) = ring(&[PLENTY; 3], 20, &[10, 11, 11], OS);
     let leaves = Event { leaves: true, ..on("d2", 3) };
-    let back = |when| Event { returns: Some(when), ..on("d2", 8) };
+    let back = |when| Event { rejoin_time: Some(when), ..on("d2", 8) };
     let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::BetweenTokens)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 2));
     assert_eq!(run.plans[1].devices.len(), 3);
-    assert_eq!(count(&run.trace, Kind::Output), 20);
+    assert_eq!(count(&run.trace, StepKind::Output), 20);
     assert!(run.trace.run_events[0].end.is_some(), "the device has returned");
     let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::NextRequest)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 1));
     // The device returns before its loss is detected: the messages that were held for it continue, and nothing is
     // computed again.
     let short = [
-        Event { at: Some(Seconds(1.0)), token: None, ..leaves },
-        Event { at: Some(Seconds(2.9)), token: None, ..back(RejoinTime::BetweenTokens) },
+        Event { start_time: Some(Seconds(1.0)), after_tokens: None, ..leaves },
+        Event { start_time: Some(Seconds(2.9)), after_tokens: None, ..back(RejoinTime::BetweenTokens) },
     ];
     let run = run_with(&cluster, &plan, &short, Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 0));
@@ -280,7 +287,7 @@ fn spare_device_joins_after_a_loss() {
     assert_eq!(run.trace.outcome, Outcome::Ok);
     let names: Vec<&str> = run.trace.header.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["d0", "d1", "d2"], "device indices in the trace do not change");
-    let on_third = records(&run.trace, Kind::Compute).filter(|it| it.device == 2);
+    let on_third = records(&run.trace, StepKind::Compute).filter(|it| it.device == 2);
     assert_eq!(on_third.count(), 5, "one for each token after the third");
     assert!(run.trace.records.iter().filter(|it| it.device == 1).all(|it| it.pass <= 3));
 }
@@ -306,7 +313,7 @@ fn memory_pressure_by_residency() {
         let (before, during) = (read(1, 3), read(10, 15));
         assert!(before < 0.01, "{policy:?} before: {before}");
         assert!(expected.contains(&during), "{policy:?}: reads {during} of its share for a token");
-        let pressure = first(&trace).pressure;
+        let pressure = first(&trace).memory_pressure;
         let found = pressure.during.expect("after") - pressure.before.expect("before");
         let more = (taken + Bytes::mib(64)).as_f64() / (64u64 << 30) as f64;
         assert_near(found, more, WITHIN, "more pressure");
@@ -334,7 +341,7 @@ fn swapping_frees_memory_at_its_rate() {
     memory.can_swap = Some(Sourced::new(can_swap, "test"));
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
     let swap = Some(Swap { rate: BytesPerSecond(40e6), compression: 4.0 });
-    let event = Event { at: Some(Seconds(0.0)), token: None, swap, ..on("d1", 1) };
+    let event = Event { start_time: Some(Seconds(0.0)), after_tokens: None, swap, ..on("d1", 1) };
     let trace = run_with(&cluster, &plan, std::slice::from_ref(&event), None).trace;
     assert_eq!(trace.outcome, Outcome::Ok);
     let read = readings(&trace, 1, Counter::BytesRead);
@@ -345,7 +352,7 @@ fn swapping_frees_memory_at_its_rate() {
     let seconds = can_swap.as_f64() / 40e6;
     let quiet = each.iter().position(|&part| part < 0.01).expect("a quiet token");
     let counted = trace.readings.iter().find(|it| it.device == 1 && it.pass as usize == quiet);
-    let at = counted.expect("counted").at;
+    let at = counted.expect("counted").time_ns;
     assert!(at as f64 * 1e-9 > seconds * 0.8, "quiet from {at} ns on, and swapping takes {seconds} s");
     cluster.members[1].device.memory.can_swap = None;
     assert!(matches!(refused(&cluster, &plan, &[event]), SimError::NoSwap { .. }));

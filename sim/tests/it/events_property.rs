@@ -12,7 +12,7 @@ use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::{Input, Options, ScenarioEvents, simulate_with_events};
 use proptest::prelude::*;
 
@@ -37,7 +37,13 @@ fn event() -> impl Strategy<Value = Event> {
     let duration = prop_oneof![Just(None), (1u32..4000).prop_map(|ms| Some(Seconds(f64::from(ms) / 1e3)))];
     (when, duration, 0usize..3, 0u32..8, 1u32..100).prop_map(|((at, token), duration, device, what, size)| {
         let share = Some(Fraction(f64::from(size) / 100.0));
-        let event = Event { at, token, duration, device: Some(format!("d{device}")), ..Event::default() };
+        let event = Event {
+            start_time: at,
+            after_tokens: token,
+            duration,
+            device: Some(format!("d{device}")),
+            ..Event::default()
+        };
         let endless = Event { duration: None, ..event.clone() };
         match what {
             0 => Event { load: Some(Load { threads: size, gpu_available: None }), ..event },
@@ -46,11 +52,11 @@ fn event() -> impl Strategy<Value = Event> {
                 let (size, ramp_time) = (Bytes::mib(u64::from(size) * 3), Some(over).filter(|_| what == 2));
                 Event { memory: Some(MemoryLoad { size, ramp_time }), ..event }
             }
-            3 => Event { clock_share: share, ..event },
+            3 => Event { clock_rate_fraction: share, ..event },
             4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
             5 => Event { leaves: true, ..endless },
-            6 if size % 2 == 0 => Event { returns: Some(RejoinTime::BetweenTokens), ..endless },
-            6 => Event { returns: Some(RejoinTime::NextRequest), ..endless },
+            6 if size % 2 == 0 => Event { rejoin_time: Some(RejoinTime::BetweenTokens), ..endless },
+            6 => Event { rejoin_time: Some(RejoinTime::NextRequest), ..endless },
             _ => Event { stalls: true, duration: duration.or(Some(Seconds(1.0))), ..endless },
         }
     })
@@ -61,7 +67,7 @@ const WINDOW: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
 
 fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
-    let outputs = count(trace, Kind::Output) as u64;
+    let outputs = count(trace, StepKind::Output) as u64;
     let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
         prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token is output once");
@@ -83,16 +89,19 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         let own = || trace.records.iter().filter(move |record| record.device == device);
         let last = read.last().copied().unwrap_or(0);
         // Every byte is read for a step, ahead of a step, or around a fault of a step.
-        let ahead = own().filter(|record| record.kind == Kind::Prefetch);
+        let ahead = own().filter(|record| record.kind == StepKind::Prefetch);
         let ahead: u64 = ahead.map(|record| record.bytes).sum();
-        let used: u64 = own().filter_map(|record| record.cost).map(|cost| cost.faulted + cost.resident).sum();
-        let around = own().filter_map(|it| it.cost).filter(|cost| cost.faulted > 0).count() as u64 * WINDOW;
+        let used: u64 =
+            own().filter_map(|record| record.cost).map(|cost| cost.faulted_bytes + cost.resident_bytes).sum();
+        let around =
+            own().filter_map(|it| it.cost).filter(|cost| cost.faulted_bytes > 0).count() as u64 * WINDOW;
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
         // The bytes at which a step faulted have been read, except one fault in each cancelled step. Under managed
         // residency a step may also wait for a helper that then finds the piece in memory.
-        let at = trace.readings.iter().filter(|it| it.device == device).map(|it| it.at).max().unwrap_or(0);
+        let at =
+            trace.readings.iter().filter(|it| it.device == device).map(|it| it.time_ns).max().unwrap_or(0);
         let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
-        let faulted: u64 = before.map(|cost| cost.faulted).sum();
+        let faulted: u64 = before.map(|cost| cost.faulted_bytes).sum();
         let replans = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
         let max = last + replans * CHUNK;
         prop_assert!(managed || faulted <= max, "device {device}: {faulted} faulted, {last} read");
@@ -101,7 +110,11 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
     if let Some(tpot) = metrics.tpot_ms {
         let sum = metrics.terms_ms.sum();
         prop_assert!((sum - tpot.mean).abs() <= 1e-9 * tpot.mean, "{sum} and {}", tpot.mean);
-        prop_assert!(metrics.terms_ms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{:?}", metrics.terms_ms);
+        prop_assert!(
+            metrics.terms_ms.named_terms().iter().all(|(_, ms)| *ms > -1e-6),
+            "{:?}",
+            metrics.terms_ms
+        );
     }
     Ok(())
 }

@@ -6,11 +6,11 @@
 
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::Device;
-use hearth_profiles::model::{ModelProfile, shipped};
+use hearth_profiles::model::{ModelProfile, shipped_profile};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_schema::trace::{Counter, StepKind, Trace};
 use hearth_sim::Options;
 
 use crate::small_rings::{cluster, plan, simulate_with};
@@ -52,19 +52,19 @@ impl DeviceRun {
         // None of the measured programs called `madvise` for the embedding.
         let options = Options {
             chunk_size: Bytes(128 << 10),
-            process_spread: spread,
-            rows_read_around: true,
+            max_extra_process_memory: spread,
+            read_around_embedding_rows: true,
             ..Options::default()
         };
         tokens(&simulate_with(&cluster, &plan, &options), plan.devices.len())[SETTLING..].to_vec()
     }
 
     fn input(&self, seed: u64) -> (Cluster, Plan) {
-        let model = shipped("1b").expect("shipped");
+        let model = shipped_profile("1b").expect("shipped");
         let mut plan = plan(&model, &self.windows, self.residency);
         plan.context = 256;
         let mut cluster = cluster("1b", &vec![Bytes(0); self.windows.len()], TOKENS + SETTLING as u32 + 1);
-        (cluster.context, cluster.workload.prompt, cluster.seed) = (256, 16, seed);
+        (cluster.context, cluster.workload.prompt_tokens, cluster.seed) = (256, 16, seed);
         for (place, member) in cluster.members.iter_mut().enumerate() {
             member.device = device(self.caches[place] + kv(&model, self.windows[place]), self.read_ahead);
         }
@@ -79,7 +79,7 @@ fn kv(model: &ModelProfile, layers: u32) -> u64 {
 }
 
 fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
+    let outputs = trace.records.iter().filter(|record| record.kind == StepKind::Output);
     let ends: Vec<u64> = outputs.map(|record| record.end).collect();
     let read: Vec<u64> =
         trace.readings.iter().filter(|it| it.counter == Counter::BytesRead).map(|it| it.value).collect();

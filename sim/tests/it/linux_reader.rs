@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_sim::device::storage::{Storage, Touch, WAKE_LATENCY};
+use hearth_sim::device::storage::{Storage, TouchResult, WAKE_LATENCY};
 use hearth_sim::engine::{Engine, Nanos, Timer};
 use hearth_sim::page_cache::{Chunk, Fetch, TwoList};
-use hearth_sim::resource::{DiskSpeed, Flow};
+use hearth_sim::resource::{DiskSpeed, ReadKind};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
@@ -121,12 +121,13 @@ impl ReaderSim {
                     self.read(reader);
                 }
                 Event::ReaderRetries(reader) => {
-                    let touch = self.storage.retry(self.engine.now(), self.readers[reader].at, Flow::Fault);
+                    let touch =
+                        self.storage.retry(self.engine.now(), self.readers[reader].at, ReadKind::Fault);
                     self.touched(reader, touch);
                 }
                 Event::ReaderWakes(reader) => {
                     if self.storage.cache.resume(self.readers[reader].at) {
-                        self.touched(reader, Touch::Ready);
+                        self.touched(reader, TouchResult::Ready);
                     } else {
                         self.read(reader);
                     }
@@ -134,7 +135,7 @@ impl ReaderSim {
                 Event::Helper => self.help(),
                 Event::Disk => self.on_disk(),
             }
-            if let Some(at) = self.storage.next_end() {
+            if let Some(at) = self.storage.next_event_time() {
                 self.engine.set_timer(self.disk_timer, at, Event::Disk);
             }
         }
@@ -170,7 +171,7 @@ impl ReaderSim {
     fn read(&mut self, reader: usize) {
         let Reader { at, end, .. } = self.readers[reader];
         if at < end {
-            let touch = self.storage.touch(self.engine.now(), at, Flow::Fault);
+            let touch = self.storage.touch(self.engine.now(), at, ReadKind::Fault);
             return self.touched(reader, touch);
         }
         if self.readers.iter().all(|reader| reader.at == reader.end) {
@@ -178,20 +179,20 @@ impl ReaderSim {
         }
     }
 
-    fn touched(&mut self, reader: usize, touch: Touch) {
+    fn touched(&mut self, reader: usize, touch: TouchResult) {
         let (now, kernel_time) = (self.engine.now(), self.kernel_time());
         match touch {
-            Touch::Ready => {
+            TouchResult::Ready => {
                 let begins = (now + kernel_time).max(self.readers[reader].free_at);
                 self.readers[reader].free_at = 0;
                 self.engine.schedule_at(begins + SUM_CHUNK, Event::Summed(reader));
             }
-            Touch::Pending => {
+            TouchResult::Pending => {
                 self.readers[reader].waits = true;
                 // The kernel's work for this fault is done while the disk reads.
                 self.readers[reader].free_at = now + kernel_time;
             }
-            Touch::NoMemory => self.engine.schedule_after(kernel_time, Event::ReaderRetries(reader)),
+            TouchResult::NoMemory => self.engine.schedule_after(kernel_time, Event::ReaderRetries(reader)),
         }
     }
 
@@ -231,10 +232,10 @@ impl ReaderSim {
         };
         if self.setup.prefetch == Prefetch::Populate {
             // `MADV_POPULATE_READ` touches as a reader does, but computes nothing.
-            match self.storage.touch(now, chunk, Flow::Prefetch) {
-                Touch::Ready => self.next_chunk(),
-                Touch::Pending => self.helper_waits = Some(chunk),
-                Touch::NoMemory => self.continue_helper(),
+            match self.storage.touch(now, chunk, ReadKind::Prefetch) {
+                TouchResult::Ready => self.next_chunk(),
+                TouchResult::Pending => self.helper_waits = Some(chunk),
+                TouchResult::NoMemory => self.continue_helper(),
             }
             return;
         }

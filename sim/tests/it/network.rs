@@ -3,7 +3,7 @@
 use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
 use hearth_profiles::Bytes;
-use hearth_schema::trace::{Kind, Record, Trace};
+use hearth_schema::trace::{Record, StepKind, Trace};
 use proptest::prelude::*;
 
 use crate::small_rings::{
@@ -86,9 +86,9 @@ fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
     let arrival = |sent: &Record| {
         let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };
         let key = (sent.peer, sent.pass, Some(sent.device), round);
-        records(trace, Kind::Receive).find(|it| (Some(it.device), it.pass, it.peer, it.round) == key)
+        records(trace, StepKind::Receive).find(|it| (Some(it.device), it.pass, it.peer, it.round) == key)
     };
-    records(trace, Kind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
+    records(trace, StepKind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
 }
 
 proptest! {

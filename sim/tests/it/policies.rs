@@ -7,7 +7,7 @@ use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy::{
     self, Android, Macos, MacosMetal, MgLru, PaperLinear, Random, TwoList,
 };
-use hearth_profiles::device::{Device, Os, Reclaim};
+use hearth_profiles::device::{Device, Os, ReclaimParameters};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 use hearth_schema::trace::{Outcome, Trace};
 
@@ -20,7 +20,7 @@ const POLICIES: [PageCachePolicy; 7] = [PaperLinear, TwoList, MgLru, Random, Mac
 fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (Trace, f64) {
     let model = llama_8b();
     let plan = plan(&model, &[32], OS);
-    let share = model.layers_bytes() + model.output_bytes();
+    let share = model.layers_bytes() + model.output_head_bytes();
     let kv = model.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * 32;
     let cache = (share.as_f64() * part) as u64;
     let mut cluster = cluster(&model.name, &[Bytes(cache + kv)], 5);
@@ -40,7 +40,7 @@ fn bytes_read_per_token_by_policy() {
         let (trace, read) = traced(1.02, policy, |_| ());
         // Only an embedding row and the pages around it are read again: some MiB of five GB.
         assert!(read < 0.01, "{policy:?}: {read}");
-        let unvalidated = trace.header.devices[0].unvalidated.is_some();
+        let unvalidated = trace.header.devices[0].unvalidated_parts.is_some();
         assert_eq!(unvalidated, policy != TwoList, "{policy:?}");
         let (_, short) = traced(0.75, policy, |_| ());
         match policy {
@@ -52,15 +52,17 @@ fn bytes_read_per_token_by_policy() {
         }
     }
     let (trace, _) = traced(1.02, TwoList, |device| device.os = Os::Android);
-    assert!(trace.header.devices[0].unvalidated.is_some());
+    assert!(trace.header.devices[0].unvalidated_parts.is_some());
 }
 
 #[test]
 fn low_memory_killer_ends_the_run() {
     let kill = |below: u64| {
         move |device: &mut Device| {
-            device.memory.reclaim =
-                Some(Reclaim { kill_below: Some(Sourced::new(Bytes(below), "test")), ..Reclaim::default() });
+            device.memory.reclaim = Some(ReclaimParameters {
+                kill_threshold: Some(Sourced::new(Bytes(below), "test")),
+                ..ReclaimParameters::default()
+            });
         }
     };
     let cache = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
@@ -77,7 +79,8 @@ fn android_compression_frees_memory() {
             // Other programs occupy a third of the share: if compression frees nothing, three quarters fit.
             device.memory.can_swap = Some(Sourced::new(Bytes(1_600_000_000), "test"));
             let compressed = Some(Sourced::new(Fraction(compressed), "test"));
-            device.memory.reclaim = Some(Reclaim { compressed, ..Reclaim::default() });
+            device.memory.reclaim =
+                Some(ReclaimParameters { compressed_fraction: compressed, ..ReclaimParameters::default() });
         };
         traced(0.75, Android, with_zram).1
     };
@@ -96,10 +99,10 @@ fn metal_unwires_idle_weights() {
         let metal = &mut cluster.members[1].device;
         metal.memory.page_cache = MacosMetal;
         add_gpu(metal, "metal", "10 GB/s", None);
-        metal.memory.reclaim = Some(Reclaim {
+        metal.memory.reclaim = Some(ReclaimParameters {
             unwire_after: Some(Sourced::new(Seconds(unwire_after), "test")),
-            keep_alive,
-            ..Reclaim::default()
+            keeps_weights_wired: keep_alive,
+            ..ReclaimParameters::default()
         });
         run(&cluster, &plan).devices[1].bytes_read_per_token
     };

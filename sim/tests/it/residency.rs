@@ -6,14 +6,14 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::{ModelPart, visits};
+use hearth_core::schedule::{ModelPart, parts_by_visit};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Counter, Kind, Outcome};
+use hearth_schema::trace::{Counter, Outcome, StepKind};
 use hearth_sim::Options;
 use proptest::prelude::*;
 
@@ -33,10 +33,10 @@ const CORES: u32 = 4;
 /// Returns the bytes that a device's CPU reads for a token, if none are in memory.
 fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let bytes = |part| match part {
-        ModelPart::Output => model.output_bytes(),
+        ModelPart::Output => model.output_head_bytes(),
         ModelPart::Layers(part) => layers(model, part),
     };
-    visits(plan, place).into_iter().flatten().map(bytes).sum()
+    parts_by_visit(plan, place).into_iter().flatten().map(bytes).sum()
 }
 
 /// A ring with enough memory, except on its last device.
@@ -167,7 +167,7 @@ fn policies_agree_with_enough_memory() {
 #[test]
 fn windowed_residency_avoids_thrashing() {
     let read = |policy, release| {
-        let options = ResidencyOptions { release, ..ResidencyOptions::with_policy(policy) };
+        let options = ResidencyOptions { evict_after_use: release, ..ResidencyOptions::with_policy(policy) };
         let mut ring = SmallLastDevice::new(&[8, 8], options, 0.76);
         // The head computes for longer than the other device needs to read its share.
         ring.cluster.members[0].device.cpu.read_bandwidth.value = BytesPerSecond(MEMORY / 10.0);
@@ -200,7 +200,7 @@ fn long_prompt_keeps_streaming() {
         let mut ring = SmallLastDevice::with_context(2048, windows, MANAGED, 0.6);
         set_prompt(&mut ring.cluster, &mut ring.plan, 2048, 1100);
         let trace = cold(&ring.cluster, &ring.plan);
-        assert_eq!(count(&trace, Kind::Output), ring.cluster.workload.generate as usize);
+        assert_eq!(count(&trace, StepKind::Output), ring.cluster.workload.generated_tokens as usize);
         let last = windows.len() as u16 - 1;
         let read = readings(&trace, last, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
         // The kept set is read once; for each pass the rest is read, and for each window at most one buffer that is
@@ -256,7 +256,7 @@ proptest! {
         set_prompt(&mut cluster, &mut plan, 2048, 1 + (prompt - 1) * 600);
         for (place, device) in plan.devices.iter_mut().enumerate() {
             let (buffer, kept) = (Some(Bytes(buffer_kib[place] << 10)), kept_mib[place].map(Bytes::mib));
-            let own = ResidencyOptions { stream_buffer: buffer, kept, ..MANAGED };
+            let own = ResidencyOptions { stream_buffer: buffer, kept_limit: kept, ..MANAGED };
             device.residency = if managed[place] { own } else { ResidencyOptions::default() };
             if place > 0 && device.window == 0 {
                 device.role = Role::Relay;
@@ -270,8 +270,8 @@ proptest! {
         prop_assume!(plan.validate().is_ok());
         let trace = cold(&cluster, &plan);
         if trace.outcome == Outcome::Ok {
-            prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);
-            let computed = records(&trace, Kind::Compute);
+            prop_assert_eq!(count(&trace, StepKind::Output) as u32, generate);
+            let computed = records(&trace, StepKind::Compute);
             let layers: u32 = computed.map(|record| record.layer_range().len() as u32).sum();
             prop_assert_eq!(layers, cluster.model.shape.layers.0 * trace.passes.len() as u32);
             let metrics = metrics::compute(&trace);

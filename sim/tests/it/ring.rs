@@ -6,7 +6,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Role;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Kind, Outcome};
+use hearth_schema::trace::{Outcome, StepKind};
 use hearth_sim::{Options, SimError};
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
 
 /// Returns the milliseconds to read the weights of a token once at 10 GB/s.
 fn reading(model: &ModelProfile) -> f64 {
-    (model.layers_bytes() + model.output_bytes() + model.input_row_bytes()).as_f64() / 10e9 * 1e3
+    (model.layers_bytes() + model.output_head_bytes() + model.embedding_row_bytes()).as_f64() / 10e9 * 1e3
 }
 
 #[test]
@@ -90,10 +90,10 @@ fn prompt_batches_flow_through_the_ring() {
     set_prompt(&mut long, &mut plan, 2048, 1100);
     let trace = warm(&long, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
-    assert_eq!(count(&trace, Kind::Output), 3);
+    assert_eq!(count(&trace, StepKind::Output), 3);
     // The head computes the second batch while the worker computes the first.
     let on = |device, pass| {
-        let found = records(&trace, Kind::Compute).find(|it| (it.device, it.pass) == (device, pass));
+        let found = records(&trace, StepKind::Compute).find(|it| (it.device, it.pass) == (device, pass));
         found.map(|record| record.start..record.end).expect("computed")
     };
     assert!(on(0, 1).start < on(1, 0).end);
@@ -119,7 +119,7 @@ fn gpu_layers_do_not_use_the_disk() {
     assert_near(terms.gpu, model.layers_bytes().as_f64() / 100e9 * 1e3, 0.01, "ms on the GPU");
     assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
     // No layer is read again, but the output matrix of the first token and new embedding rows are.
-    let output = model.output_bytes().as_f64();
+    let output = model.output_head_bytes().as_f64();
     assert!(metrics.devices[0].bytes_read_per_token < output, "embedding rows and the pages around them");
     (plan.devices[0].gpu_layers, plan.devices[0].window, plan.rounds) = (17, 32, 1);
     cluster.members[0].device.gpu = None;
@@ -133,7 +133,7 @@ fn prefetch_keeps_to_its_budget() {
         let (cluster, mut plan) = ring(&[PLENTY, half], 5, &[4, 4], policy(residency, true));
         plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
         let trace = cold(&cluster, &plan);
-        let ahead = records(&trace, Kind::Prefetch).filter(|record| record.device == 1);
+        let ahead = records(&trace, StepKind::Prefetch).filter(|record| record.device == 1);
         let max = ahead.map(|record| record.bytes).max().expect("a prefetch");
         assert_eq!(max, 64 << 20, "{residency:?}");
     }
@@ -172,7 +172,7 @@ proptest! {
         let options = Options { chunk_size: Bytes(1 << chunk), warm_start: warm, ..Options::default() };
         let trace = simulate_with(&cluster, &plan, &options);
         if trace.outcome == Outcome::Ok {
-            prop_assert_eq!(count(&trace, Kind::Output) as u32, generate);
+            prop_assert_eq!(count(&trace, StepKind::Output) as u32, generate);
             let reversed = trace.records.iter().find(|record| record.start > record.end);
             prop_assert!(reversed.is_none(), "{:?}", reversed);
         }

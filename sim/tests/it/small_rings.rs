@@ -7,13 +7,13 @@ use std::ops::Range;
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_core::memory::draft;
 use hearth_core::metrics::{self, Metrics};
-use hearth_profiles::model::{ModelProfile, shipped};
+use hearth_profiles::model::{ModelProfile, shipped_profile};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
-use hearth_schema::trace::{Counter, Kind, Record, Trace};
+use hearth_schema::trace::{Counter, Record, StepKind, Trace};
 use hearth_sim::{Input, Options, SimError, simulate};
 
 /// Enough memory for all weights.
@@ -75,7 +75,7 @@ pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str
 pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     let (latency, bandwidth) =
         (Sourced::new(latency, "test"), Sourced::new(BytesPerSecond(bandwidth), "test"));
-    LinkTable::new(Links::constant(Link { latency, bandwidth }))
+    LinkTable::new(Links::uniform(Link { latency, bandwidth }))
 }
 
 /// Returns a cluster of devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at
@@ -89,7 +89,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         members: memories.iter().enumerate().map(member).collect(),
         head: 0,
         links: links(LATENCY, 100e6),
-        model: shipped(model).expect("a shipped model"),
+        model: shipped_profile(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
         activations: ActivationFormat::F32,
@@ -100,7 +100,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
 }
 
 pub fn set_prompt(cluster: &mut Cluster, plan: &mut Plan, context: u32, prompt: u32) {
-    (cluster.context, cluster.workload.prompt, plan.context) = (context, prompt, context);
+    (cluster.context, cluster.workload.prompt_tokens, plan.context) = (context, prompt, context);
 }
 
 pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
@@ -157,7 +157,7 @@ pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluste
 
 /// Returns the 120M model with the vocabulary of the large model.
 pub fn draft_model(large: &ModelProfile) -> ModelProfile {
-    let mut draft = shipped("120m").expect("shipped");
+    let mut draft = shipped_profile("120m").expect("shipped");
     draft.shape.vocab_size = large.shape.vocab_size;
     draft
 }
@@ -226,7 +226,7 @@ pub fn assert_near(found: f64, expected: f64, within: f64, what: impl Display) {
 pub fn assert_terms(metrics: &Metrics) {
     let (terms, tpot) = (&metrics.terms_ms, tpot(metrics));
     assert_near(terms.sum(), tpot, 1e-9, "the sum of the terms");
-    assert!(terms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{terms:?}");
+    assert!(terms.named_terms().iter().all(|(_, ms)| *ms > -1e-6), "{terms:?}");
     assert!(terms.bubble.abs() < 1e-6 * tpot, "{terms:?}");
 }
 
@@ -236,15 +236,15 @@ pub fn written(trace: &Trace) -> Vec<u8> {
     text
 }
 
-pub fn records(trace: &Trace, kind: Kind) -> impl Iterator<Item = &Record> {
+pub fn records(trace: &Trace, kind: StepKind) -> impl Iterator<Item = &Record> {
     trace.records.iter().filter(move |record| record.kind == kind)
 }
 
-pub fn count(trace: &Trace, kind: Kind) -> usize {
+pub fn count(trace: &Trace, kind: StepKind) -> usize {
     records(trace, kind).count()
 }
 
-pub fn bytes(trace: &Trace, kind: Kind) -> u64 {
+pub fn bytes(trace: &Trace, kind: StepKind) -> u64 {
     records(trace, kind).map(|record| record.bytes).sum()
 }
 
@@ -255,7 +255,7 @@ pub fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
 }
 
 pub fn llama_8b() -> ModelProfile {
-    shipped("llama-8b").expect("shipped")
+    shipped_profile("llama-8b").expect("shipped")
 }
 
 pub fn layers(model: &ModelProfile, layers: Range<u32>) -> Bytes {

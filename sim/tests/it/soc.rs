@@ -3,15 +3,15 @@
 use hearth_core::soc::interval::total_time;
 use hearth_core::soc::{SocLatencyModel, SocMetrics};
 use hearth_core::{Cluster, metrics};
-use hearth_profiles::device::shipped;
-use hearth_profiles::device::soc::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
+use hearth_profiles::device::shipped_profile;
+use hearth_profiles::device::soc::{PartitionPolicy, SocOptions, SocStrategy, Synchronisation};
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::Event;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
+use hearth_schema::trace::{Outcome, Record, Resource, StepKind, Trace};
 use proptest::prelude::*;
 
 use crate::events::run_with;
@@ -20,7 +20,7 @@ use crate::small_rings::{PLENTY, assert_near, tpot, warm};
 fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
     let mut cluster = crate::small_rings::cluster("llama-8b", &[PLENTY], 1);
     let device = &mut cluster.members[0].device;
-    *device = shipped("snapdragon-8-gen-3").expect("it is shipped");
+    *device = shipped_profile("snapdragon-8-gen-3").expect("it is shipped");
     device.soc.as_mut().expect("a SoC").default_options = options;
     Cluster { context: 4096, workload: Workload::new(prompt, generate), ..cluster }
 }
@@ -43,7 +43,7 @@ fn soc_metrics(cluster: &Cluster) -> SocMetrics {
 
 #[test]
 fn soc_time_is_the_sum_of_its_stages() {
-    for strategy in Strategy::ALL {
+    for strategy in SocStrategy::ALL {
         let cluster = cluster(SocOptions::with_strategy(strategy), 256, 3);
         let metrics = metrics::compute(&run(&cluster));
         let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
@@ -64,13 +64,18 @@ fn soc_time_is_the_sum_of_its_stages() {
 
 #[test]
 fn device_path_agrees_with_soc_path_in_memory() {
-    let options = SocOptions::with_strategy(Strategy::HeteroTensor);
+    let options = SocOptions::with_strategy(SocStrategy::HeteroTensor);
     let alone = metrics::compute(&run(&cluster(options, 256, 4)));
     // An event after the end of the run selects the simulation of a ring with a page cache.
     let cluster = cluster(options, 256, 4);
     let plan = plan(&cluster);
     let (at, clock_share) = (Some(Seconds(1000.0)), Some(Fraction(0.5)));
-    let event = Event { at, device: Some("d0".into()), clock_share, ..Event::default() };
+    let event = Event {
+        start_time: at,
+        device: Some("d0".into()),
+        clock_rate_fraction: clock_share,
+        ..Event::default()
+    };
     let ring = metrics::compute(&run_with(&cluster, &plan, &[event], None).trace);
     assert_near(tpot(&ring), tpot(&alone), 0.005, "ms");
 }
@@ -78,25 +83,25 @@ fn device_path_agrees_with_soc_path_in_memory() {
 #[test]
 fn game_keeps_its_frames_unless_the_gpu_computes_alone() {
     let queue = |strategy| soc_metrics(&cluster(SocOptions::with_strategy(strategy), 256, 1)).prefill_queue;
-    let tensor = queue(Strategy::HeteroTensor);
+    let tensor = queue(SocStrategy::HeteroTensor);
     assert!(tensor.max_kernel_ms <= 14.0 && tensor.frame_deadlines_met, "{tensor:?}");
-    let gpu = queue(Strategy::GpuOnly);
+    let gpu = queue(SocStrategy::GpuOnly);
     assert!(gpu.max_busy_ms > 4000.0 && !gpu.frame_deadlines_met, "{gpu:?}");
-    assert!(queue(Strategy::HeteroLayer).frame_deadlines_met);
+    assert!(queue(SocStrategy::HeteroLayer).frame_deadlines_met);
 }
 
 #[test]
 fn fast_synchronisation_events_per_layer() {
     let events =
         |strategy| soc_metrics(&cluster(SocOptions::with_strategy(strategy), 256, 1)).sync_overhead.events_ms;
-    assert!((events(Strategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
-    assert!((events(Strategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
-    assert!(events(Strategy::GpuOnly) == 0.0);
+    assert!((events(SocStrategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
+    assert!((events(SocStrategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
+    assert!(events(SocStrategy::GpuOnly) == 0.0);
 }
 
 #[test]
 fn long_prompts_are_split_by_graph_size() {
-    let trace = run(&cluster(SocOptions::with_strategy(Strategy::HeteroTensor), 2500, 1));
+    let trace = run(&cluster(SocOptions::with_strategy(SocStrategy::HeteroTensor), 2500, 1));
     let tokens: Vec<u32> = trace.passes.iter().map(|pass| pass.tokens).collect();
     assert_eq!(tokens, [1024, 1024, 452]);
 }
@@ -111,12 +116,12 @@ proptest! {
         let options = SocOptions {
             synchronisation: if slow { Synchronisation::Slow } else { Synchronisation::Fast },
             partitions: if fixed { PartitionPolicy::Fixed } else { PartitionPolicy::Solved },
-            ..SocOptions::with_strategy(Strategy::ALL[strategy])
+            ..SocOptions::with_strategy(SocStrategy::ALL[strategy])
         };
         let cluster = cluster(options, prompt, generate);
         let trace = run(&cluster);
         prop_assert_eq!(&trace, &run(&cluster), "a second run is the same");
-        let details = [Kind::Kernel, Kind::Synchronise];
+        let details = [StepKind::Kernel, StepKind::Synchronise];
         let whole: Vec<_> = trace.records.iter().filter(|it| !details.contains(&it.kind)).collect();
         for detail in trace.records.iter().filter(|it| details.contains(&it.kind)) {
             let within = |record: &&Record| {
@@ -126,7 +131,7 @@ proptest! {
         }
         // One kernel at a time on a processor.
         for processor in [Resource::Gpu, Resource::Npu] {
-            let kernels = trace.records.iter().filter(|it| it.kind == Kind::Kernel && it.resource == processor);
+            let kernels = trace.records.iter().filter(|it| it.kind == StepKind::Kernel && it.resource == processor);
             let mut spans: Vec<_> = kernels.map(|it| (it.start, it.end)).collect();
             spans.sort_unstable();
             prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));

@@ -5,10 +5,10 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::plan::tensor::{AllReduce, HeadWeights, Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorPlan};
 use hearth_schema::plan::{Plan, PlanKind};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
+use hearth_schema::trace::{Counter, MemoryKind, Outcome, StepKind, Trace};
 use hearth_sim::{Options, SimError};
 use proptest::prelude::*;
 
@@ -52,7 +52,9 @@ fn one_device_equals_a_ring_of_one() {
     for pattern in PATTERNS {
         let plan = plan(&cluster, pattern, &even(1), PINNED);
         let trace = cold(&cluster, &plan);
-        assert!(trace.records.iter().all(|record| !matches!(record.kind, Kind::Send | Kind::Receive)));
+        assert!(
+            trace.records.iter().all(|record| !matches!(record.kind, StepKind::Send | StepKind::Receive))
+        );
         // Steps are rounded to the nanosecond.
         assert_near(tpot(&metrics::compute(&trace)), ring, 1e-4, format!("{pattern:?}, ms"));
     }
@@ -65,7 +67,7 @@ fn token_time_is_slowest_slice_plus_all_reduce() {
     // 4096 values of 4 bytes at 100 MB/s.
     let wire = 16384.0 / 100e6 * 1e3;
     let latency = LATENCY.0 * 1e3;
-    let alone = model.output_bytes().as_f64() / 10e9 * 1e3;
+    let alone = model.output_head_bytes().as_f64() / 10e9 * 1e3;
     let slice = model.layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
     // A token needs the embedding rows sent to the workers, and 64 sums. There is a separate wire to each of the
     // three others.
@@ -95,14 +97,14 @@ fn over_the_air_all_reduce_is_independent_of_device_count() {
 fn sliding_window_rereads_and_overlaps() {
     let cluster = cluster("llama-8b", &[PLENTY; 2], 6);
     let sliding = |blocks| ResidencyOptions {
-        blocks: Some(blocks),
+        resident_blocks: Some(blocks),
         ..ResidencyOptions::with_policy(Residency::Sliding)
     };
     let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(4)));
     // The disk reads 1 GB/s and computing reads 10 GB/s from memory, so a token takes the time in which the head's
     // disk reads its slice and the output.
     let share = cluster.model.layers_bytes().as_f64() / 2.0;
-    let read = share + cluster.model.output_bytes().as_f64();
+    let read = share + cluster.model.output_head_bytes().as_f64();
     let found = tpot(&metrics);
     assert_near(found, read / 1e6, 0.02, "ms");
     assert_near(metrics.devices[0].bytes_read_per_token, read, 0.01, "bytes read per token");
@@ -194,7 +196,7 @@ fn slices_of_another_model_are_refused() {
         let error = refusal(&cluster, &plan(&cluster, AllReduce::Star, &slices, PINNED));
         assert!(matches!(error, SimError::InvalidPlan(_)) && error.to_string().contains(reason), "{error:?}");
     }
-    cluster.workload.prompt = 600;
+    cluster.workload.prompt_tokens = 600;
     let error = refusal(&cluster, &plan(&cluster, AllReduce::Star, &even(2), PINNED));
     assert!(matches!(error, SimError::Schedule(_)), "{error:?}");
 }
@@ -206,13 +208,13 @@ fn long_prompt_runs_in_batches() {
     set_prompt(&mut cluster, &mut plan, 2048, 1100);
     let trace = cold(&cluster, &plan);
     assert_eq!(trace.passes.len(), 3 + 2);
-    assert_eq!((count(&trace, Kind::Output), trace.outcome), (3, Outcome::Ok));
+    assert_eq!((count(&trace, StepKind::Output), trace.outcome), (3, Outcome::Ok));
     // Token by token, if the plan sets the batch to 1.
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
     tensor.max_batch = Some(1);
     let trace = cold(&cluster, &plan);
     assert_eq!(trace.passes.len(), 1100 + 2);
-    assert!(trace.passes[1099].output && !trace.passes[1098].output);
+    assert!(trace.passes[1099].has_output && !trace.passes[1098].has_output);
 }
 
 proptest! {
@@ -231,7 +233,7 @@ proptest! {
             heads.windows(2).zip(rows.windows(2)).map(|(h, r)| (h[1] - h[0], r[1] - r[0])).collect();
         prop_assume!(slices.iter().all(|slice| *slice != (0, 0)));
         let residency =
-            blocks.map_or(PINNED, |_| ResidencyOptions { blocks, ..ResidencyOptions::with_policy(Residency::Sliding) });
+            blocks.map_or(PINNED, |_| ResidencyOptions { resident_blocks: blocks, ..ResidencyOptions::with_policy(Residency::Sliding) });
         let cluster = cluster("llama-8b", &vec![PLENTY; slices.len()], 3);
         let plan = plan(&cluster, pattern, &slices, residency);
         let trace = cold(&cluster, &plan);
@@ -239,8 +241,8 @@ proptest! {
             let with_peer = records(&trace, kind).filter(|record| record.peer.is_some());
             with_peer.map(|record| record.bytes).sum::<u64>()
         };
-        prop_assert_eq!(total(Kind::Send), total(Kind::Receive), "bytes were lost");
-        let computed = records(&trace, Kind::Compute).filter(|record| record.pass == 1);
+        prop_assert_eq!(total(StepKind::Send), total(StepKind::Receive), "bytes were lost");
+        let computed = records(&trace, StepKind::Compute).filter(|record| record.pass == 1);
         let computed: u64 = computed.map(|record| record.bytes).sum();
         let norms = 32 * 32_768 * (slices.len() as u64 - 1);
         prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight is computed once");

@@ -6,11 +6,11 @@ use hearth_core::cluster::Cluster;
 use hearth_core::memory::draft::{self, DraftError};
 use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_core::metrics::{self, Metrics};
-use hearth_profiles::device::shipped;
+use hearth_profiles::device::shipped_profile;
 use hearth_profiles::{Bytes, Document, Seconds, model};
 use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel, Processor};
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::SimError;
 use proptest::prelude::*;
 
@@ -60,7 +60,7 @@ fn prompt_batches_keep_all_devices_busy() {
         let mut plan = planned(&cluster, &[8; 4]);
         plan.devices.iter_mut().for_each(|device| device.gpu_layers = 8);
         let trace = warm(&cluster, &plan);
-        let computed = || records(&trace, Kind::Compute);
+        let computed = || records(&trace, StepKind::Compute);
         let (begin, end) = (computed().map(|it| it.start).min(), computed().map(|it| it.end).max());
         let found = (end.expect("computed") - begin.expect("computed")) as f64 * 1e-9;
         // The layers of the shipped formats are not quite equal. If they were, the run would take the time of m + d -
@@ -77,7 +77,7 @@ fn prompt_batches_keep_all_devices_busy() {
 #[test]
 fn two_sequences_keep_two_devices_busy() {
     let model = llama_8b();
-    let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_bytes().as_f64());
+    let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_head_bytes().as_f64());
     // The output matrix takes as long as about 4 layers: the head has 15 layers and the output, the other device 17
     // layers.
     let windows = [15, 17];
@@ -127,8 +127,8 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
     let (all, none) = (with(1.0), with(0.0));
     // Each step reads the weights of the draft model 5 times and those of the model once.
     let drafted = all.speculation.clone().expect("drafts");
-    let own = draft_model(&model::shipped("llama-8b").expect("shipped"));
-    let reading = (own.layers_bytes() + own.output_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
+    let own = draft_model(&model::shipped_profile("llama-8b").expect("shipped"));
+    let reading = (own.layers_bytes() + own.output_head_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
     // 60 tokens in 10 steps of 6.
     assert_eq!((drafted.steps, drafted.accepted), (10, 50));
     assert_near(drafted.draft_ms * 6.0, reading, 0.01, "ms of drafting");
@@ -165,7 +165,7 @@ fn draft_model_uses_the_heads_memory() {
 #[test]
 fn gpu_draft_does_not_use_the_cpu() {
     let mut cluster = with_drafts(quick("1b", 1, Workload::new(4, 13)), 4, 1.0);
-    cluster.members[0].device = shipped("d3").expect("shipped");
+    cluster.members[0].device = shipped_profile("d3").expect("shipped");
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
     assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "the draft fits");
@@ -193,10 +193,10 @@ fn mismatched_draft_plan_is_refused() {
     let plain = quick("1b", 1, Workload::new(4, 8));
     assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
     let mut other = base.clone();
-    other.draft = Some(model::shipped("tiny").expect("shipped"));
+    other.draft = Some(model::shipped_profile("tiny").expect("shipped"));
     assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
     // A draft model with another vocabulary.
-    let model = model::shipped("tiny").expect("shipped");
+    let model = model::shipped_profile("tiny").expect("shipped");
     let planned = PlannedDraft { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
     let with_tiny = Plan { draft: Some(planned), ..plan.clone() };
     assert!(matches!(refused(&other, &with_tiny), DraftError::Vocabulary { .. }));
@@ -267,7 +267,7 @@ proptest! {
             let accepted_drafts = accepted.get(&pass.index).map_or(0, |&value| value as u32);
             *at += pass.tokens - pass.drafted + accepted_drafts;
         }
-        prop_assert_eq!(bytes(&trace, Kind::Send), bytes(&trace, Kind::Receive), "what is sent arrives");
+        prop_assert_eq!(bytes(&trace, StepKind::Send), bytes(&trace, StepKind::Receive), "what is sent arrives");
         prop_assert_eq!(warm(&cluster, &plan), trace);
     }
 }

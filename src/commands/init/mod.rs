@@ -19,7 +19,7 @@ use self::prompter::Prompter;
 use super::print_json;
 use crate::cli::InitArgs;
 use crate::diagnostics::Failure;
-use crate::machine::ThisMachine;
+use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress;
 
@@ -69,7 +69,7 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
         say!(
             "{}: uses the profile `{}` until it is measured; see the comments in the file\n",
             stand_ins.join(", "),
-            args.like
+            args.discovered_profile
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -78,8 +78,8 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
 fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut devices: Vec<NewDevice> =
         args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
-    if let Some(seconds) = args.discover {
-        add_discovered(&mut devices, seconds, &args.like)?;
+    if let Some(seconds) = args.discovery_seconds {
+        add_discovered(&mut devices, seconds, &args.discovered_profile)?;
     }
     let is_interactive = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
     let mut prompter = is_interactive.then(|| Prompter::new(stdin().lock()));
@@ -141,7 +141,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
 
 /// Checks that the new scenario, its device profiles and its model can be read.
 fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
-    let loaded = LoadedScenario::parse(text, path, &ThisMachine)?;
+    let loaded = LoadedScenario::parse(text, path, &LocalMachineResolver)?;
     for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {
         loaded.device(entry)?;
     }

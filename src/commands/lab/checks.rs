@@ -69,7 +69,7 @@ const MIN_QUOTA: f64 = 0.1;
 /// simulator does not share processors between devices.
 fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
-    let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt;
+    let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt_tokens;
     if scenario.devices.len() < 2 || !is_concurrent {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
         })
         .collect();
     let links = &scenario.links;
-    let are_measured = !links.between.is_empty()
+    let are_measured = !links.pair_links.is_empty()
         || links.wifi.is_some()
         || !links.default.latency.source.starts_with("assumed");
     if scenario.devices.len() > 1 && !links.emulated && are_measured {

@@ -41,14 +41,14 @@ struct Timeline {
 
 impl Timeline {
     fn new(events: &[Event]) -> Self {
-        let at = |event: &Event| (event.at.map(|at| Duration::from_secs_f64(at.0.max(0.0))), false);
+        let at = |event: &Event| (event.start_time.map(|at| Duration::from_secs_f64(at.0.max(0.0))), false);
         Self { starts: events.iter().map(at).collect(), tokens: 0 }
     }
 
     fn record_token(&mut self, events: &[Event], now: Duration) {
         self.tokens += 1;
         for (event, (start, _)) in events.iter().zip(&mut self.starts) {
-            if event.token == Some(self.tokens) {
+            if event.after_tokens == Some(self.tokens) {
                 *start = Some(now);
             }
         }

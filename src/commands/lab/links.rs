@@ -39,13 +39,13 @@ pub fn check(links: &Links) -> Result<(), String> {
     if !links.emulated {
         return Ok(());
     }
-    let own = links.between.iter().filter_map(|named| named.link.as_ref());
+    let own = links.pair_links.iter().filter_map(|named| named.link.as_ref());
     if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > MAX_LATENCY) {
         let latency = link.latency.value;
         return Err(format!("can emulate latencies of at most {MAX_LATENCY}, but a link has {latency}"));
     }
     let Some(wifi) = &links.wifi else { return Ok(()) };
-    if wifi.tcp.idle_restart || wifi.tcp.loss.value.0 > 0.0 {
+    if wifi.tcp.slow_start_after_idle || wifi.tcp.loss.value.0 > 0.0 {
         return Err(
             "cannot emulate the effects of TCP over Wi-Fi: set `tcp: {idle_restart: false, loss: {value: 0 %, source: \
                     \"set\"}}`"
@@ -106,7 +106,7 @@ fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<E
         sigma: delay.sigma.value,
         overhead: channel.overhead.value * 2.0,
         bandwidth: Some(wireless.rate()),
-        medium: Some(channel_lock.to_path_buf()),
+        shared_medium_file: Some(channel_lock.to_path_buf()),
         ..EmulatedPath::with_latency(delay.median.value)
     })
 }
@@ -146,7 +146,7 @@ pub fn measure(links: &Links) -> Result<Links, Failure> {
     let effort = ProbeEffort::quick();
     if !links.emulated {
         let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, effort))?;
-        return Ok(Links::constant(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
+        return Ok(Links::uniform(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
     }
     let paths = Arc::new(|_: Option<&str>| Ok(EmulatedPath::with_latency(PROBE_LATENCY)));
     let network = EmulatedTransport::new(TcpTransport, paths);
@@ -168,7 +168,7 @@ fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
     let link = |link: &Link| Link { latency: shifted(&link.latency), bandwidth: slowed(&link.bandwidth) };
     let mut found = links.clone();
     found.default = link(&found.default);
-    for named in &mut found.between {
+    for named in &mut found.pair_links {
         named.link = named.link.as_ref().map(link);
     }
     for channel in found.wifi.iter_mut().flat_map(|wifi: &mut Wifi| &mut wifi.channels) {

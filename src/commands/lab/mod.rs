@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use hearth_core::metrics::{self, Metrics};
-use hearth_lab::{DeviceUsage, LabError, processors};
+use hearth_lab::{DeviceUsage, LabError, allowed_processors};
 use hearth_reports::Report;
 use hearth_schema::{Plan, Trace};
 use hearth_workflow::files::{check_folder, write_in_folder};
@@ -22,7 +22,7 @@ use hearth_workflow::planning;
 use serde::Serialize;
 
 use self::session::{IS_INTERRUPTED, Lab};
-use self::steadiness::{Steadiness, observe};
+use self::steadiness::{Steadiness, measure_steadiness};
 use super::print_json;
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
@@ -78,7 +78,8 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Failure> {
     let loaded = read_scenario_with(scenario, &args.planning, args.tokens)?;
-    checks::check(&loaded.scenario, &processors()).map_err(|failure| failure.at(scenario.display()))?;
+    checks::check(&loaded.scenario, &allowed_processors())
+        .map_err(|failure| failure.at(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
         tracing::warn!("{warning}");
     }
@@ -99,7 +100,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     let plan = {
         let progress = TerminalProgress::new();
-        planning::read_or_make(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?
+        planning::read_or_make_plan(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?
     };
     spinner.set_message("starting the workers");
     // On this machine every device reaches every other, but not in the scenario.
@@ -115,7 +116,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
         if repeat > 0 {
             lab.start_workers(&mut plan)?;
         }
-        let (run, steady) = observe(speed, &predicted_metrics, || lab.execute(&plan, repeat))?;
+        let (run, steady) = measure_steadiness(speed, &predicted_metrics, || lab.execute(&plan, repeat))?;
         measured.push(run);
         steadiness.push(steady);
     }
@@ -136,11 +137,11 @@ fn show_all(
     if groups.is_empty() {
         return Err(Failure::failed("nothing was executed"));
     }
-    let first = RunOutput::of(&traces[0]);
-    let repeats: Vec<RunOutput> = traces[1..].iter().map(RunOutput::of).collect();
+    let first = RunOutput::from_trace(&traces[0]);
+    let repeats: Vec<RunOutput> = traces[1..].iter().map(RunOutput::from_trace).collect();
     let output = Output {
         error: Errors::of(&metrics::compute(&predicted), &first.metrics),
-        predicted: RunOutput::of(&predicted),
+        predicted: RunOutput::from_trace(&predicted),
         measured: first,
         groups: groups.swap_remove(0),
         repeats,

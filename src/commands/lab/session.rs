@@ -22,7 +22,7 @@ use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::{DeviceEntry, Limits};
 use hearth_schema::{Plan, Scenario, Trace};
-use hearth_sim::{Run, ScenarioEvents};
+use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{read, read_trace, write_run};
 use hearth_workflow::files::{create_folder, write_in_folder};
 use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
@@ -30,11 +30,11 @@ use hearth_workflow::{Error, LoadedScenario, ScenarioReplanner, limits};
 
 use super::events::{DeviceProcesses, HeadReport, apply};
 use super::{links, steadiness};
-use crate::cli::{GpuWeights, LabArgs};
+use crate::cli::{GpuWeightFormat, LabArgs};
 use crate::diagnostics::Failure;
 use crate::interruption;
 use crate::machine::open_model;
-use crate::ring::PROMPT_MARK;
+use crate::ring::PROMPT_START_LINE;
 
 /// Time limit for measuring a profile, long enough for a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
@@ -65,8 +65,8 @@ pub static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 impl<'l> Lab<'l> {
     pub fn set_up(loaded: &'l LoadedScenario, model: &Path, args: &LabArgs) -> Result<Self, Failure> {
-        let opened = open_model(model, GpuWeights::AsStored)?;
-        let parts = opened.weights.parts().to_vec();
+        let opened = open_model(model, GpuWeightFormat::AsStored)?;
+        let parts = opened.weights.file_paths().to_vec();
         let scratch = args.scratch.clone().or_else(|| model.parent().map(PathBuf::from)).unwrap_or_default();
         let devices = &loaded.scenario.devices;
         let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
@@ -80,7 +80,7 @@ impl<'l> Lab<'l> {
             }
         }
         let found = limited.then_some(found).transpose()?;
-        clean_up_on_signal(found.clone(), copies::folder(&scratch));
+        clean_up_on_signal(found.clone(), copies::copies_folder(&scratch));
         let copies = ModelCopies::create(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
@@ -93,7 +93,7 @@ impl<'l> Lab<'l> {
             group.set_cpu_limit(None)?;
             groups.insert(entry.name.clone(), group);
         }
-        let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
+        let folder = args.report.clone().unwrap_or_else(|| copies::copies_folder(&scratch));
         create_folder(&folder)?;
         if let Some(folder) = &args.profiles {
             create_folder(folder)?;
@@ -109,7 +109,7 @@ impl<'l> Lab<'l> {
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
             draft: loaded.draft_file(),
-            pass_tokens: workload.prompt.min(workload.micro_batch).min(MAX_PASS_TOKENS),
+            pass_tokens: workload.prompt_tokens.min(workload.micro_batch).min(MAX_PASS_TOKENS),
         })
     }
 
@@ -136,7 +136,7 @@ impl<'l> Lab<'l> {
     /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
     /// speed of the machine at these measurements.
     pub fn measure_profiles(&self) -> Result<(Vec<Device>, f64), Failure> {
-        let now = steadiness::speed()?;
+        let now = steadiness::measure_speed()?;
         let mut speeds = Vec::new();
         let devices = self.loaded.devices(|index, entry| {
             let (device, speed) = self.profile(index, entry, now).map_err(Failure::into_error)?;
@@ -149,7 +149,7 @@ impl<'l> Lab<'l> {
                 group.set_limits(DeviceLimits { memory: None, disk_read, cpu })?;
             }
         }
-        self.copies.drop_cache()?;
+        self.copies.drop_page_cache()?;
         let speed = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
         Ok((devices, speed))
     }
@@ -159,7 +159,7 @@ impl<'l> Lab<'l> {
     fn profile(&self, index: usize, entry: &DeviceEntry, now: f64) -> Result<(Device, f64), Failure> {
         let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(&limits_of(entry))));
         if let Some(cached) = cached.as_ref().filter(|cached| is_recent(cached))
-            && let Some(speed) = speed_of(cached).filter(|then| steadiness::is_similar(*then, now))
+            && let Some(speed) = speed_of(cached).filter(|then| steadiness::is_similar_speed(*then, now))
         {
             return Ok((read(cached)?, speed));
         }
@@ -172,7 +172,7 @@ impl<'l> Lab<'l> {
         arguments.extend(strings(["--output", &output.display().to_string()]));
         self.start(entry, arguments)?.for_each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
-        let speed = steadiness::speed()?;
+        let speed = steadiness::measure_speed()?;
         if let (Some(folder), Some(cached)) = (&self.profiles, cached) {
             let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
             write_in_folder(folder, name(&cached), device.to_yaml().as_bytes())?;
@@ -185,7 +185,7 @@ impl<'l> Lab<'l> {
     fn profile_name(&self, limits: &Limits) -> String {
         let Limits { memory, threads, affinity, .. } = limits;
         let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
-        format!("{}.device.yaml", hearth_schema::digest::of_text(&key).replace(':', "-"))
+        format!("{}.device.yaml", hearth_schema::digest::digest_text(&key).replace(':', "-"))
     }
 
     /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
@@ -243,7 +243,7 @@ impl<'l> Lab<'l> {
     /// Drops the page cache of every device. The lab then reads the program file, so that its pages are not charged
     /// to a device.
     fn drop_caches(&self) -> Result<(), Failure> {
-        self.copies.drop_cache()?;
+        self.copies.drop_page_cache()?;
         if self.groups.is_empty() {
             return Ok(());
         }
@@ -264,14 +264,14 @@ impl<'l> Lab<'l> {
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
         let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
-        let Run { trace, unreached_events, .. } =
+        let SimulationResult { trace, unreached_events, .. } =
             simulate_with_events(cluster, plan, scenario, memory, &events)?;
         for index in unreached_events {
             tracing::warn!("events[{index}] did not happen before the predicted run ended");
         }
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::failed)?;
-        let hash = hearth_schema::digest::of_text(&String::from_utf8_lossy(&text));
+        let hash = hearth_schema::digest::digest_text(&String::from_utf8_lossy(&text));
         write_run(&self.folder.join("predicted.trace"), &trace, &[])?;
         write_in_folder(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
@@ -281,9 +281,9 @@ impl<'l> Lab<'l> {
     /// after each token.
     pub fn execute(&self, plan: &Plan, repeat: u32) -> Result<(Trace, Vec<DeviceUsage>), Failure> {
         let (index, head) = self.entry(&plan.devices[0].name)?;
-        self.copies.drop_cache()?;
+        self.copies.drop_page_cache()?;
         if let Some(draft) = &self.draft {
-            copies::drop_cache(draft)?;
+            copies::drop_page_cache(draft)?;
         }
         let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
         let trace = self.folder.join(format!("measured{number}.trace"));
@@ -296,7 +296,7 @@ impl<'l> Lab<'l> {
                 name: device.name.clone(),
                 cgroup: self.groups.get(&device.name),
                 is_throttled: limits_of(entry).disk_read.is_some(),
-                resident_before: self.copies.resident_bytes(index),
+                resident_bytes_before: self.copies.resident_bytes(index),
             });
         }
         let mut meter = Meter::start(watched);
@@ -329,7 +329,7 @@ impl<'l> Lab<'l> {
                 let report = if line.starts_with("token ") {
                     token();
                     HeadReport::Token
-                } else if line == PROMPT_MARK {
+                } else if line == PROMPT_START_LINE {
                     HeadReport::Prompt
                 } else {
                     return;
@@ -352,10 +352,10 @@ impl<'l> Lab<'l> {
         arguments.push(self.folder.join("plan.yaml").display().to_string());
         for (flag, value) in [
             ("--model", self.copies.file(index).display().to_string()),
-            ("--prompt-tokens", workload.prompt.to_string()),
+            ("--prompt-tokens", workload.prompt_tokens.to_string()),
             ("--sequences", workload.sequences.to_string()),
             ("--micro-batch", workload.micro_batch.to_string()),
-            ("--tokens", workload.generate.to_string()),
+            ("--tokens", workload.generated_tokens.to_string()),
             ("--trace", trace.display().to_string()),
             ("--seed", self.loaded.scenario.seed.to_string()),
         ] {

@@ -1,6 +1,6 @@
 //! Checks that the speed of the machine did not change during a run of a lab.
 //!
-//! The speed of the machine ([`hearth_runtime::profile::machine_speed`]) is measured when the devices are profiled, and before
+//! The speed of the machine ([`hearth_runtime::profile::measure_matvec_speed`]) is measured when the devices are profiled, and before
 //! and after each run. The CPU time that a hypervisor steals is measured during the run. A run is unsteady if the
 //! changed speed or the stolen time would change the predicted time too much. A suite then repeats the lab a few
 //! times, regardless of its result. A cached profile is used only at a similar speed.
@@ -8,7 +8,7 @@
 use std::fs;
 
 use hearth_core::metrics::Metrics;
-use hearth_runtime::profile::machine_speed;
+use hearth_runtime::profile::measure_matvec_speed;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
@@ -21,7 +21,7 @@ const MAX_SPEED_CHANGE: f64 = 0.1;
 const MAX_TIME_CHANGE: f64 = 0.1;
 
 /// Returns whether a profile measured at the speed `then` is valid at the speed `now`.
-pub fn is_similar(then: f64, now: f64) -> bool {
+pub fn is_similar_speed(then: f64, now: f64) -> bool {
     (now / then - 1.0).abs() <= MAX_SPEED_CHANGE
 }
 
@@ -33,7 +33,7 @@ pub struct Steadiness {
     pub relative_speeds: [f64; 2],
     /// The share of CPU time that a hypervisor gave to other virtual machines during the run; 0 if unknown.
     #[serde(rename = "stolen")]
-    pub stolen_share: f64,
+    pub steal_time_share: f64,
     /// Whether `relative_speeds` and `stolen_share` would change the predicted time by at most a tenth.
     #[serde(rename = "steady")]
     pub is_steady: bool,
@@ -53,7 +53,7 @@ impl Steadiness {
         let is_small = |share: f64, speed: f64| (share * (1.0 / speed - 1.0)).abs() <= MAX_TIME_CHANGE;
         let is_steady = relative_speeds.iter().all(|&speed| is_small(computing, speed))
             && is_small(1.0, 1.0 - stolen_share);
-        Steadiness { relative_speeds, stolen_share, is_steady }
+        Steadiness { relative_speeds, steal_time_share: stolen_share, is_steady }
     }
 
     pub fn warning(&self) -> Option<String> {
@@ -62,25 +62,25 @@ impl Steadiness {
             format!(
                 "before the run the machine was {before:.2} times as fast as when the devices were measured, and after it \
                  {after:.2} times; during the run {:.0} % of the CPU time was stolen by the hypervisor",
-                self.stolen_share * 100.0
+                self.steal_time_share * 100.0
             )
         })
     }
 }
 
 /// Calls `run` and returns the steadiness of the machine; `measured` is the speed when the devices were measured.
-pub fn observe<T>(
+pub fn measure_steadiness<T>(
     measured: f64,
     predicted: &Metrics,
     run: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<(T, Steadiness), Failure> {
     let computing =
         predicted.tpot_ms.map_or(0.0, |tpot| (predicted.terms_ms.cpu / tpot.mean).clamp(0.0, 1.0));
-    let before = speed()?;
+    let before = measure_speed()?;
     let times = ProcessorTimes::now();
     let result = run()?;
     let stolen = ProcessorTimes::now().zip(times).map_or(0.0, |(now, then)| now.stolen_since(then));
-    let relative_speeds = [before / measured, speed()? / measured];
+    let relative_speeds = [before / measured, measure_speed()? / measured];
     Ok((result, Steadiness::of(relative_speeds, stolen, computing)))
 }
 
@@ -116,8 +116,8 @@ impl ProcessorTimes {
     }
 }
 
-pub fn speed() -> Result<f64, Failure> {
-    Ok(machine_speed().map_err(Failure::failed)?.0)
+pub fn measure_speed() -> Result<f64, Failure> {
+    Ok(measure_matvec_speed().map_err(Failure::failed)?.0)
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
         assert!(!is_steady(1.0, [1.0, 0.8]) && !is_steady(1.0, [1.3, 1.0]));
         assert!(is_steady(0.1, [0.7, 1.3]), "most of the time is waiting for disks");
         assert!(!is_steady(0.0, [0.0, 1.0]) && !is_steady(0.0, [1.0, f64::NAN]), "no speed at all");
-        assert!(is_similar(10.0, 10.9) && !is_similar(10.0, 8.0));
+        assert!(is_similar_speed(10.0, 10.9) && !is_similar_speed(10.0, 8.0));
     }
 
     #[test]

@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 
 use hearth_profiles::device::Quota;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
-use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
+use hearth_sim::resource::{Cpu, Disk, DiskSpeed, ReadKind};
 use hearth_studies::cgroups::{
     Cgroups, Limits, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number, require_root,
 };
-use hearth_studies::{Failure, processor_seconds, run_study};
+use hearth_studies::{Failure, run_study, thread_cpu_seconds};
 
 /// The CPU limit of the bursts of `--cpu`, in processors.
 const SHARE: f64 = 0.5;
@@ -142,9 +142,9 @@ fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), 
     let together = Barrier::new(threads);
     let burst = || {
         together.wait();
-        let before = processor_seconds();
+        let before = thread_cpu_seconds();
         std::hint::black_box(work(rounds));
-        let charged = (processor_seconds() - before) * 1e3;
+        let charged = (thread_cpu_seconds() - before) * 1e3;
         together.wait();
         charged
     };
@@ -208,7 +208,7 @@ fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, burst
         now += idle_ms * 1_000_000;
         let begin = now;
         cpu.start(now, 0, threads, work_ms * 1e-3);
-        now = cpu.next_end().expect("work is under way");
+        now = cpu.next_completion_time().expect("work is under way");
         cpu.pop_completed(now).expect("the work is complete");
         total += now - begin;
     }
@@ -278,9 +278,9 @@ fn disk_rows() -> Result<(), Failure> {
             let bytes = (burst_mib * MIB) as f64;
             let naive = bytes / (DISK_MBPS as f64 * 1e3);
             let bursts = (4000.0 / (naive + pause_ms as f64)).clamp(6.0, 60.0) as usize;
-            let limits = Limits { disk_mbps: DISK_MBPS, ..Limits::default() };
+            let limits = Limits { disk_mb_per_s: DISK_MBPS, ..Limits::default() };
             let numbers = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
-            let words = [&["--child-disk".to_owned(), file.name.clone()][..], &numbers].concat();
+            let words = [&["--child-disk".to_owned(), file.path_text.clone()][..], &numbers].concat();
             let times = in_child(limits, &file.path, &words)?;
             let simulated = simulated_times_ms(burst_mib * MIB, bursts, pause_ms);
             let (simulated, took) = (mean(&simulated), mean(&times));
@@ -311,9 +311,9 @@ fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
         now += pause_ms * 1_000_000;
         let begin = now;
         let mut left = burst / PIECE;
-        (0..left).for_each(|piece| disk.submit(now, Flow::Prefetch, piece, Bytes(PIECE as u64)));
+        (0..left).for_each(|piece| disk.submit(now, ReadKind::Prefetch, piece, Bytes(PIECE as u64)));
         while left > 0 {
-            now = disk.next_end().expect("a piece is under way").max(now);
+            now = disk.next_event_time().expect("a piece is under way").max(now);
             while disk.pop_completed(now).is_some() {
                 left -= 1;
             }

@@ -14,7 +14,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use hearth_halda::{Exact, Halda, Instance, LatencyModel, Rules, Strategy, solve};
+use hearth_halda::{Exact, Halda, Instance, LatencyModel, PlanRules, Strategy, solve};
 use hearth_studies::Failure;
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ fn main() -> Result<(), Failure> {
             ("halda, flips", Halda { flip_memory_cases: true, ..Halda::PAPER }),
             ("halda-shipped", Halda::PRIMA_CPP),
         ] {
-            let halda = Halda { may_drop, ..halda };
+            let halda = Halda { may_drop_devices: may_drop, ..halda };
             println!("{label:<29} {}", gaps(&rows, halda)?);
             if may_drop {
                 println!("    {}", removals(&rows, halda)?);
@@ -72,10 +72,10 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, Failure> {
     let (mut found, mut refused) = (Vec::new(), 0);
     for row in rows {
         let model = LatencyModel::new(&row.instance)?;
-        let rules = Rules { may_drop: halda.may_drop, may_leave_remainder: false };
+        let rules = PlanRules { may_drop_devices: halda.may_drop_devices, may_have_partial_round: false };
         let Ok(optimum) = solve(&Exact { rules, ..Exact::default() }, &model) else { continue };
         match solve(&halda, &model) {
-            Ok(solution) => found.push(solution.seconds() / optimum.seconds() - 1.0),
+            Ok(solution) => found.push(solution.seconds_per_token() / optimum.seconds_per_token() - 1.0),
             Err(_) => refused += 1,
         }
     }
@@ -93,10 +93,10 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Failure> {
     let (mut removed, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
     for row in rows {
         let model = LatencyModel::new(&row.instance)?;
-        let keep_all = Halda { may_drop: false, ..halda };
+        let keep_all = Halda { may_drop_devices: false, ..halda };
         let [Ok(before), Ok(after)] = [keep_all, halda].map(|halda| solve(&halda, &model)) else { continue };
         if after.assignment.window_layers.contains(&0) {
-            let change = after.seconds() / before.seconds() - 1.0;
+            let change = after.seconds_per_token() / before.seconds_per_token() - 1.0;
             removed += 1;
             better += usize::from(change < -TOLERANCE);
             worse += usize::from(change > TOLERANCE);
@@ -115,7 +115,7 @@ fn readings(rows: &[Row]) -> Result<String, Failure> {
     for row in rows {
         let Some(other) = &row.other_interpretation else { continue };
         let model = LatencyModel::new(&row.instance)?;
-        let here = solve(&Halda::PAPER, &model).map(|solution| solution.seconds()).ok();
+        let here = solve(&Halda::PAPER, &model).map(|solution| solution.seconds_per_token()).ok();
         let there = other["T"].as_f64();
         compared += 1;
         let both = here.zip(there).map(|(here, there)| (here / there - 1.0).abs() <= TOLERANCE);

@@ -19,7 +19,7 @@ use hearth_core::{Cluster, Member, metrics};
 use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Seconds, Sourced};
 use hearth_schema::Plan;
-use hearth_schema::plan::tensor::AllReduce;
+use hearth_schema::plan::tensor_parallel::AllReduce;
 use hearth_schema::plan::{PlanKind, ScenarioRecord};
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, simulate};
@@ -100,7 +100,7 @@ fn table_4() -> Result<String, Failure> {
     for (system, size, published) in PUBLISHED {
         let cluster = paper(size)?;
         let metrics = run_system(system, &cluster, false)?;
-        let rows = metrics.terms_ms.rows();
+        let rows = metrics.terms_ms.named_terms();
         let terms = rows.iter().filter(|(_, ms)| *ms >= 0.5).map(|(name, ms)| format!("{name} {ms:.0}"));
         let terms = terms.collect::<Vec<_>>().join(", ");
         let row = match (times(&metrics), published) {
@@ -166,7 +166,7 @@ fn on_one_channel() -> Result<String, Failure> {
         .to_owned();
     for (words, file) in [("quiet", "llama-70b-on-wifi"), ("a Mac's stalls", "llama-70b-on-wifi-stalls")] {
         let mut cluster = cluster(&format!("scenarios/home/{file}.yaml"))?;
-        (cluster.workload.prompt, cluster.workload.generate) = (1, 9);
+        (cluster.workload.prompt_tokens, cluster.workload.generated_tokens) = (1, 9);
         let plan = planned("dllama", &cluster, SystemOptions::default())?;
         for (all_reduce, values) in [
             (AllReduce::AllGather, Format::Q8_0),
@@ -192,14 +192,14 @@ fn on_one_channel() -> Result<String, Failure> {
 fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failure> {
     let weights_as = (system != "dllama").then_some(Format::Q4_0);
     let ample = with_ample_memory(cluster);
-    let plan = planned(system, &ample, SystemOptions { weights_as, air_time: None })?;
-    let tensor = plan.kind.tensor().ok_or("slices")?;
+    let plan = planned(system, &ample, SystemOptions { weight_format: weights_as, all_reduce_time: None })?;
+    let tensor = plan.kind.tensor_parallel().ok_or("slices")?;
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
     let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
     let message = all_reduce.message_bytes(partial);
     let link = ample.links.default_link();
-    let awaited: Vec<_> = (0..devices).map(|place| all_reduce.awaited_messages(place)).collect();
+    let awaited: Vec<_> = (0..devices).map(|place| all_reduce.total_messages(place)).collect();
     let (count, steps) = (awaited.iter().sum::<usize>(), awaited.into_iter().max().unwrap_or(0));
     // The number of message times one after another: all-gather sends to all devices at once, a star sends to the
     // head and back, and a ring has several steps.
@@ -237,16 +237,16 @@ fn four_gib() -> Result<String, Failure> {
     member.device.memory.total = Sourced::new(Bytes(4 << 30), "prima.cpp paper, section 2");
     member.device.memory.available = member.device.memory.total.clone();
     member.device.memory.can_swap = None;
-    member.device.disk.sequential = Sourced::new(BytesPerSecond(2e9), "prima.cpp paper, Fig. 2");
+    member.device.disk.sequential_bandwidth = Sourced::new(BytesPerSecond(2e9), "prima.cpp paper, Fig. 2");
     for count in [4, 8] {
         let members = (0..count).map(|at| Member { name: format!("m{at}"), ..member.clone() }).collect();
         let cluster = Cluster { members, head: 0, ..paper.clone() };
         for weights in [Format::F32, Format::F16] {
-            let options = SystemOptions { weights_as: Some(weights), air_time: None };
+            let options = SystemOptions { weight_format: Some(weights), all_reduce_time: None };
             let plan = planned("tpi-llm", &cluster, options)?;
             let metrics = run(&cluster, &plan, false)?;
             let (tpot, _) = times(&metrics)?;
-            let blocks = plan.devices[1].residency.blocks.unwrap_or(0);
+            let blocks = plan.devices[1].residency.resident_blocks.unwrap_or(0);
             let (total, disk) = (tpot / 1e3, metrics.terms_ms.demand_disk / 1e3);
             let _ = writeln!(text, "| {count} | {weights} | {total:.1} | {disk:.1} | {blocks} |");
         }
@@ -271,7 +271,11 @@ fn side_by_side() -> Result<String, Failure> {
                 None if system == "dllama" => "q4_0",
                 None => "f32",
             };
-            let row = match planned(system, &cluster, SystemOptions { weights_as, air_time }) {
+            let row = match planned(
+                system,
+                &cluster,
+                SystemOptions { weight_format: weights_as, all_reduce_time: air_time },
+            ) {
                 Ok(plan) => {
                     let metrics = run(&cluster, &plan, false)?;
                     let (network, parts) = (metrics.terms_ms.network, parts(&plan));
@@ -289,12 +293,13 @@ fn side_by_side() -> Result<String, Failure> {
 }
 
 fn parts(plan: &Plan) -> String {
-    let part = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| match plan.kind.tensor() {
-        None => format!("{} {}", device.name, device.window),
-        Some(tensor) => {
-            let slice = &tensor.slices[place];
-            format!("{} {}, {}", device.name, slice.kv_heads, slice.feed_forward)
-        }
-    };
+    let part =
+        |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| match plan.kind.tensor_parallel() {
+            None => format!("{} {}", device.name, device.window),
+            Some(tensor) => {
+                let slice = &tensor.slices[place];
+                format!("{} {}, {}", device.name, slice.kv_heads, slice.feed_forward)
+            }
+        };
     plan.devices.iter().enumerate().map(part).collect::<Vec<_>>().join("; ")
 }

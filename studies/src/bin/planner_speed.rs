@@ -15,19 +15,19 @@
 //! orders, up to 64 devices, 512 layers and all variables free.
 
 use hearth_halda::{
-    Exact, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, Overlap, Rules, Strategy, solve,
+    Exact, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, Overlap, PlanRules, Strategy, solve,
 };
-use hearth_studies::{Failure, instance, medium_instances, timed};
+use hearth_studies::{Failure, instance, medium_model_and_devices, with_cpu_time};
 
 /// Number of runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
 /// Number of runs of searches that take a hundred times as long. source: assumed
 const SLOW_RUNS: usize = 3;
 
-const KEEP_ALL: Rules = Rules { may_drop: false, may_leave_remainder: false };
-const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+const KEEP_ALL: PlanRules = PlanRules { may_drop_devices: false, may_have_partial_round: false };
+const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
 /// Devices may be dropped, and the last round may be partial.
-const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
+const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
 fn main() -> Result<(), Failure> {
     println!("devices  case                planner               what    fastest us   median us  plans");
@@ -35,11 +35,11 @@ fn main() -> Result<(), Failure> {
 }
 
 fn planners() -> Result<(), Failure> {
-    let (model, devices) = medium_instances()?;
+    let (model, devices) = medium_model_and_devices()?;
     for count in [4, 8, 16, 32] {
         let make = |run| instance(&model, &devices, run, count);
         for (case, rules) in [("keep all", KEEP_ALL), ("select", SELECT)] {
-            let halda = Halda { may_drop: rules.may_drop, ..Halda::PAPER };
+            let halda = Halda { may_drop_devices: rules.may_drop_devices, ..Halda::PAPER };
             measure(case, "exact", &Exact { rules, ..Exact::default() }, RUNS, make)?;
             measure(case, "overlap", &Overlap { rules, ..Overlap::default() }, RUNS, make)?;
             measure(case, "halda", &halda, RUNS, make)?;
@@ -51,7 +51,7 @@ fn planners() -> Result<(), Failure> {
 }
 
 fn limits() -> Result<(), Failure> {
-    let (model, devices) = medium_instances()?;
+    let (model, devices) = medium_model_and_devices()?;
     let with_links = |instance: Instance, run: usize| {
         // 1 to 6 ms, different in both directions.
         let count = instance.devices.len();
@@ -96,11 +96,11 @@ fn measure(
     for instance in (0..runs).map(make) {
         devices = instance.devices.len();
         let (found, seconds) =
-            timed(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));
+            with_cpu_time(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));
         found?;
         plan.push(seconds * 1e6);
         let model = LatencyModel::new(&instance)?;
-        let (solved, seconds) = timed(|| solve(strategy, &model));
+        let (solved, seconds) = with_cpu_time(|| solve(strategy, &model));
         whole.push(seconds * 1e6);
         plans += usize::from(solved.is_ok());
     }

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use hearth_core::soc::interval::total_time;
 use hearth_core::soc::{Matmul, SocLatencyModel};
-use hearth_profiles::device::soc::{PartitionPolicy, Soc, Strategy, Synchronisation};
-use hearth_profiles::device::{SocOptions, shipped};
+use hearth_profiles::device::soc::{PartitionPolicy, Soc, SocStrategy, Synchronisation};
+use hearth_profiles::device::{SocOptions, shipped_profile};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
 use hearth_reports::charts::lines::{LineChart, Position, Series};
@@ -39,7 +39,7 @@ fn study() -> Result<(), Failure> {
 }
 
 fn soc(default_options: SocOptions) -> Result<Soc, Failure> {
-    let soc = shipped("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
+    let soc = shipped_profile("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
     Ok(Soc { default_options, ..soc })
 }
 
@@ -54,11 +54,11 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Fa
 }
 
 fn prefill() -> Result<LineChart, Failure> {
-    let model = model::shipped("llama-8b")?;
+    let model = model::shipped_profile("llama-8b")?;
     let lengths: Vec<u32> =
         (0..MAX_LENGTH / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
     let mut lines = Vec::new();
-    for strategy in Strategy::ALL {
+    for strategy in SocStrategy::ALL {
         let speed = |&tokens: &u32| {
             let pass = Pass::new(0, 0, tokens, true);
             Ok(Some(f64::from(tokens) / time(SocOptions::with_strategy(strategy), &model, pass)?))
@@ -83,11 +83,12 @@ fn prefill() -> Result<LineChart, Failure> {
 /// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
 /// that the NPU computes.
 fn partition() -> Result<LineChart, Failure> {
-    let (soc, model) = (soc(SocOptions::with_strategy(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
+    let (soc, model) =
+        (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor))?, model::shipped_profile("llama-8b")?);
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
-    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair_cost);
+    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.event_pair_cost);
     let milliseconds =
         |part: u64, gpu: f64, npu: f64| 1e3 * (gpu.max(npu) + if part == 0 { 0.0 } else { pair });
     let by_tokens = |part: u64, matmul: Matmul| {
@@ -129,13 +130,13 @@ fn averages() -> Result<(), Failure> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
         Ok(ModelDocument::from_yaml(&text)?.profile()?)
     };
-    let models = [model::shipped("llama-8b")?, read("llama-7b")?, read("internlm-1.8b")?];
+    let models = [model::shipped_profile("llama-8b")?, read("llama-7b")?, read("internlm-1.8b")?];
     println!(
         "What fast synchronisation gains: prefill at 64, 256 and 1024 tokens, their mean, and decoding.\n\n\
          | model | strategy | 64 | 256 | 1024 | mean | decoding |\n| --- | --- | --- | --- | --- | --- | --- |"
     );
     for model in &models {
-        for strategy in [Strategy::HeteroLayer, Strategy::HeteroTensor] {
+        for strategy in [SocStrategy::HeteroLayer, SocStrategy::HeteroTensor] {
             let fast = SocOptions::with_strategy(strategy);
             let slow = SocOptions {
                 synchronisation: Synchronisation::Slow,
@@ -160,10 +161,10 @@ fn averages() -> Result<(), Failure> {
     for tokens in lengths {
         let pass = Pass::new(0, 0, tokens, true);
         let of = |strategy| time(SocOptions::with_strategy(strategy), &models[0], pass);
-        let tensor = of(Strategy::HeteroTensor)?;
+        let tensor = of(SocStrategy::HeteroTensor)?;
         print!("| {tokens}");
         for (mean, strategy) in
-            means.iter_mut().zip([Strategy::OnlinePrepare, Strategy::Padding, Strategy::Pipe])
+            means.iter_mut().zip([SocStrategy::OnlinePrepare, SocStrategy::Padding, SocStrategy::Pipe])
         {
             let ratio = of(strategy)? / tensor;
             *mean += ratio / lengths.len() as f64;

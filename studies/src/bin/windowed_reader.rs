@@ -159,10 +159,10 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
 fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), Failure> {
     let limits = Limits {
         memory_bytes: experiment.memory_mib * MIB,
-        disk_mbps: experiment.disk_mbps,
+        disk_mb_per_s: experiment.disk_mbps,
         ..Limits::default()
     };
-    let arguments = ["--child".into(), serde_json::to_string(experiment)?, file.name.clone()];
+    let arguments = ["--child".into(), serde_json::to_string(experiment)?, file.path_text.clone()];
     let text = Cgroups::run(limits, &file.path, &arguments)?;
     let row = text.lines().find_map(|line| line.strip_prefix(RESULT));
     for line in text.lines().filter(|line| !line.starts_with(RESULT)) {

@@ -12,12 +12,12 @@ use hearth_core::Cluster;
 use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_halda::registry::{LookupError, STRATEGY_NAMES, StrategyOptions};
 use hearth_halda::systems::{self, SystemOptions};
-use hearth_halda::{Instance, LatencyModel, StrategyError, solve, strategy_by_name, total_memory};
-use hearth_profiles::device::soc::Strategy as SocStrategy;
+use hearth_halda::{Instance, LatencyModel, StrategyError, exo_memory_by_device, solve, strategy_by_name};
+use hearth_profiles::device::soc::SocStrategy;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
-pub use self::refinement::Budget;
+pub use self::refinement::SearchBudget;
 use crate::documents::read_plan;
 use crate::{Error, LoadedScenario};
 
@@ -25,7 +25,7 @@ use crate::{Error, LoadedScenario};
 pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// The strategy that improves a plan by simulating its neighbours.
-pub const REFINE: &str = "refine";
+pub const REFINE_STRATEGY: &str = "refine";
 
 /// Returns the name of the strategy in the options; if they name none, `manual` with windows and else the default.
 pub fn strategy_name(options: &PlannerOptions) -> &str {
@@ -34,47 +34,48 @@ pub fn strategy_name(options: &PlannerOptions) -> &str {
 }
 
 /// Reads the plan in a file, or makes one with the options of the scenario.
-pub fn read_or_make(
+pub fn read_or_make_plan(
     path: Option<&Path>,
     loaded: &LoadedScenario,
     cluster: &Cluster,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<Plan, Error> {
     match path {
         Some(path) => read_plan(path),
-        None => make(loaded, cluster, &loaded.scenario.planner, budget),
+        None => make_plan(loaded, cluster, &loaded.scenario.planner, budget),
     }
 }
 
 /// Makes a plan. Only `refine`, the strategy that searches with the simulator, uses the budget.
-pub fn make(
+pub fn make_plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,
     options: &PlannerOptions,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<Plan, Error> {
-    if options.best_head && cluster.draft.is_some() {
+    if options.choose_best_head && cluster.draft.is_some() {
         let what = "the scenario has a draft model, which runs on the head, so that the planner cannot choose the head";
         let hint = "remove `--best-head`, and write `head: true` at a device in the scenario";
         return Err(Error::invalid(what).hint(hint));
     }
     let name = strategy_name(options);
-    if name == REFINE {
+    if name == REFINE_STRATEGY {
         return refinement::plan(loaded, cluster, options, budget);
     }
     if systems::SYSTEM_NAMES.contains(&name) {
-        let system = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
-        return systems::plan(name, cluster, &loaded.origin, system).map_err(|error| match error.hint() {
+        let system =
+            SystemOptions { weight_format: options.weight_format, all_reduce_time: options.all_reduce_time };
+        return systems::plan(name, cluster, &loaded.record, system).map_err(|error| match error.hint() {
             Some(hint) => Error::invalid(error).hint(hint),
             None => Error::invalid(error),
         });
     }
-    let instance = Instance::from_cluster(cluster, options.slow_disk);
+    let instance = Instance::from_cluster(cluster, options.slow_disk_threshold);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     let chosen = StrategyOptions {
         // The head of the cluster is the first device of an instance.
         head: Some(0),
-        total_memory: Some(total_memory(cluster)),
+        total_memory: Some(exo_memory_by_device(cluster)),
         ..StrategyOptions::from(options)
     };
     let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
@@ -83,7 +84,7 @@ pub fn make(
         error @ LookupError::MissingOption { .. } => Error::invalid(error),
     })?;
     let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
-    hearth_halda::plan_from_solution(&solution, cluster, &loaded.origin).map_err(Error::failed)
+    hearth_halda::plan_from_solution(&solution, cluster, &loaded.record).map_err(Error::failed)
 }
 
 fn unknown_strategy(name: &str) -> Error {
@@ -94,7 +95,7 @@ fn unknown_strategy(name: &str) -> Error {
         ));
     }
     let (own, others) = (STRATEGY_NAMES.join(", "), systems::SYSTEM_NAMES.join(", "));
-    error.hint(format!("use one of {own}, {REFINE}, {others}"))
+    error.hint(format!("use one of {own}, {REFINE_STRATEGY}, {others}"))
 }
 
 fn no_plan(error: StrategyError) -> Error {
@@ -116,8 +117,8 @@ pub struct ScenarioReplanner<L> {
 impl<L: Borrow<LoadedScenario>> ScenarioReplanner<L> {
     pub fn new(loaded: L) -> Self {
         let mut options = loaded.borrow().scenario.planner.clone();
-        options.best_head = false;
-        if matches!(strategy_name(&options), REFINE | "manual") {
+        options.choose_best_head = false;
+        if matches!(strategy_name(&options), REFINE_STRATEGY | "manual") {
             (options.strategy, options.rounds) = (None, None);
             (options.windows, options.gpu_layers) = (None, None);
         }
@@ -127,7 +128,7 @@ impl<L: Borrow<LoadedScenario>> ScenarioReplanner<L> {
 
 impl<L: Borrow<LoadedScenario> + Debug> Replanner for ScenarioReplanner<L> {
     fn replan(&self, remaining: &Cluster) -> Result<Plan, NoPlan> {
-        make(self.loaded.borrow(), remaining, &self.options, Budget::NONE)
+        make_plan(self.loaded.borrow(), remaining, &self.options, SearchBudget::NONE)
             .map_err(|error| NoPlan { reason: error.what() })
     }
 }

@@ -13,7 +13,7 @@ use hearth_core::Cluster;
 use hearth_halda::registry::StrategyOptions;
 use hearth_halda::solvers::refine::{self as search, RefineResult, StopReason};
 use hearth_halda::{
-    Assignment, Instance, LatencyModel, Refine, RefineOptions, Rules, refine, solve, strategy_by_name,
+    Assignment, Instance, LatencyModel, PlanRules, RefineOptions, Refinement, refine, solve, strategy_by_name,
 };
 use hearth_profiles::Seconds;
 use hearth_schema::Plan;
@@ -25,7 +25,7 @@ use crate::{Error, LoadedScenario, NoProgress, Progress};
 
 /// The limits of a plan search that uses the simulator, and the receiver of its progress.
 #[derive(Clone, Copy)]
-pub struct Budget<'p> {
+pub struct SearchBudget<'p> {
     /// Maximum duration in seconds.
     pub max_seconds: u64,
     /// Maximum number of simulated plans, including the first one.
@@ -33,32 +33,34 @@ pub struct Budget<'p> {
     pub progress: &'p dyn Progress,
 }
 
-impl Budget<'static> {
+impl SearchBudget<'static> {
     /// Budget for strategies that do not search with the simulator.
-    pub const NONE: Budget<'static> = Budget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
+    pub const NONE: SearchBudget<'static> =
+        SearchBudget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
 }
 
 pub fn plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,
     options: &PlannerOptions,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<Plan, Error> {
     let first = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
-    let instance = Instance::from_cluster(cluster, options.slow_disk);
+    let instance = Instance::from_cluster(cluster, options.slow_disk_threshold);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     // The head of the cluster is the first device of an instance.
     let chosen = StrategyOptions { head: Some(0), ..StrategyOptions::from(options) };
     let strategy = strategy_by_name(first, &chosen).map_err(Error::invalid)?;
     let start = solve(strategy.as_ref(), &model).map_err(no_plan)?;
-    let rules = Rules { may_drop: !options.keep_all, may_leave_remainder: true };
+    let rules = PlanRules { may_drop_devices: !options.keep_all_devices, may_have_partial_round: true };
     let (keep_rounds, max_evaluations) = (options.rounds.is_some(), budget.max_evaluations);
     let search = RefineOptions { rules, keep_rounds, max_evaluations };
     let found = search_with(loaded, cluster, &model, &start.assignment, search, budget)?;
-    let strategy = Refine { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
+    let strategy =
+        Refinement { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
     let solution = solve(&strategy, &model).map_err(no_plan)?;
     let mut plan =
-        hearth_halda::plan_from_solution(&solution, cluster, &loaded.origin).map_err(Error::failed)?;
+        hearth_halda::plan_from_solution(&solution, cluster, &loaded.record).map_err(Error::failed)?;
     plan.explanation.insert(0, sentence(&found, first));
     Ok(plan)
 }
@@ -69,14 +71,14 @@ fn search_with(
     model: &LatencyModel,
     start: &Assignment,
     search: RefineOptions,
-    budget: Budget,
+    budget: SearchBudget,
 ) -> Result<RefineResult, Error> {
     let begin = Instant::now();
-    let Budget { max_seconds: seconds, progress, .. } = budget;
+    let SearchBudget { max_seconds: seconds, progress, .. } = budget;
     progress.report("simulating the first plan", 0, seconds);
     let mut first_error = None;
     let tpot = |assignment: &Assignment| {
-        let draft = hearth_halda::plan_from_assignment(model, assignment, cluster, &loaded.origin)
+        let draft = hearth_halda::plan_from_assignment(model, assignment, cluster, &loaded.record)
             .map_err(Error::failed);
         match draft.and_then(|plan| score(&plan, cluster, &loaded.scenario)) {
             Ok(score) => score.tpot_ms,
@@ -86,7 +88,7 @@ fn search_with(
             }
         }
     };
-    let may_continue = |search::Progress { evaluations, best }: search::Progress| {
+    let may_continue = |search::Progress { evaluations, best_score: best }: search::Progress| {
         let best = best.map_or("no plan fits yet".to_owned(), |ms| format!("best {}", milliseconds(ms)));
         let what = format!("{evaluations} plans simulated, {best}");
         progress.report(&what, begin.elapsed().as_secs(), seconds);

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hearth_profiles::model::shipped;
+use hearth_profiles::model::shipped_profile;
 use hearth_reports::charts::lines::{LineChart, Position, Series};
 
 use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
@@ -69,7 +69,7 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
 
 /// Returns the positions of shipped models on the axis by weight size; `None` for other fields and other models.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
-    let size = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
+    let size = |name: &&str| Some(shipped_profile(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
         names.iter().map(size).collect::<Option<_>>().filter(|_| field == "model.profile")?;
     let most = sizes.iter().copied().fold(0.0, f64::max);

@@ -22,7 +22,7 @@ const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
 /// The document that contains a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum FieldDocument {
     Scenario,
     /// The document of the device with this index in the scenario.
     Device(usize),
@@ -43,7 +43,7 @@ pub struct Field {
     pub path: String,
     /// The values in the order of the sweep, at least one and without duplicates.
     pub values: Vec<FieldValue>,
-    target: Target,
+    target: FieldDocument,
     keys: Vec<String>,
     /// Whether a new value needs a `source`, because the document has no value at this path yet.
     sourced: bool,
@@ -69,7 +69,7 @@ impl Documents {
 
     /// Returns the scenario after setting those varied fields that belong to the scenario document.
     pub fn scenario(&self, settings: &[(&Field, &FieldValue)]) -> Result<Scenario, String> {
-        with_fields(self.tree.clone(), Target::Scenario, settings)
+        with_fields(self.tree.clone(), FieldDocument::Scenario, settings)
     }
 
     /// Returns a device after setting those varied fields that belong to its document.
@@ -78,7 +78,7 @@ impl Documents {
         device: Device,
         settings: &[(&Field, &FieldValue)],
     ) -> Result<Device, String> {
-        let target = Target::Device(index);
+        let target = FieldDocument::Device(index);
         if settings.iter().all(|(field, _)| field.target != target) {
             return Ok(device);
         }
@@ -87,7 +87,7 @@ impl Documents {
     }
 
     /// Returns the possible documents and keys of a path, the most probable first.
-    fn candidates(&self, path: &str) -> Vec<(Target, Vec<String>)> {
+    fn candidates(&self, path: &str) -> Vec<(FieldDocument, Vec<String>)> {
         let split = |rest: &str| rest.split('.').map(str::to_owned).collect::<Vec<_>>();
         let within = |key: &str, index: usize, rest: &str| split(&format!("{key}.{index}.{rest}"));
         if let Some(rest) = path.strip_prefix("devices.") {
@@ -97,36 +97,36 @@ impl Documents {
             let Some((index, name)) = named else { return Vec::new() };
             let rest = &rest[name.len()..];
             return vec![
-                (Target::Scenario, within("devices", index, rest)),
-                (Target::Device(index), split(rest)),
+                (FieldDocument::Scenario, within("devices", index, rest)),
+                (FieldDocument::Device(index), split(rest)),
             ];
         }
         if let Some(rest) = path.strip_prefix("links.between.") {
-            let mut pairs = self.scenario.links.between.iter().map(|named| &named.devices).enumerate();
+            let mut pairs = self.scenario.links.pair_links.iter().map(|named| &named.devices).enumerate();
             let rest_of = |[a, b]: &[String; 2]| {
                 let either = [format!("{a}.{b}."), format!("{b}.{a}.")];
                 either.iter().find_map(|names| rest.strip_prefix(names.as_str()))
             };
             let found = pairs.find_map(|(index, pair)| Some((index, rest_of(pair)?)));
             let keys = found.map(|(index, rest)| within("links.between", index, rest));
-            return keys.map(|keys| (Target::Scenario, keys)).into_iter().collect();
+            return keys.map(|keys| (FieldDocument::Scenario, keys)).into_iter().collect();
         }
-        vec![(Target::Scenario, split(path))]
+        vec![(FieldDocument::Scenario, split(path))]
     }
 
     /// Tries to set a value. Returns whether the field also needs the key `source`, or why the value is invalid.
-    fn try_value(&self, target: Target, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
+    fn try_value(&self, target: FieldDocument, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
         let try_set = |sourced: bool| {
             let mut tree = match target {
-                Target::Scenario => self.tree.clone(),
-                Target::Device(index) => self.devices[index].clone(),
+                FieldDocument::Scenario => self.tree.clone(),
+                FieldDocument::Device(index) => self.devices[index].clone(),
             };
             if !tree::set(&mut tree, keys, value, sourced) {
                 return Err("unknown field ``".into());
             }
             match target {
-                Target::Scenario => serde_json::from_value::<Scenario>(tree).map(|_| sourced),
-                Target::Device(_) => serde_json::from_value::<Device>(tree).map(|_| sourced),
+                FieldDocument::Scenario => serde_json::from_value::<Scenario>(tree).map(|_| sourced),
+                FieldDocument::Device(_) => serde_json::from_value::<Device>(tree).map(|_| sourced),
             }
             .map_err(|error| error.to_string())
         };
@@ -211,7 +211,7 @@ impl Field {
 
     /// Returns whether the field is in the scenario and not in a device document.
     pub fn is_in_scenario(&self) -> bool {
-        self.target == Target::Scenario
+        self.target == FieldDocument::Scenario
     }
 
     fn check(&self, documents: &Documents) -> Result<(), Error> {
@@ -230,7 +230,7 @@ impl Field {
 
 fn with_fields<D: DeserializeOwned>(
     mut tree: Value,
-    target: Target,
+    target: FieldDocument,
     settings: &[(&Field, &FieldValue)],
 ) -> Result<D, String> {
     for (field, setting) in settings.iter().filter(|(field, _)| field.target == target) {

@@ -129,8 +129,11 @@ mod tests {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
         let check = |parts: &[ShardTable], expected: &[&str]| {
             let error = merge(parts).expect_err("not whole");
-            let fields =
-                [error.text(), error.location().unwrap_or_default(), error.hint_text().unwrap_or_default()];
+            let fields = [
+                error.message(),
+                error.location().unwrap_or_default(),
+                error.hint_text().unwrap_or_default(),
+            ];
             let text = fields.join("\n");
             assert!(expected.iter().all(|part| text.contains(part)), "{expected:?}: {text}");
         };

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::documents::read_plan;
 use crate::evaluation::Evaluation;
-use crate::planning::REFINE;
+use crate::planning::REFINE_STRATEGY;
 use crate::{Error, LoadedScenario, Overrides, Progress, workers};
 use field::{Documents, Field};
 use values::{FieldValue, MAX_ROWS};
@@ -184,7 +184,7 @@ impl Sweep {
         let model = model.cloned().ok_or("the model of the row was not read")?;
         let draft = loaded.scenario.workload.speculation.as_ref();
         let draft = draft.and_then(|drafts| self.models.get(&drafts.draft).cloned());
-        loaded.assemble(devices, model, draft).map_err(|error| error.what())
+        loaded.assemble_cluster(devices, model, draft).map_err(|error| error.what())
     }
 
     fn check_row_count(&self) -> Result<(), Error> {
@@ -260,7 +260,7 @@ impl Sweep {
         }
         let plan = self.plan.as_ref().map_or_else(String::new, Plan::digest);
         let _ = write!(text, "\nplan {plan}\nrepeat {}", self.seeds_per_point);
-        digest::of_text(&text)
+        digest::digest_text(&text)
     }
 }
 
@@ -286,9 +286,13 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
-    if strategies.chain(options.overrides.planner.strategy.as_deref()).chain(own).any(|name| name == REFINE) {
+    if strategies
+        .chain(options.overrides.planner.strategy.as_deref())
+        .chain(own)
+        .any(|name| name == REFINE_STRATEGY)
+    {
         let what = format!(
-            "strategy `{REFINE}` ends after a time limit, so its plan does not depend on the scenario alone"
+            "strategy `{REFINE_STRATEGY}` ends after a time limit, so its plan does not depend on the scenario alone"
         );
         let hint = "make the plan once with `hearth plan`, and use it with `--plan`";
         return Err(Error::invalid(what).hint(hint));

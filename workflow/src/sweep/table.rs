@@ -72,7 +72,7 @@ impl fmt::Display for TableHeader {
 }
 
 /// Returns the table of some rows of a sweep, which must be in order.
-pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow]) -> String {
+pub fn csv_text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow]) -> String {
     let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);

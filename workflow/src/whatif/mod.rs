@@ -10,7 +10,7 @@ use serde::Serialize;
 
 pub use self::variants::{Variant, VariantKind};
 use crate::evaluation::Evaluation;
-use crate::planning::REFINE;
+use crate::planning::REFINE_STRATEGY;
 use crate::{Error, LoadedScenario, Progress, workers};
 
 /// The results of the unchanged scenario and of its variants.
@@ -44,8 +44,9 @@ pub fn rank(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<Ranking, Error> {
-    if loaded.scenario.planner.strategy.as_deref() == Some(REFINE) {
-        let what = format!("strategy `{REFINE}` ends after a time limit, so variants cannot be compared");
+    if loaded.scenario.planner.strategy.as_deref() == Some(REFINE_STRATEGY) {
+        let what =
+            format!("strategy `{REFINE_STRATEGY}` ends after a time limit, so variants cannot be compared");
         return Err(Error::invalid(what).hint("choose another strategy with `--strategy`"));
     }
     let devices = loaded.devices(|_, entry| loaded.device(entry))?;
@@ -81,7 +82,7 @@ fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
 }
 
 fn evaluate(loaded: &LoadedScenario, devices: Vec<Device>, model: ModelProfile) -> Evaluation {
-    let cluster = loaded.draft_profile().and_then(|draft| loaded.assemble(devices, model, draft));
+    let cluster = loaded.draft_profile().and_then(|draft| loaded.assemble_cluster(devices, model, draft));
     cluster.map_or_else(
         |error| Evaluation::refused(&error.what()),
         |cluster| Evaluation::new(loaded, cluster, None),

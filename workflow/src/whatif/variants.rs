@@ -11,7 +11,7 @@ use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelProfile, Quant};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::scenario::{Links, NamedLink};
+use hearth_schema::scenario::{Links, PairLink};
 use serde::Serialize;
 
 /// Sequential read rate of a fast SSD for computers.
@@ -99,10 +99,10 @@ impl Base<'_> {
         scenario.devices.remove(at);
         variant.devices.remove(at);
         if was_head {
-            scenario.devices[0].head = true;
+            scenario.devices[0].is_head = true;
             what = format!("{what}, {} as head", scenario.devices[0].name);
         }
-        scenario.links.between.retain(|named| !named.devices.contains(name));
+        scenario.links.pair_links.retain(|named| !named.devices.contains(name));
         scenario.events.retain(|event| event.device.as_ref() != Some(name));
         if let Some(wifi) = &mut scenario.links.wifi {
             for channel in &mut wifi.channels {
@@ -149,8 +149,8 @@ impl Base<'_> {
     fn disk(&self, at: usize) -> Option<Variant> {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read);
-        let throttle = throttle.or(device.disk.limit.as_ref().map(|limit| limit.value));
-        let own = device.disk.sequential.value;
+        let throttle = throttle.or(device.disk.bandwidth_limit.as_ref().map(|limit| limit.value));
+        let own = device.disk.sequential_bandwidth.value;
         let (fast, kind) = match device.os {
             Os::Android => (FAST_FLASH, "UFS 4.0"),
             Os::Linux | Os::Macos => (FAST_DISK, "an SSD on PCI Express 4.0"),
@@ -167,10 +167,12 @@ impl Base<'_> {
             limits.disk_read = None;
         }
         let disk = &mut variant.devices[at].disk;
-        disk.limit = None;
+        disk.bandwidth_limit = None;
         let factor = then.0 / own.0;
-        let rates = [&mut disk.fault, &mut disk.random, &mut disk.populate].into_iter().flatten();
-        for rate in rates.chain([&mut disk.sequential]) {
+        let rates = [&mut disk.fault_bandwidth, &mut disk.random_bandwidth, &mut disk.populate_bandwidth]
+            .into_iter()
+            .flatten();
+        for rate in rates.chain([&mut disk.sequential_bandwidth]) {
             set(rate, |rate| BytesPerSecond(rate.0 * factor));
         }
         Some(variant)
@@ -181,7 +183,7 @@ impl Base<'_> {
         let links = &self.scenario.links;
         let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
         let has_wifi = links.wifi.is_some();
-        let pairs = links.between.iter().filter_map(|named| named.link.as_ref());
+        let pairs = links.pair_links.iter().filter_map(|named| named.link.as_ref());
         if self.devices.len() < 2 || !(has_wifi || slower(&links.default) || pairs.into_iter().any(slower)) {
             return None;
         }
@@ -193,9 +195,9 @@ impl Base<'_> {
             bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
         };
         // Pairs that are marked as unreachable remain so with cables.
-        let kept = links.between.iter().filter(|named| named.unreachable.is_some());
-        let between = kept.map(|named| NamedLink { link: None, ..named.clone() }).collect();
-        variant.scenario.links = Links { between, ..Links::constant(cable) };
+        let kept = links.pair_links.iter().filter(|named| named.unreachable.is_some());
+        let between = kept.map(|named| PairLink { link: None, ..named.clone() }).collect();
+        variant.scenario.links = Links { pair_links: between, ..Links::uniform(cable) };
         Some(variant)
     }
 
@@ -229,7 +231,7 @@ impl Variant {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::device::shipped;
+    use hearth_profiles::device::shipped_profile;
     use hearth_profiles::model;
 
     use super::*;
@@ -256,8 +258,8 @@ events:
     fn variants() -> Vec<Variant> {
         let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
         let devices: Vec<Device> =
-            scenario.devices.iter().map(|entry| shipped(&entry.profile).expect("a device")).collect();
-        all(&scenario, &devices, &model::shipped("llama-8b").expect("a model"))
+            scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
+        all(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"))
     }
 
     fn find(kind: VariantKind, device: &str) -> Variant {
@@ -288,9 +290,13 @@ events:
     fn removing_a_device_removes_its_links_and_events() {
         let head = find(VariantKind::RemovedDevice, "laptop");
         assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
-        assert!(head.scenario.links.between.is_empty() && head.what.contains("mac as head"), "{}", head.what);
+        assert!(
+            head.scenario.links.pair_links.is_empty() && head.what.contains("mac as head"),
+            "{}",
+            head.what
+        );
         assert!(find(VariantKind::RemovedDevice, "mac").scenario.events.is_empty());
-        assert_eq!(find(VariantKind::Cables, "").scenario.links.between.len(), 1);
+        assert_eq!(find(VariantKind::Cables, "").scenario.links.pair_links.len(), 1);
     }
 
     #[test]
@@ -302,12 +308,13 @@ events:
         assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
         let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
         assert_eq!(share, Some(Fraction(0.9)));
-        let (then, now) = (find(VariantKind::Memory, "mac").devices, shipped("d1").expect("a device"));
+        let (then, now) =
+            (find(VariantKind::Memory, "mac").devices, shipped_profile("d1").expect("a device"));
         assert_eq!(then[1].memory.total.value, now.memory.total.value * 2);
         assert_eq!(then[1].memory.available.value, now.memory.available.value + now.memory.total.value);
         let phone = find(VariantKind::Disk, "phone");
         assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read), None);
-        let sequential = phone.devices[3].disk.sequential.value;
+        let sequential = phone.devices[3].disk.sequential_bandwidth.value;
         assert!((sequential.0 / FAST_FLASH.0 - 1.0).abs() < 1e-9, "{sequential}");
     }
 }

@@ -11,7 +11,7 @@ const PIECES: PieceId = 40;
 fn managed(buffer: u64, kept: u64) -> ManagedResidency {
     let options = ResidencyOptions {
         stream_buffer: Some(Bytes(buffer * PIECE)),
-        kept: Some(Bytes(kept * PIECE)),
+        kept_limit: Some(Bytes(kept * PIECE)),
         ..ResidencyOptions::with_policy(Residency::Managed)
     };
     ManagedResidency::new(&[(0..PIECES).collect()], &[PIECE; PIECES as usize], options, 1)
@@ -65,7 +65,7 @@ impl Memory {
         managed.react(Event::PartBegun(part(pass, pieces.clone())));
         self.run_helper(managed);
         for piece in pieces {
-            assert!(managed.first_unready_piece() > Some(piece), "piece {piece} is not ready");
+            assert!(managed.first_pending_piece() > Some(piece), "piece {piece} is not ready");
             if managed.react(Event::Used(piece + 1)) {
                 self.run_helper(managed);
             }

@@ -17,7 +17,7 @@ fn workload(sequences: u32, micro_batch: u32, drafts: u32) -> Workload {
 
 /// A pass as `sequence:first_position+tokens/drafted`, with `!` if it has an output.
 fn shape(pass: Pass) -> String {
-    let Pass { sequence, first_position, tokens, drafted, output, .. } = pass;
+    let Pass { sequence, first_position, tokens, drafted, has_output: output, .. } = pass;
     format!("{sequence}:{first_position}+{tokens}/{drafted}{}", if output { "!" } else { "" })
 }
 
@@ -34,7 +34,7 @@ fn prompts_enter_first_and_then_sequences_in_the_order_of_their_tokens() {
     assert_eq!(enter(&mut generation), ["1:10+1/0!"]);
     assert_eq!(generation.complete_pass(1, 0), Ok(1));
     assert_eq!(enter(&mut generation), ["0:10+1/0!"]);
-    assert!(!generation.is_over());
+    assert!(!generation.is_finished());
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn rejected_drafts_are_rolled_back() {
     // 6 of 7 tokens are generated: the last one needs no draft.
     assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:15+1/0!"));
     assert_eq!(generation.complete_pass(3, 0), Ok(1));
-    assert!(generation.is_over() && generation.begin_pass().is_none());
+    assert!(generation.is_finished() && generation.begin_pass().is_none());
 }
 
 #[test]
@@ -89,47 +89,47 @@ fn prompts_may_differ_in_length_and_sequences_can_be_cancelled() {
     generation.cancel(1);
     generation.cancel(1);
     assert_eq!(enter(&mut generation), ["0:3+3/2!"]);
-    assert!(!generation.is_over());
+    assert!(!generation.is_finished());
     assert_eq!(generation.restart(), 4, "a cancelled sequence does not enter again");
     assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:0+4/0!"));
     assert_eq!(generation.complete_pass(5, 0), Ok(1));
     generation.cancel(0);
-    assert!(generation.is_over() && generation.begin_pass().is_none());
+    assert!(generation.is_finished() && generation.begin_pass().is_none());
 }
 
 #[test]
 fn request_reuses_the_cached_prefix_of_its_slot() {
     let mut generation = Generation::with_vacant_slots(2, 4, 0);
-    assert!(generation.is_over() && generation.begin_pass().is_none());
-    assert_eq!(generation.enter_request(0, 6, 0, 2), Ok(0));
-    assert_eq!(generation.enter_request(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
-    assert_eq!(generation.enter_request(2, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 2 }));
+    assert!(generation.is_finished() && generation.begin_pass().is_none());
+    assert_eq!(generation.admit_request(0, 6, 0, 2), Ok(0));
+    assert_eq!(generation.admit_request(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
+    assert_eq!(generation.admit_request(2, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 2 }));
     assert_eq!(enter(&mut generation), ["0:0+4/0", "0:4+2/0!"]);
     assert_eq!(generation.complete_pass(1, 0), Ok(1));
     assert_eq!(enter(&mut generation), ["0:6+1/0!"]);
     assert_eq!(generation.complete_pass(2, 0), Ok(1));
     // The last token is sampled but never enters, so it is not cached.
-    assert!(generation.is_vacant(0) && generation.is_over());
+    assert!(generation.is_vacant(0) && generation.is_finished());
     assert_eq!(generation.cached_tokens(0), 7);
     // The conversation continues: the next prompt has all of it and five tokens more.
-    assert_eq!(generation.enter_request(0, 13, 7, 3), Ok(7));
+    assert_eq!(generation.admit_request(0, 13, 7, 3), Ok(7));
     assert_eq!(enter(&mut generation), ["0:7+4/0", "0:11+2/0!"]);
     // If the whole prompt is cached, its last token is still computed.
     assert_eq!(generation.complete_pass(4, 0), Ok(1));
     generation.cancel(0);
-    assert_eq!(generation.enter_request(0, 5, 9, 1), Ok(4));
+    assert_eq!(generation.admit_request(0, 5, 9, 1), Ok(4));
     assert_eq!(enter(&mut generation), ["0:4+1/0!"]);
     // A restart empties the caches.
     assert_eq!(generation.complete_pass(5, 0), Ok(1));
     generation.restart();
-    assert_eq!((generation.cached_tokens(0), generation.enter_request(0, 5, 9, 1)), (0, Ok(0)));
+    assert_eq!((generation.cached_tokens(0), generation.admit_request(0, 5, 9, 1)), (0, Ok(0)));
 }
 
 #[test]
 fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
     let mut generation = Generation::with_vacant_slots(3, 4, 0);
     for sequence in 0..3 {
-        assert_eq!(generation.enter_request(sequence, 6, 0, 9), Ok(0));
+        assert_eq!(generation.admit_request(sequence, 6, 0, 9), Ok(0));
     }
     generation.begin_pass();
     generation.begin_pass();
@@ -138,9 +138,9 @@ fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
     (0..3).for_each(|sequence| generation.cancel(sequence));
     assert_eq!([0, 1, 2].map(|it| generation.is_vacant(it)), [false, true, true]);
     assert_eq!([0, 1, 2].map(|it| generation.cached_tokens(it)), [6, 4, 0]);
-    assert!(generation.begin_pass().is_none() && !generation.is_over());
+    assert!(generation.begin_pass().is_none() && !generation.is_finished());
     assert_eq!(generation.complete_pass(1, 0), Ok(1));
-    assert!(generation.is_over() && generation.begin_pass().is_none());
+    assert!(generation.is_finished() && generation.begin_pass().is_none());
 }
 
 proptest! {
@@ -162,7 +162,7 @@ proptest! {
                 0..3 => {
                     let (prompt, prefix) = (amount % 20 + 1, amount / 32 % 25);
                     let vacant = generation.is_vacant(sequence);
-                    let entered = generation.enter_request(sequence, prompt, prefix, amount % 7 + 1);
+                    let entered = generation.admit_request(sequence, prompt, prefix, amount % 7 + 1);
                     prop_assert_eq!(entered.is_ok(), vacant);
                     if let Ok(position) = entered {
                         prop_assert!(position <= cached[sequence as usize] && position < prompt);
@@ -186,7 +186,7 @@ proptest! {
                         let cached = &mut cached[pass.sequence as usize];
                         prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                         *cached += pass.tokens;
-                        in_flight.extend(Some(pass).filter(|pass| pass.output));
+                        in_flight.extend(Some(pass).filter(|pass| pass.has_output));
                     }
                 }
             }
@@ -194,7 +194,7 @@ proptest! {
                 prop_assert_eq!(generation.cached_tokens(sequence), cached[sequence as usize]);
             }
             let vacant = (0..sequences).all(|sequence| generation.is_vacant(sequence));
-            prop_assert_eq!(generation.is_over(), vacant);
+            prop_assert_eq!(generation.is_finished(), vacant);
         }
         (0..sequences).for_each(|sequence| generation.cancel(sequence));
         prop_assert!(generation.begin_pass().is_none(), "all sequences are cancelled");
@@ -211,13 +211,13 @@ proptest! {
         drafts in 0u32..6,
         choices in prop::collection::vec((any::<u32>(), any::<u32>()), 1..50),
     ) {
-        let workload = Workload { prompt, generate, ..workload(sequences, micro_batch, drafts) };
+        let workload = Workload { prompt_tokens: prompt, generated_tokens: generate, ..workload(sequences, micro_batch, drafts) };
         let mut generation = Generation::new(&workload);
         let count = sequences as usize;
         let (mut cached, mut tokens, mut in_flight) = (vec![0; count], vec![0; count], Vec::new());
         let mut choices = choices.iter().cycle();
         let (mut index, mut restarted) = (0, false);
-        while !generation.is_over() {
+        while !generation.is_finished() {
             while let Some(pass) = generation.begin_pass() {
                 prop_assert_eq!(pass.index, index);
                 index += 1;
@@ -225,7 +225,7 @@ proptest! {
                 prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                 *cached += pass.tokens;
                 prop_assert!(*cached < prompt + generate, "the last token does not enter");
-                if pass.output {
+                if pass.has_output {
                     in_flight.push(pass);
                 }
             }

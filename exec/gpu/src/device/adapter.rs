@@ -12,7 +12,7 @@ pub struct Capabilities {
     /// instructions.
     pub packed_dot: bool,
     /// The minimum and maximum subgroup size, if the device supports subgroup operations.
-    pub subgroups: Option<(u32, u32)>,
+    pub subgroup_size_range: Option<(u32, u32)>,
     pub shader_f16: bool,
     /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
     /// the CPU, because a run also waits for whole submissions.
@@ -55,7 +55,7 @@ impl Capabilities {
         let max = mask.max_binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
             packed_dot: self.packed_dot && !mask.no_packed_dot,
-            subgroups: self.subgroups.filter(|_| !mask.no_subgroups),
+            subgroup_size_range: self.subgroup_size_range.filter(|_| !mask.no_subgroups),
             shader_f16: self.shader_f16 && !mask.no_shader_f16,
             max_binding_bytes: self.max_binding_bytes.min(max),
             max_buffer_bytes: self.max_buffer_bytes.min(max),
@@ -66,7 +66,7 @@ impl Capabilities {
     /// Returns the wgpu features that must be requested for these capabilities.
     pub(super) fn features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
-        features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
+        features.set(wgpu::Features::SUBGROUP, self.subgroup_size_range.is_some());
         features.set(wgpu::Features::SHADER_F16, self.shader_f16);
         features
     }
@@ -74,7 +74,7 @@ impl Capabilities {
 
 impl AdapterInfo {
     /// Returns the key of this adapter and its driver in the file that stores the tuned tilings.
-    pub fn key(&self) -> String {
+    pub fn tuning_key(&self) -> String {
         format!("{} | {} | {}", self.name, self.api, self.driver)
     }
 
@@ -99,7 +99,7 @@ impl AdapterInfo {
             driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
             capabilities: Capabilities {
                 packed_dot,
-                subgroups: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
+                subgroup_size_range: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
                 shader_f16: features.contains(wgpu::Features::SHADER_F16),
                 timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
                 max_binding_bytes: limits.max_storage_buffer_binding_size,

@@ -13,14 +13,14 @@ use crate::virtual_tensor::Storage;
 
 /// A buffer in the GPU's memory.
 #[derive(Debug, Clone)]
-pub struct Tensor {
+pub struct GpuBuffer {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
     /// The reserved bytes of the buffer, which all clones share.
     _reservation: Arc<Reservation>,
 }
 
-impl Tensor {
+impl GpuBuffer {
     /// Returns the size of the buffer, a multiple of 16.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -47,7 +47,7 @@ impl Params {
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
     /// Returns the parameters of a pass of `tokens` tokens, the first of which is at `first_position`.
-    pub fn pass(tokens: u32, first_position: u32) -> Params {
+    pub fn for_pass(tokens: u32, first_position: u32) -> Params {
         Params { tokens, first_position, offset: 0, end: 0 }
     }
 }
@@ -55,7 +55,12 @@ impl Params {
 impl Gpu {
     /// Allocates a texture with f16 components that kernels can read and write: 3-D for [`Storage::Texture3d`],
     /// otherwise 2-D.
-    pub fn texture(&self, what: &str, kind: Storage, size: [u32; 3]) -> Result<wgpu::TextureView, GpuError> {
+    pub fn create_texture(
+        &self,
+        what: &str,
+        kind: Storage,
+        size: [u32; 3],
+    ) -> Result<wgpu::TextureView, GpuError> {
         let [width, height, depth_or_array_layers] = size;
         let is_volume = kind == Storage::Texture3d;
         let descriptor = wgpu::TextureDescriptor {
@@ -74,17 +79,17 @@ impl Gpu {
     }
 
     /// Allocates a tensor of zeros.
-    pub fn zeros(&self, what: &str, bytes: u64) -> Result<Tensor, GpuError> {
+    pub fn zeros(&self, what: &str, bytes: u64) -> Result<GpuBuffer, GpuError> {
         self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
     }
 
     /// Allocates a buffer for [`Params`].
-    pub fn params(&self) -> Result<Tensor, GpuError> {
+    pub fn create_params_buffer(&self) -> Result<GpuBuffer, GpuError> {
         let bytes = size_of::<Params>() as u64;
         self.buffer("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
     }
 
-    fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<Tensor, GpuError> {
+    fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<GpuBuffer, GpuError> {
         // A binding must have at least one texel.
         let size = bytes.next_multiple_of(16).max(16);
         let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
@@ -95,18 +100,18 @@ impl Gpu {
         let reservation = Arc::new(self.memory_budget.reserve(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
         let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
-        Ok(Tensor { buffer, bytes: size, _reservation: reservation })
+        Ok(GpuBuffer { buffer, bytes: size, _reservation: reservation })
     }
 
     /// Allocates a tensor and uploads these values to it.
-    pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<Tensor, GpuError> {
+    pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<GpuBuffer, GpuError> {
         let tensor = self.zeros(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;
         Ok(tensor)
     }
 
     /// Writes values to the start of a tensor. The next submission sees them.
-    pub fn write<T: Pod>(&self, tensor: &Tensor, values: &[T]) -> Result<(), GpuError> {
+    pub fn write<T: Pod>(&self, tensor: &GpuBuffer, values: &[T]) -> Result<(), GpuError> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         // A copy must have whole words.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
@@ -121,14 +126,14 @@ impl Gpu {
     }
 
     /// Waits for all submissions and reads the first `count` values of a tensor.
-    pub fn read<T: Pod>(&self, tensor: &Tensor, count: usize) -> Result<Vec<T>, GpuError> {
+    pub fn read<T: Pod>(&self, tensor: &GpuBuffer, count: usize) -> Result<Vec<T>, GpuError> {
         let mut values = vec![T::zeroed(); count];
         self.read_into(tensor, &mut values)?;
         Ok(values)
     }
 
     /// Waits for all submissions and reads the first values of a tensor into `values`.
-    pub fn read_into<T: Pod>(&self, tensor: &Tensor, values: &mut [T]) -> Result<(), GpuError> {
+    pub fn read_into<T: Pod>(&self, tensor: &GpuBuffer, values: &mut [T]) -> Result<(), GpuError> {
         let what = "a copy from the GPU";
         let bytes = size_of_val(values);
         let size = (bytes as u64).next_multiple_of(16).min(tensor.bytes);

@@ -50,7 +50,8 @@ impl MemoryBudget {
     pub(super) fn new(info: &AdapterInfo, limit: Option<u64>) -> Arc<MemoryBudget> {
         let is_shared = matches!(info.kind, "integrated" | "software");
         // Zero means that the system does not report the available memory.
-        let available = is_shared.then(|| measure::memory::available().0).filter(|&available| available > 0);
+        let available =
+            is_shared.then(|| measure::memory::available_memory().0).filter(|&available| available > 0);
         let limit = available.unwrap_or(u64::MAX).min(limit.unwrap_or(u64::MAX));
         Arc::new(MemoryBudget { reserved: AtomicU64::new(0), limit: AtomicU64::new(limit), is_shared })
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use adapter::{AdapterInfo, Capabilities, CapabilityMask, adapters};
-pub use buffers::{Params, Tensor};
+pub use buffers::{GpuBuffer, Params};
 pub(crate) use memory::Reservation;
 pub use pipelines::{Binding, Launch};
 
@@ -122,7 +122,7 @@ impl Gpu {
     }
 
     /// Sets the maximum duration of a submission. A submission that takes longer makes the device lost.
-    pub fn set_deadline(&self, deadline: Duration) {
+    pub fn set_timeout(&self, deadline: Duration) {
         let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         self.deadline.store(deadline, Ordering::Relaxed);
     }

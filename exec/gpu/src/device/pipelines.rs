@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use super::{Gpu, Tensor, lock};
+use super::{Gpu, GpuBuffer, lock};
 use crate::error::GpuError;
 
 /// A resource that is bound to a kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum Binding<'a> {
-    Buffer(&'a Tensor),
+    Buffer(&'a GpuBuffer),
     Texture(&'a wgpu::TextureView),
 }
 
@@ -60,24 +60,24 @@ impl Gpu {
     }
 
     /// Returns the number of kernels compiled so far.
-    pub fn compiled_kernels(&self) -> usize {
+    pub fn compiled_kernel_count(&self) -> usize {
         lock(&self.pipelines).len()
     }
 
     /// Compiles a kernel and binds buffers to it. `name` is used in errors.
-    pub fn launch(
+    pub fn prepare_launch(
         &self,
         name: &str,
         text: &str,
-        tensors: &[&Tensor],
+        tensors: &[&GpuBuffer],
         workgroups: [u32; 3],
     ) -> Result<Launch, GpuError> {
         let bindings: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-        self.launch_with(name, text, &bindings, workgroups)
+        self.prepare_launch_with(name, text, &bindings, workgroups)
     }
 
     /// Compiles a kernel and binds buffers and textures to it. `name` is used in errors.
-    pub fn launch_with(
+    pub fn prepare_launch_with(
         &self,
         name: &str,
         text: &str,

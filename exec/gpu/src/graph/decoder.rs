@@ -7,7 +7,7 @@
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use super::{Graph, LayerMatrix, Norm, Operation};
-use crate::virtual_tensor::SLICE;
+use crate::virtual_tensor::SLICE_SIZE;
 
 /// The dimensions of a pass that determine the sizes of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub fn decoder(shape: &ModelShape, size: PassSize) -> Graph {
 }
 
 fn padded(channels: u64) -> u64 {
-    channels.next_multiple_of(u64::from(SLICE))
+    channels.next_multiple_of(u64::from(SLICE_SIZE))
 }
 
 impl Builder<'_> {

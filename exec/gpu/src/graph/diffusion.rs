@@ -8,7 +8,7 @@
 //! The memory depends on the fused operations, see [`FusedKernels`]. These graphs are planned, never executed.
 
 use super::{Graph, Operation};
-use crate::virtual_tensor::SLICE;
+use crate::virtual_tensor::SLICE_SIZE;
 
 const ELEMENT_BYTES: u64 = 2;
 /// Tokens of a prompt. source: CLIP's context length
@@ -31,7 +31,7 @@ pub struct FusedKernels {
 
 impl FusedKernels {
     /// The fusions of the ML Drift paper.
-    pub const FUSED: FusedKernels = FusedKernels { attention: true, gate: true, norm: true };
+    pub const ALL: FusedKernels = FusedKernels { attention: true, gate: true, norm: true };
 }
 
 /// An image tensor of `side` by `side` positions: its index in the graph, and its dimensions.
@@ -153,7 +153,7 @@ impl Builder {
 
     /// Returns the bytes of a tensor [batch, positions, channels].
     fn bytes(&self, positions: u64, channels: u64) -> u64 {
-        self.batch * positions * channels.next_multiple_of(u64::from(SLICE)) * ELEMENT_BYTES
+        self.batch * positions * channels.next_multiple_of(u64::from(SLICE_SIZE)) * ELEMENT_BYTES
     }
 
     fn add_node(&mut self, name: &'static str, inputs: &[usize], bytes: u64) -> usize {
@@ -264,9 +264,9 @@ mod tests {
         // ML Drift paper, Figure 3. The sums without planning depend on launches that the paper does not list, hence
         // the wider tolerance.
         for (name, graph, naive, planned) in [
-            ("text encoder", text_encoder(FusedKernels::FUSED), 62.0, 2.0),
-            ("UNet", unet(FusedKernels::FUSED), 2075.0, 65.0),
-            ("decoder", vae_decoder(FusedKernels::FUSED), 2274.0, 320.0),
+            ("text encoder", text_encoder(FusedKernels::ALL), 62.0, 2.0),
+            ("UNet", unet(FusedKernels::ALL), 2075.0, 65.0),
+            ("decoder", vae_decoder(FusedKernels::ALL), 2274.0, 320.0),
         ] {
             let [sum, own] = mib(&graph);
             println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launch_count());
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn each_fusion_is_needed_for_its_size() {
-        let all = FusedKernels::FUSED;
+        let all = FusedKernels::ALL;
         let of_unet = |kernels| mib(&unet(kernels))[1];
         let fused = of_unet(all);
         assert!(of_unet(FusedKernels { attention: false, ..all }) > 2.0 * fused);

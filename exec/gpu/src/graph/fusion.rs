@@ -27,18 +27,26 @@ pub struct Fusion {
     pub pointwise: bool,
     pub residual: ResidualFusion,
     /// Whether norms of heads, rotary embedding and the layout change of queries, keys and values are fused.
-    pub rotary_layout: bool,
+    pub rope_and_layout: bool,
     /// Whether scores, soft cap, softmax and weighted values are fused.
     pub attention: bool,
 }
 
 impl Fusion {
     /// No fusion: one operation per launch.
-    pub const NONE: Fusion =
-        Fusion { pointwise: false, residual: ResidualFusion::Alone, rotary_layout: false, attention: false };
+    pub const NONE: Fusion = Fusion {
+        pointwise: false,
+        residual: ResidualFusion::Alone,
+        rope_and_layout: false,
+        attention: false,
+    };
     /// The fusion that the executor uses.
-    pub const ALL: Fusion =
-        Fusion { pointwise: true, residual: ResidualFusion::IntoNorm, rotary_layout: true, attention: true };
+    pub const ALL: Fusion = Fusion {
+        pointwise: true,
+        residual: ResidualFusion::IntoNorm,
+        rope_and_layout: true,
+        attention: true,
+    };
 }
 
 /// Returns a graph with the same operations in fewer launches.
@@ -53,7 +61,7 @@ pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
         }
         ResidualFusion::IntoNorm => merge_neighbours(&mut graph, is_residual_before_norm),
     }
-    if fusion.rotary_layout {
+    if fusion.rope_and_layout {
         merge_neighbours(&mut graph, |one, next| one.is_only(is_layout) && next.is_only(is_layout));
         // Keys and values are written to the cache.
         for tensor in graph.tensors.iter_mut().filter(|tensor| matches!(tensor.name, "k.rope" | "v.t")) {

@@ -34,11 +34,11 @@ pub struct AttentionKernel {
 impl AttentionKernel {
     /// Generates the kernel. Its bindings after the parameters are: queries, keys, values, out [tokens, heads *
     /// value_length].
-    pub fn kernel(&self) -> Result<String, ShapeError> {
+    pub fn wgsl_source(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
         let queries = heads.query_accessor(AccessMode::Read);
-        let out = Accessor::rows("out", self.storage, width, AccessMode::Write);
+        let out = Accessor::for_rows("out", self.storage, width, AccessMode::Write);
         let mut kernel = Declarations::new(false);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         kernel.tensor(&queries);
@@ -121,10 +121,18 @@ mod tests {
     fn workgroup_vectors_are_written_as_a_whole() {
         let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
         let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
-        let heads = AttentionShape { heads, kv_heads, key_length, value_length, context: 256, format, order };
+        let heads = AttentionShape {
+            heads,
+            kv_heads,
+            key_length,
+            value_length,
+            context: 256,
+            format,
+            cache_order: order,
+        };
         let (soft_cap, window, storage) = (None, None, Storage::Linear);
         let kernel = AttentionKernel { shape: heads, scale: 0.1, soft_cap, window, storage };
-        let text = kernel.kernel().unwrap();
+        let text = kernel.wgsl_source().unwrap();
         // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
         let vectors: Vec<&str> = shared

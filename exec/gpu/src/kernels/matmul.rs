@@ -23,7 +23,7 @@ use hearth_runtime::hyperparameters::GateActivation;
 
 use super::Declarations;
 use super::packing::{PackedFormat, scale_texel};
-use super::quantise::{self, Granularity, UNIT_LENGTH};
+use super::quantise::{self, Granularity, VALUES_PER_THREAD};
 use crate::device::Capabilities;
 use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage, WeightOrder, WeightShape};
 use blocks::{DOT_FUNCTIONS, FACTOR_FUNCTIONS};
@@ -40,9 +40,9 @@ pub enum Phase {
 pub struct Tiling {
     pub order: WeightOrder,
     /// Number of slices of four rows that a workgroup computes.
-    pub slices: u32,
+    pub slices_per_workgroup: u32,
     /// Number of threads that share the blocks of a row in decode (split-K).
-    pub splits: u32,
+    pub split_k: u32,
     /// Number of threads for each slice in prefill, each with different tokens.
     pub token_threads: u32,
     /// Number of tokens that each thread computes in prefill.
@@ -53,8 +53,8 @@ impl Tiling {
     /// The tiling on a device for which no tiling has been tuned. source: assumed, 128 threads per workgroup
     pub const DEFAULT: Tiling = Tiling {
         order: WeightOrder::Interleaved,
-        slices: 16,
-        splits: 8,
+        slices_per_workgroup: 16,
+        split_k: 8,
         token_threads: 8,
         tokens_per_thread: 4,
     };
@@ -80,7 +80,7 @@ impl Tiling {
 pub struct MatmulKernel {
     pub packed_format: PackedFormat,
     /// Number of inputs: the length of a row of weights.
-    pub length: u32,
+    pub row_length: u32,
     /// Number of rows of this part of the matrix.
     pub rows: u32,
     /// Index of the first row of this part in the matrix.
@@ -120,8 +120,8 @@ impl MatmulKernel {
 
     /// Returns the shape of the packed weights of this part, in words.
     pub fn shape(&self) -> Result<WeightShape, ShapeError> {
-        let words = self.packed_format.texels(self.length) * 4;
-        WeightShape::new(self.rows, words, self.tiling.slices)
+        let words = self.packed_format.texels(self.row_length) * 4;
+        WeightShape::new(self.rows, words, self.tiling.slices_per_workgroup)
     }
 
     /// Returns the number of tokens that a thread computes.
@@ -131,7 +131,7 @@ impl MatmulKernel {
 
     /// Returns the number of workgroups for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
-        let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
+        let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices_per_workgroup);
         let tiles = if self.is_decode() { 1 } else { tokens.div_ceil(self.tiling.tokens_per_tile()) };
         [slices, tiles, 1]
     }
@@ -139,16 +139,16 @@ impl MatmulKernel {
     /// Generates the kernel. Its bindings after the parameters are: weights; scales if the format stores them
     /// separately; x, or its quants, scales and sums if another kernel has quantised it; out; bias and gate if they
     /// are used.
-    pub fn kernel(&self) -> Result<String, ShapeError> {
-        let rows = |name, width, direction| Accessor::rows(name, Storage::Linear, width, direction);
+    pub fn wgsl_source(&self) -> Result<String, ShapeError> {
+        let rows = |name, width, direction| Accessor::for_rows(name, Storage::Linear, width, direction);
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         if self.texel_type() == "Halves" {
             kernel.text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
         kernel.buffer("read", "weights", self.texel_type());
-        if self.packed_format.scale_words(self.length) > 0 {
+        if self.packed_format.scale_words(self.row_length) > 0 {
             kernel.buffer("read", "scales", "vec4<u32>");
-        } else if self.packed_format.is_by_row() {
+        } else if self.packed_format.has_row_scales() {
             kernel.buffer("read", "row_scales", "vec4<f32>");
         }
         if self.reads_quants() {
@@ -156,7 +156,7 @@ impl MatmulKernel {
             kernel.buffer("read", "scales_object", "f32");
             kernel.buffer("read", "sums_object", "i32");
         } else {
-            kernel.tensor(&rows("x", self.length, AccessMode::Read));
+            kernel.tensor(&rows("x", self.row_length, AccessMode::Read));
         }
         if self.writes_integers {
             kernel.buffer("read_write", "integers", "vec4<i32>");
@@ -183,9 +183,9 @@ impl MatmulKernel {
             (self.texel_type(), self.shape()?.texel_wgsl(self.tiling.order, "slice * 4u + r", "t"));
         let _ =
             writeln!(text, "fn weight(slice: u32, r: u32, t: u32) -> {kind} {{ return weights[{texel}]; }}");
-        let words = self.packed_format.scale_words(self.length);
+        let words = self.packed_format.scale_words(self.row_length);
         if words > 0 {
-            let texel = scale_texel(self.tiling.order, self.tiling.slices, words);
+            let texel = scale_texel(self.tiling.order, self.tiling.slices_per_workgroup, words);
             let _ = writeln!(
                 text,
                 "fn scale(slice: u32, block: u32) -> vec4<f32> {{\n    let word = block / 2u;\n    \
@@ -213,16 +213,16 @@ impl MatmulKernel {
     /// decode, and of all inputs in prefill.
     fn inputs(&self) -> String {
         let granularity = self.packed_format.input_granularity().unwrap_or(Granularity::Row);
-        let block = granularity.block_length(self.length);
+        let block = granularity.block_length(self.row_length);
         if !self.is_decode() {
-            let (halves, blocks) = (self.length / UNIT_LENGTH * 2, self.length / block);
+            let (halves, blocks) = (self.row_length / VALUES_PER_THREAD * 2, self.row_length / block);
             return format!(
                 "fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_object[token * {halves}u + texel]; }}\n\
                  fn input_scale(token: u32, block: u32) -> f32 {{ return scales_object[token * {blocks}u + block]; }}\n\
                  fn input_sum(token: u32, at: u32) -> i32 {{ return sums_object[token * {halves}u + at]; }}\n"
             );
         }
-        let threads = self.tiling.slices * self.tiling.splits;
+        let threads = self.tiling.slices_per_workgroup * self.tiling.split_k;
         let mut stored = String::from(
             "    quants_shared[2u * lane] = low;\n    quants_shared[2u * lane + 1u] = high;\n    \
              quant_sums_shared[2u * lane] = sums.x;\n    quant_sums_shared[2u * lane + 1u] = sums.y;\n",
@@ -230,7 +230,7 @@ impl MatmulKernel {
         let scale = match granularity {
             Granularity::Row => rows::INPUT_SCALE.to_owned(),
             Granularity::Blocks(block) => {
-                let in_block = block / UNIT_LENGTH;
+                let in_block = block / VALUES_PER_THREAD;
                 let _ = writeln!(
                     stored,
                     "    if (lane % {in_block}u == 0u) {{ scale_shared[lane / {in_block}u] = scale; }}"
@@ -247,7 +247,7 @@ impl MatmulKernel {
              var<workgroup> quant_sums_shared: array<i32, {halves}>;\n{scale}\
              fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_shared[texel]; }}\n\
              fn input_sum(token: u32, at: u32) -> i32 {{ return quant_sums_shared[at]; }}\n{}",
-            quantise::functions(granularity, self.length, threads, &stored),
+            quantise::functions(granularity, self.row_length, threads, &stored),
         )
     }
 
@@ -277,14 +277,15 @@ impl MatmulKernel {
     fn main(&self) -> String {
         let (tiling, tokens) = (&self.tiling, self.tokens());
         let is_decode = self.is_decode();
-        let depth = if is_decode { tiling.splits } else { tiling.token_threads };
+        let depth = if is_decode { tiling.split_k } else { tiling.token_threads };
         // Neighbouring threads read neighbouring texels: of different slices, or of the same slice along its row.
         let along = tiling.order == WeightOrder::ByOutput && is_decode;
-        let (x, y) = if along { (depth, tiling.slices) } else { (tiling.slices, depth) };
+        let (x, y) =
+            if along { (depth, tiling.slices_per_workgroup) } else { (tiling.slices_per_workgroup, depth) };
         let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
         let mut text = String::new();
         if is_decode {
-            let kind = if self.packed_format.is_by_row() { "i32" } else { "f32" };
+            let kind = if self.packed_format.has_row_scales() { "i32" } else { "f32" };
             let _ = writeln!(text, "var<workgroup> parts_shared: array<vec4<{kind}>, {}>;", x * y);
         }
         let _ = write!(
@@ -293,14 +294,14 @@ impl MatmulKernel {
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>, \
              @builtin(local_invocation_index) lane: u32) {{\n    \
              let slice = group.x * {}u + {slice};\n    let part = {part};\n",
-            tiling.slices
+            tiling.slices_per_workgroup
         );
         // The automatic layout contains only the bindings that the kernel uses.
         text += "    _ = params.tokens;\n";
-        let (integers, is_by_row) = (self.writes_integers, self.packed_format.is_by_row());
+        let (integers, is_by_row) = (self.writes_integers, self.packed_format.has_row_scales());
         for (is_used, value) in [
             (self.reads_quants(), "sums_object[0]"),
-            (integers && self.packed_format.scale_words(self.length) > 0, "scale(0u, 0u)"),
+            (integers && self.packed_format.scale_words(self.row_length) > 0, "scale(0u, 0u)"),
             (integers && is_by_row, "row_scales[0]"),
             (integers && !(is_by_row && is_decode), "input_scale(0u, 0u)"),
         ] {
@@ -318,7 +319,7 @@ impl MatmulKernel {
                 );
             }
             let _ = writeln!(text, "    var acc{t} = vec4<f32>(0.0);");
-            if self.packed_format.is_by_row() {
+            if self.packed_format.has_row_scales() {
                 let _ = writeln!(text, "    var n{t} = vec4<i32>(0);");
             }
         }
@@ -331,15 +332,15 @@ impl MatmulKernel {
     /// Generates the loop over the blocks of a row, or over the texels of unquantised weights.
     fn block_loop(&self) -> String {
         let block = self.packed_format.block_length();
-        let (first, step) = if self.is_decode() { ("part", self.tiling.splits) } else { ("0u", 1) };
+        let (first, step) = if self.is_decode() { ("part", self.tiling.split_k) } else { ("0u", 1) };
         if block == 0 {
-            let texels = self.packed_format.texels(self.length);
+            let texels = self.packed_format.texels(self.row_length);
             return format!(
                 "    for (var t = {first}; t < {texels}u; t += {step}u) {{\n{}    }}\n",
                 self.plain_texel()
             );
         }
-        let blocks = self.length / block;
+        let blocks = self.row_length / block;
         let body = match self.packed_format {
             PackedFormat::Q8_0 | PackedFormat::Q4_0 => self.block32(),
             PackedFormat::Row8 | PackedFormat::Row4 => self.unit(),
@@ -352,10 +353,10 @@ impl MatmulKernel {
                  let here = block;\n{body}    }}\n"
             );
         }
-        let threads = self.tiling.slices * self.tiling.splits;
-        let (units, in_chunk) = (self.length / UNIT_LENGTH, threads * UNIT_LENGTH / block);
+        let threads = self.tiling.slices_per_workgroup * self.tiling.split_k;
+        let (units, in_chunk) = (self.row_length / VALUES_PER_THREAD, threads * VALUES_PER_THREAD / block);
         let chunks = units.div_ceil(threads);
-        let (before, quantisation) = if self.packed_format.is_by_row() {
+        let (before, quantisation) = if self.packed_format.has_row_scales() {
             (rows::SCALE_STATEMENTS, rows::QUANTISE_STATEMENTS)
         } else {
             (
@@ -376,13 +377,13 @@ impl MatmulKernel {
     /// Generates the end of the kernel: sums the partial results of a workgroup, applies bias, activation and gate,
     /// and writes the results.
     fn epilogue(&self, slice: &str) -> String {
-        if self.writes_integers && !self.packed_format.is_by_row() {
+        if self.writes_integers && !self.packed_format.has_row_scales() {
             return String::new();
         }
-        let (splits, slices) = (self.tiling.splits, self.tiling.slices);
+        let (splits, slices) = (self.tiling.split_k, self.tiling.slices_per_workgroup);
         let mut text = String::new();
         if self.is_decode() {
-            let sum = if self.packed_format.is_by_row() { "n0" } else { "acc0" };
+            let sum = if self.packed_format.has_row_scales() { "n0" } else { "acc0" };
             let _ = write!(
                 text,
                 "    parts_shared[part * {slices}u + {slice}] = {sum};\n    workgroupBarrier();\n    \
@@ -390,7 +391,7 @@ impl MatmulKernel {
                  for (var i = 1u; i < {splits}u; i++) {{ {sum} += parts_shared[i * {slices}u + {slice}]; }}\n"
             );
         }
-        if self.packed_format.is_by_row() {
+        if self.packed_format.has_row_scales() {
             text += &self.scaled_results();
             if self.writes_integers {
                 return text;

@@ -51,7 +51,7 @@ impl Declarations {
 /// subgroups if the device has them, then through workgroup memory. All threads must call it; `threads` must be a
 /// power of two.
 pub(crate) fn group_sum(capabilities: Capabilities, threads: u32) -> String {
-    let store = if capabilities.subgroups.is_some() {
+    let store = if capabilities.subgroup_size_range.is_some() {
         // The size of a subgroup, its threads, and which of them are active are unknown. All of its active lanes have
         // the same sum, so the first active lane stores it and the others store zero.
         "    let own = subgroupAdd(value);\n    let first = subgroupMin(sublane);\n    \
@@ -78,7 +78,7 @@ pub(crate) fn group_sum(capabilities: Capabilities, threads: u32) -> String {
 /// Returns the arguments of the entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
 /// (`sublane`), and the statement that defines `sublane` without subgroups.
 pub(crate) fn lane_arguments(capabilities: Capabilities) -> (&'static str, &'static str) {
-    if capabilities.subgroups.is_some() {
+    if capabilities.subgroup_size_range.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")
     } else {
         ("@builtin(local_invocation_index) lane: u32", "    let sublane = 0u;\n")

@@ -33,9 +33,9 @@ pub struct NormKernel {
 impl NormKernel {
     /// Generates the kernel. Its bindings after the parameters are, each only if it is used: hidden rows, change,
     /// weights of the norm of the change, weights of the norm, result.
-    pub fn kernel(&self) -> String {
+    pub fn wgsl_source(&self) -> String {
         let hidden = if self.adds_residual { AccessMode::ReadWrite } else { AccessMode::Read };
-        let rows = |name, direction| Accessor::rows(name, Storage::Linear, self.width, direction);
+        let rows = |name, direction| Accessor::for_rows(name, Storage::Linear, self.width, direction);
         let hidden = rows("h", hidden);
         let (change, out) = (rows("change", AccessMode::Read), rows("out", AccessMode::Write));
         let mut kernel = Declarations::new(self.capabilities.shader_f16);

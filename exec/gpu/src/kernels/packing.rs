@@ -20,7 +20,7 @@
 
 use hearth_profiles::Format;
 
-use super::quantise::{Granularity, UNIT_LENGTH};
+use super::quantise::{Granularity, VALUES_PER_THREAD};
 use crate::device::Params;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
@@ -53,7 +53,7 @@ pub enum PackedFormat {
 
 impl PackedFormat {
     /// The GPU formats of unconverted weights, each with the corresponding format of a model file.
-    pub const OF_FILE: [(PackedFormat, Format); 7] = [
+    pub const FILE_FORMATS: [(PackedFormat, Format); 7] = [
         (PackedFormat::F32, Format::F32),
         (PackedFormat::F16, Format::F16),
         (PackedFormat::Bf16, Format::Bf16),
@@ -64,16 +64,16 @@ impl PackedFormat {
     ];
 
     /// Whether the format has one scale per row.
-    pub fn is_by_row(self) -> bool {
+    pub fn has_row_scales(self) -> bool {
         matches!(self, PackedFormat::Row8 | PackedFormat::Row4)
     }
 
     /// Returns the GPU format for a format of a file. Returns an error if there is no kernel for it, or none for rows
     /// of `length` weights.
-    pub fn of(format: Format, length: usize) -> Result<PackedFormat, GpuError> {
-        let found = PackedFormat::OF_FILE.into_iter().find(|&(_, stored)| stored == format);
+    pub fn from_file_format(format: Format, length: usize) -> Result<PackedFormat, GpuError> {
+        let found = PackedFormat::FILE_FORMATS.into_iter().find(|&(_, stored)| stored == format);
         let (packed, _) = found.ok_or_else(|| {
-            let known = PackedFormat::OF_FILE.map(|(_, stored)| stored.to_string()).join(", ");
+            let known = PackedFormat::FILE_FORMATS.map(|(_, stored)| stored.to_string()).join(", ");
             GpuError::Format { format, known }
         })?;
         packed.for_rows(length)
@@ -85,7 +85,7 @@ impl PackedFormat {
             "a multiple of the block size"
         } else if length <= self.max_length() {
             return Ok(self);
-        } else if self.is_by_row() {
+        } else if self.has_row_scales() {
             "rows whose sum of products fits into 32 bits"
         } else {
             "rows whose bytes can be indexed with 32 bits"
@@ -99,8 +99,8 @@ impl PackedFormat {
         match self {
             PackedFormat::F32 => (4, 1),
             PackedFormat::F16 | PackedFormat::Bf16 => (8, 1),
-            PackedFormat::Q8_0 | PackedFormat::Row8 => (UNIT_LENGTH, 2),
-            PackedFormat::Q4_0 | PackedFormat::Row4 => (UNIT_LENGTH, 1),
+            PackedFormat::Q8_0 | PackedFormat::Row8 => (VALUES_PER_THREAD, 2),
+            PackedFormat::Q4_0 | PackedFormat::Row4 => (VALUES_PER_THREAD, 1),
             PackedFormat::Q4K => (256, 9),
             PackedFormat::Q6K => (256, 13),
         }
@@ -131,7 +131,7 @@ impl PackedFormat {
     pub fn input_granularity(self) -> Option<Granularity> {
         match self.block_length() {
             0 => None,
-            _ if self.is_by_row() => Some(Granularity::Row),
+            _ if self.has_row_scales() => Some(Granularity::Row),
             block => Some(Granularity::Blocks(block)),
         }
     }

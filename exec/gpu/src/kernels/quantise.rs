@@ -12,7 +12,7 @@ use super::Declarations;
 use crate::virtual_tensor::{AccessMode, Accessor, Storage};
 
 /// Number of values that one thread quantises.
-pub const UNIT_LENGTH: u32 = 32;
+pub const VALUES_PER_THREAD: u32 = 32;
 
 const THREADS: u32 = 64;
 
@@ -41,7 +41,7 @@ impl Granularity {
 pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
     let own = match granularity {
         Granularity::Blocks(block) => {
-            let units = block / UNIT_LENGTH;
+            let units = block / VALUES_PER_THREAD;
             format!(
                 "fn quantise_load(token: u32, unit: u32, lane: u32, inside: bool) {{\n\
                  \x20   var largest = 0u;\n\
@@ -67,7 +67,7 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
              \x20   for (var i = 0u; i < {threads}u; i++) {{ largest = max(largest, largest_shared[i]); }}\n\
              \x20   return largest;\n\
              }}\n",
-            length / UNIT_LENGTH
+            length / VALUES_PER_THREAD
         ),
     };
     // A unit is loaded, and quantised and stored once the maximum of its block is known.
@@ -117,10 +117,10 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
 
 /// Generates the kernel. Its bindings are: parameters, x, quants [tokens, units * 2] of 16 bytes, scales [tokens,
 /// blocks] and sums [tokens, units * 2].
-pub fn kernel(length: u32, granularity: Granularity) -> String {
-    let (units, block) = (length / UNIT_LENGTH, granularity.block_length(length));
+pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
+    let (units, block) = (length / VALUES_PER_THREAD, granularity.block_length(length));
     let blocks = length / block;
-    let in_block = block / UNIT_LENGTH;
+    let in_block = block / VALUES_PER_THREAD;
     let stored = format!(
         "    let at = (token * {units}u + unit) * 2u;\n    \
          quants_object[at] = low;\n    quants_object[at + 1u] = high;\n    \
@@ -144,7 +144,7 @@ pub fn kernel(length: u32, granularity: Granularity) -> String {
         ),
     };
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::rows("x", Storage::Linear, length, AccessMode::Read));
+    kernel.tensor(&Accessor::for_rows("x", Storage::Linear, length, AccessMode::Read));
     for (name, kind) in [("quants_object", "vec4<u32>"), ("scales_object", "f32"), ("sums_object", "i32")] {
         kernel.buffer("read_write", name, kind);
     }
@@ -163,7 +163,7 @@ pub fn kernel(length: u32, granularity: Granularity) -> String {
 /// Returns the number of workgroups for `tokens` tokens.
 pub fn workgroup_count(length: u32, granularity: Granularity, tokens: u32) -> [u32; 3] {
     let groups = match granularity {
-        Granularity::Blocks(_) => (length / UNIT_LENGTH).div_ceil(THREADS),
+        Granularity::Blocks(_) => (length / VALUES_PER_THREAD).div_ceil(THREADS),
         Granularity::Row => 1,
     };
     [groups, tokens, 1]

@@ -5,12 +5,12 @@ use crate::kernels::Declarations;
 use crate::virtual_tensor::{AccessMode, Accessor, Shape, Storage};
 
 /// Generates the kernel. Its bindings after the parameters are: source, target.
-pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
+pub fn wgsl_source(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
-    let (slices, texels) = (shape.slices(), shape.texels());
+    let (slices, texels) = (shape.slices(), shape.texel_count());
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::fixed("src", from, shape, AccessMode::Read));
-    kernel.tensor(&Accessor::fixed("dst", to, shape, AccessMode::Write));
+    kernel.tensor(&Accessor::for_shape("src", from, shape, AccessMode::Read));
+    kernel.tensor(&Accessor::for_shape("dst", to, shape, AccessMode::Write));
     format!(
         "{}@compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
@@ -26,5 +26,5 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
 
 /// Returns the number of workgroups for a tensor.
 pub fn workgroup_count(shape: &Shape) -> [u32; 3] {
-    packing::workgroup_count(u64::from(shape.texels()))
+    packing::workgroup_count(u64::from(shape.texel_count()))
 }

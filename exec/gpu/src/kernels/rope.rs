@@ -12,7 +12,7 @@
 use std::fmt::Write;
 
 use hearth_runtime::CacheFormat;
-use hearth_runtime::rope::Pairs;
+use hearth_runtime::rope::PairLayout;
 
 use super::{Declarations, group_sum, lane_arguments};
 use crate::device::Capabilities;
@@ -37,7 +37,7 @@ pub struct AttentionShape {
     pub context: u32,
     pub format: CacheFormat,
     /// The layout of the cache.
-    pub order: WeightOrder,
+    pub cache_order: WeightOrder,
 }
 
 impl AttentionShape {
@@ -81,7 +81,7 @@ impl AttentionShape {
         let rows = AxisExtent::Expression("params.tokens * QUERY_GROUP");
         let extents = [AxisExtent::Fixed(self.kv_heads), AxisExtent::Fixed(1), rows];
         let slices = AxisExtent::Fixed(self.key_length / 4);
-        Accessor { name: "q", storage: Storage::Linear, extents, slices, direction }
+        Accessor { name: "q", storage: Storage::Linear, extents, slices, mode: direction }
     }
 
     /// Declares a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. These access the
@@ -95,7 +95,7 @@ impl AttentionShape {
     ) {
         let access = if direction == AccessMode::Read { "read" } else { "read_write" };
         let texels = shape.elements() / 4;
-        let place = shape.texel_wgsl(self.order, "output", "input");
+        let place = shape.texel_wgsl(self.cache_order, "output", "input");
         let (kind, load, store) = match self.format {
             CacheFormat::F16 => (
                 "vec2<u32>",
@@ -125,7 +125,7 @@ impl AttentionShape {
 pub struct RopeKernel {
     pub shape: AttentionShape,
     /// Which dimensions of a head form a pair.
-    pub pairs: Pairs,
+    pub pairs: PairLayout,
     /// The number of rotated pairs.
     pub pair_count: u32,
     /// The layout of the inputs q, k and v.
@@ -139,14 +139,14 @@ impl RopeKernel {
     /// Generates the kernel. Its bindings after the parameters are: the projections q, k and v; angles [tokens,
     /// pairs] of cosine and sine; queries; keys; values; and the norm weights of query heads and key heads, if the
     /// model has these norms.
-    pub fn kernel(&self) -> Result<String, ShapeError> {
+    pub fn wgsl_source(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
         let inputs = [
             ("query", heads.heads * heads.key_length),
             ("key", heads.kv_heads * heads.key_length),
             ("value", heads.kv_heads * heads.value_length),
         ]
-        .map(|(name, width)| Accessor::rows(name, self.storage, width, AccessMode::Read));
+        .map(|(name, width)| Accessor::for_rows(name, self.storage, width, AccessMode::Read));
         let queries = heads.query_accessor(AccessMode::Write);
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
@@ -190,8 +190,8 @@ impl RopeKernel {
             );
         }
         let (one, other) = match self.pairs {
-            Pairs::Interleaved => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
-            Pairs::Halves => ("i".to_owned(), format!("i + {pairs}u")),
+            PairLayout::Interleaved => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
+            PairLayout::Halves => ("i".to_owned(), format!("i + {pairs}u")),
         };
         let _ = write!(
             text,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{BATCH_TOKENS, GpuLayers, Grid, Step, weights};
-use crate::device::{Launch, Tensor};
+use crate::device::{GpuBuffer, Launch};
 use crate::error::GpuError;
 use crate::graph::{Fusion, Graph, LayerMatrix, Node, Norm, Operation, PassSize, decoder, fuse};
 use crate::kernels::attention::AttentionKernel;
@@ -97,7 +97,7 @@ impl Assembly<'_> {
     }
 
     /// Returns the buffer of a tensor.
-    fn tensor(&self, tensor: usize) -> &Tensor {
+    fn tensor(&self, tensor: usize) -> &GpuBuffer {
         match self.objects.get(&tensor) {
             Some(&object) => &self.own.buffers.objects[object],
             None => &self.own.buffers.hidden,
@@ -108,8 +108,8 @@ impl Assembly<'_> {
         self.layer.unwrap_or(self.first)
     }
 
-    fn launch(&self, name: &str, text: &str, tensors: &[&Tensor]) -> Result<Launch, GpuError> {
-        self.own.gpu.launch(name, text, tensors, [1, 1, 1])
+    fn launch(&self, name: &str, text: &str, tensors: &[&GpuBuffer]) -> Result<Launch, GpuError> {
+        self.own.gpu.prepare_launch(name, text, tensors, [1, 1, 1])
     }
 
     fn push(&mut self, grid: Grid, launches: Vec<Launch>) {
@@ -149,7 +149,7 @@ impl Assembly<'_> {
         if let (Some(weight), Some(&out)) = (after, node.outputs.last()) {
             tensors.extend([weight, self.tensor(out)]);
         }
-        let launch = self.launch("norm", &kernel.kernel(), &tensors)?;
+        let launch = self.launch("norm", &kernel.wgsl_source(), &tensors)?;
         self.push(Grid::Norm, vec![launch]);
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Assembly<'_> {
     fn matmul(&mut self, matrix: LayerMatrix, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
-        let (length, input) = (weights.length, node.inputs[0]);
+        let (length, input) = (weights.row_length, node.inputs[0]);
         let quantised = weights.packed_format.input_granularity().filter(|_| self.phase == Phase::Prefill);
         if let Some(granularity) =
             quantised.filter(|&granularity| self.quantised != Some((input, granularity)))
@@ -165,7 +165,7 @@ impl Assembly<'_> {
             let buffers = &self.own.buffers;
             let [quants, scales, sums] = &buffers.quantised;
             let bound = [&buffers.params, self.tensor(input), quants, scales, sums];
-            let launch = self.launch("quantise", &quantise::kernel(length, granularity), &bound)?;
+            let launch = self.launch("quantise", &quantise::wgsl_source(length, granularity), &bound)?;
             self.push(Grid::Quantise { length, granularity }, vec![launch]);
             self.quantised = Some((input, granularity));
         }
@@ -181,7 +181,7 @@ impl Assembly<'_> {
             ..weights.matmul_kernel(&self.own.gpu, 0, weights.rows)
         };
         let buffers = &self.own.buffers;
-        let mut others: Vec<&Tensor> = match quantised {
+        let mut others: Vec<&GpuBuffer> = match quantised {
             Some(_) => buffers.quantised.iter().collect(),
             None => vec![self.tensor(input)],
         };
@@ -204,13 +204,13 @@ impl Assembly<'_> {
         let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
         let kernel = RopeKernel {
             shape: weights::attention_shape(shape, self.own.options),
-            pairs: parameters.rope.pairs,
+            pairs: parameters.rope.pair_layout,
             pair_count: parameters.rope.frequencies.len() as u32,
             storage: Storage::Linear,
             norm_epsilon: norms.map(|_| parameters.rms_norm_epsilon),
             capabilities: self.own.gpu.capabilities(),
         };
-        let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
+        let (text, buffers) = (kernel.wgsl_source()?, &self.own.buffers);
         let mut shared = vec![&buffers.params];
         shared.extend(node.inputs.iter().map(|&read| self.tensor(read)));
         shared.extend([&buffers.angles, self.tensor(node.outputs[0])]);
@@ -233,7 +233,7 @@ impl Assembly<'_> {
             window: parameters.attention_window(self.layer()),
             storage: Storage::Linear,
         };
-        let (text, buffers) = (kernel.kernel()?, &self.own.buffers);
+        let (text, buffers) = (kernel.wgsl_source()?, &self.own.buffers);
         let (queries, out) = (self.tensor(node.inputs[0]), self.tensor(node.outputs[0]));
         let launches = own.caches.iter().map(|[keys, values]| {
             self.launch("attention", &text, &[&buffers.params, queries, keys, values, out])

@@ -7,7 +7,7 @@ use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{CacheOptions, Weights};
 
 use super::UploadOptions;
-use crate::device::{Gpu, Launch, Params, Tensor};
+use crate::device::{Gpu, GpuBuffer, Launch, Params};
 use crate::error::GpuError;
 use crate::graph::{LayerMatrix, Norm};
 use crate::kernels::matmul::MatmulKernel;
@@ -20,11 +20,11 @@ use crate::virtual_tensor::WeightOrder;
 pub(super) struct GpuLayer {
     /// The matrices in the order of `crate::graph::LayerMatrix`.
     pub(super) matrices: Vec<GpuMatrix>,
-    pub(super) biases: Vec<Option<Tensor>>,
+    pub(super) biases: Vec<Option<GpuBuffer>>,
     /// The weights of the norms that the layer has.
-    pub(super) norms: BTreeMap<Norm, Tensor>,
+    pub(super) norms: BTreeMap<Norm, GpuBuffer>,
     /// The key cache and the value cache of each sequence.
-    pub(super) caches: Vec<[Tensor; 2]>,
+    pub(super) caches: Vec<[GpuBuffer; 2]>,
 }
 
 /// Checks that the kernels support the dimensions of a model.
@@ -54,7 +54,7 @@ pub(super) fn attention_shape(shape: &ModelShape, options: CacheOptions) -> Atte
     let ModelShape { heads, kv_heads, key_length, value_length, .. } = *shape;
     let CacheOptions { context, format, .. } = options;
     let order = WeightOrder::Interleaved;
-    AttentionShape { heads, kv_heads, key_length, value_length, context, format, order }
+    AttentionShape { heads, kv_heads, key_length, value_length, context, format, cache_order: order }
 }
 
 /// Returns a norm of the hidden rows, without a residual addition.
@@ -111,11 +111,11 @@ impl GpuLayer {
 
     pub(super) fn weight_bytes(&self) -> u64 {
         let vectors = self.norms.values().chain(self.biases.iter().flatten());
-        self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(Tensor::bytes).sum::<u64>()
+        self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(GpuBuffer::bytes).sum::<u64>()
     }
 
     pub(super) fn kv_cache_bytes(&self) -> u64 {
-        self.caches.iter().flatten().map(Tensor::bytes).sum()
+        self.caches.iter().flatten().map(GpuBuffer::bytes).sum()
     }
 }
 
@@ -123,11 +123,11 @@ impl GpuLayer {
 #[derive(Debug)]
 pub(super) struct OutputMatrix {
     matrix: GpuMatrix,
-    params: Tensor,
+    params: GpuBuffer,
     /// The hidden row of one position, [embedding].
-    hidden: Tensor,
+    hidden: GpuBuffer,
     /// The logits of one position, [vocabulary].
-    logits: Tensor,
+    logits: GpuBuffer,
     launches: Vec<Launch>,
     width: usize,
 }
@@ -140,20 +140,21 @@ impl OutputMatrix {
         report: &mut dyn FnMut(u64),
     ) -> Result<OutputMatrix, GpuError> {
         let (norm, matrix, bias) = model.output_weights();
-        let width = matrix.length;
+        let width = matrix.row_length;
         let UploadOptions { tiling, conversion } = upload;
         let matrix = GpuMatrix::upload_converted(gpu, matrix, conversion.output_format(), tiling, report)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
-        let params = gpu.params()?;
-        gpu.write(&params, &[Params::pass(1, 0)])?;
+        let params = gpu.create_params_buffer()?;
+        gpu.write(&params, &[Params::for_pass(1, 0)])?;
         let [hidden, x] =
             [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
-        let norm_text = plain_norm(gpu, model).kernel();
-        let mut launches = vec![gpu.launch("norm", &norm_text, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
+        let norm_text = plain_norm(gpu, model).wgsl_source();
+        let mut launches =
+            vec![gpu.prepare_launch("norm", &norm_text, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
         let kernel = MatmulKernel { has_bias: bias.is_some(), ..matrix.matmul_kernel(gpu, 0, matrix.rows) };
-        let others: Vec<&Tensor> = [&x, &logits].into_iter().chain(&bias).collect();
+        let others: Vec<&GpuBuffer> = [&x, &logits].into_iter().chain(&bias).collect();
         let matmuls = matrix.launches(gpu, "logits", kernel, &params, &others, 1)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })

@@ -38,7 +38,7 @@ pub struct Accessor {
     /// The extents of batch, height and width.
     pub extents: [AxisExtent; 3],
     pub slices: AxisExtent,
-    pub direction: AccessMode,
+    pub mode: AccessMode,
 }
 
 /// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
@@ -54,15 +54,21 @@ fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
 
 impl Accessor {
     /// Returns the accessor of a tensor with `width` channels and one position per token, along the width axis.
-    pub fn rows(name: &'static str, storage: Storage, width: u32, direction: AccessMode) -> Accessor {
+    pub fn for_rows(name: &'static str, storage: Storage, width: u32, direction: AccessMode) -> Accessor {
         let extents = [AxisExtent::Fixed(1), AxisExtent::Fixed(1), AxisExtent::Expression("params.tokens")];
-        Accessor { name, storage, extents, slices: AxisExtent::Fixed(width / super::SLICE), direction }
+        Accessor {
+            name,
+            storage,
+            extents,
+            slices: AxisExtent::Fixed(width / super::SLICE_SIZE),
+            mode: direction,
+        }
     }
 
     /// Returns the accessor of a tensor whose extents are known when the shader is generated.
-    pub fn fixed(name: &'static str, storage: Storage, shape: &Shape, direction: AccessMode) -> Accessor {
+    pub fn for_shape(name: &'static str, storage: Storage, shape: &Shape, direction: AccessMode) -> Accessor {
         let (extents, slices) = (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slices()));
-        Accessor { name, storage, extents, slices, direction }
+        Accessor { name, storage, extents, slices, mode: direction }
     }
 
     /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the GPU object.
@@ -84,7 +90,7 @@ impl Accessor {
     /// Returns the WGSL declaration of the tensor at a binding of group 0.
     pub fn declaration(&self, binding: u32) -> String {
         let name = self.name;
-        let (variable, kind) = match (self.storage, self.direction) {
+        let (variable, kind) = match (self.storage, self.mode) {
             (Storage::Buffer | Storage::Linear, AccessMode::Read) => ("<storage, read>", "array<vec4<f32>>"),
             (Storage::Buffer | Storage::Linear, _) => ("<storage, read_write>", "array<vec4<f32>>"),
             (Storage::Texture2d, AccessMode::Read) => ("", "texture_2d<f32>"),
@@ -109,10 +115,10 @@ impl Accessor {
         };
         let index = "b: u32, x: u32, y: u32, s: u32";
         let mut text = String::new();
-        if self.direction != AccessMode::Write {
+        if self.mode != AccessMode::Write {
             let _ = writeln!(text, "fn {name}_read({index}) -> vec4<f32> {{ return {texel}; }}");
         }
-        if self.direction != AccessMode::Read {
+        if self.mode != AccessMode::Read {
             let _ = writeln!(text, "fn {name}_write({index}, value: vec4<f32>) {{ {store}; }}");
         }
         text
@@ -123,12 +129,12 @@ impl Accessor {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::layout::Texel;
+    use super::super::layout::TexelCoordinates;
     use super::*;
 
     /// Evaluates a WGSL expression of u32 sums, products and brackets.
-    fn value(text: &str, texel: Texel) -> u32 {
-        fn sum(rest: &mut &str, texel: Texel) -> u32 {
+    fn value(text: &str, texel: TexelCoordinates) -> u32 {
+        fn sum(rest: &mut &str, texel: TexelCoordinates) -> u32 {
             let mut all = 0;
             loop {
                 let mut part = atom(rest, texel);
@@ -143,7 +149,7 @@ mod tests {
                 }
             }
         }
-        fn atom(rest: &mut &str, texel: Texel) -> u32 {
+        fn atom(rest: &mut &str, texel: TexelCoordinates) -> u32 {
             if let Some(after) = rest.strip_prefix('(') {
                 *rest = after;
                 let inner = sum(rest, texel);
@@ -171,7 +177,7 @@ mod tests {
     fn generated_functions_contain_the_index_arithmetic() {
         let functions = |storage| {
             let shape = Shape::new(2, 3, 4, 12).unwrap();
-            Accessor::fixed("src", storage, &shape, AccessMode::Read).functions()
+            Accessor::for_shape("src", storage, &shape, AccessMode::Read).functions()
         };
         assert_eq!(
             functions(Storage::Buffer),
@@ -180,7 +186,7 @@ mod tests {
         );
         let text = functions(Storage::Texture2d);
         assert!(text.contains("textureLoad(src_object, vec2<u32>((x) * 2u + b, (y) * 3u + s), 0)"), "{text}");
-        let rows = Accessor::rows("out", Storage::Buffer, 64, AccessMode::Write);
+        let rows = Accessor::for_rows("out", Storage::Buffer, 64, AccessMode::Write);
         assert_eq!(
             rows.functions(),
             "fn out_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) \
@@ -200,7 +206,7 @@ mod tests {
             let [batch, height, width] = extents;
             let shape = Shape::new(batch, height, width, channels).unwrap();
             for storage in Storage::ALL {
-                let text = Accessor::fixed("src", storage, &shape, AccessMode::Read).position();
+                let text = Accessor::for_shape("src", storage, &shape, AccessMode::Read).position();
                 let inner = text.split_once(">(").map_or(&text[..], |(_, rest)| &rest[..rest.len() - 1]);
                 for texel in shape.all_texels() {
                     let found: Vec<u32> = inner.split(", ").map(|part| value(part, texel)).collect();

@@ -12,7 +12,7 @@
 //! The last layout is the naive one, in which the channels of a position are contiguous, as on a CPU. Uploads and
 //! downloads use it, and the other layouts are compared with it. Channels are padded with zeros to whole slices.
 
-use super::{SLICE, ShapeError, checked_product};
+use super::{SLICE_SIZE, ShapeError, checked_product};
 
 /// The extents of a logical tensor along its axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Shape {
 
 /// The logical coordinates of a texel: a slice of four channels at one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Texel {
+pub struct TexelCoordinates {
     pub b: u32,
     pub y: u32,
     pub x: u32,
@@ -50,7 +50,7 @@ impl Shape {
     /// Creates a shape. Returns an error if an extent is zero, or if 32 bits cannot index the texels.
     pub fn new(batch: u32, height: u32, width: u32, channels: u32) -> Result<Shape, ShapeError> {
         let axes = || format!("B={batch} H={height} W={width} D=1 C={channels}");
-        checked_product(&[batch, height, width, channels.div_ceil(SLICE)], axes)?;
+        checked_product(&[batch, height, width, channels.div_ceil(SLICE_SIZE)], axes)?;
         Ok(Shape { batch, height, width, channels })
     }
 
@@ -61,20 +61,20 @@ impl Shape {
 
     /// Returns the number of slices of four channels, the last of which is padded.
     pub fn slices(&self) -> u32 {
-        self.channels.div_ceil(SLICE)
+        self.channels.div_ceil(SLICE_SIZE)
     }
 
-    pub fn texels(&self) -> u32 {
+    pub fn texel_count(&self) -> u32 {
         self.batch * self.height * self.width * self.slices()
     }
 
     /// Iterates over all texels in no particular order.
-    pub fn all_texels(&self) -> impl Iterator<Item = Texel> + use<> {
+    pub fn all_texels(&self) -> impl Iterator<Item = TexelCoordinates> + use<> {
         let ([batch, height, width], slices) = (self.extents(), self.slices());
-        (0..self.texels()).map(move |at| {
+        (0..self.texel_count()).map(move |at| {
             let (at, s) = (at / slices, at % slices);
             let (at, x) = (at / width, at % width);
-            Texel { b: at / height % batch, y: at % height, x, s }
+            TexelCoordinates { b: at / height % batch, y: at % height, x, s }
         })
     }
 }
@@ -86,16 +86,16 @@ impl Storage {
     pub fn object_extent(self, shape: &Shape) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slices());
         match self {
-            Storage::Buffer | Storage::Linear => [shape.texels(), 1, 1],
+            Storage::Buffer | Storage::Linear => [shape.texel_count(), 1, 1],
             Storage::Texture2d => [width * batch, height * slices, 1],
             Storage::Texture3d => [width * batch, height, slices],
         }
     }
 
     /// Returns the position of a texel in the GPU object: the index in a buffer, or the coordinates in a texture.
-    pub fn position(self, shape: &Shape, at: Texel) -> [u32; 3] {
+    pub fn position(self, shape: &Shape, at: TexelCoordinates) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slices());
-        let Texel { b, y, x, s } = at;
+        let TexelCoordinates { b, y, x, s } = at;
         match self {
             Storage::Buffer => [((s * height + y) * width + x) * batch + b, 0, 0],
             Storage::Linear => [((b * height + y) * width + x) * slices + s, 0, 0],
@@ -117,7 +117,7 @@ mod tests {
     fn positions_in_small_tensors() {
         let positions = |shape: Shape, b, y, x, s| {
             [Storage::Buffer, Storage::Texture2d, Storage::Texture3d]
-                .map(|storage| storage.position(&shape, Texel { b, y, x, s }))
+                .map(|storage| storage.position(&shape, TexelCoordinates { b, y, x, s }))
         };
         // Channel 4 of 5 is in the second of two slices: ((1 * 2 + 1) * 3 + 2) * 1 + 0 = 11; row 1 * 2 + 1 = 3.
         let shape = Shape::new(1, 2, 3, 5).unwrap();

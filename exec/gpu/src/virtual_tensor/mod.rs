@@ -12,11 +12,11 @@ pub mod layout;
 pub mod weights;
 
 pub use access::{AccessMode, Accessor, AxisExtent};
-pub use layout::{Shape, Storage, Texel};
+pub use layout::{Shape, Storage, TexelCoordinates};
 pub use weights::{WeightOrder, WeightShape};
 
 /// Number of channels in a texel, and of outputs or inputs in a slice of weights.
-pub const SLICE: u32 = 4;
+pub const SLICE_SIZE: u32 = 4;
 
 /// An error of a tensor shape that kernels cannot index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

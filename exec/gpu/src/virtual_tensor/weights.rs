@@ -13,7 +13,7 @@
 //! inputs. In the interleaved layout, neighbouring threads compute different outputs and read neighbouring texels.
 //! Outputs are padded to whole groups, inputs to whole slices.
 
-use super::{SLICE, ShapeError, checked_product};
+use super::{SLICE_SIZE, ShapeError, checked_product};
 
 /// The extents of a weight matrix, and the number of output slices (of four outputs) in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,43 +41,43 @@ impl WeightShape {
         if group_slices == 0 {
             return Err(ShapeError::Empty { shape: format!("{} with groups of zero slices", axes()) });
         }
-        let padded = outputs.div_ceil(SLICE).checked_next_multiple_of(group_slices);
+        let padded = outputs.div_ceil(SLICE_SIZE).checked_next_multiple_of(group_slices);
         let padded = padded.ok_or_else(|| ShapeError::Large { shape: axes() })?;
-        checked_product(&[padded, SLICE, inputs.div_ceil(SLICE), SLICE], axes)?;
+        checked_product(&[padded, SLICE_SIZE, inputs.div_ceil(SLICE_SIZE), SLICE_SIZE], axes)?;
         Ok(WeightShape { outputs, inputs, group_slices })
     }
 
     /// Returns G, the number of groups, the last of which is padded.
     pub fn groups(&self) -> u32 {
-        self.outputs.div_ceil(SLICE).div_ceil(self.group_slices)
+        self.outputs.div_ceil(SLICE_SIZE).div_ceil(self.group_slices)
     }
 
     /// Returns S_I, the number of input slices, the last of which is padded.
     pub fn input_slices(&self) -> u32 {
-        self.inputs.div_ceil(SLICE)
+        self.inputs.div_ceil(SLICE_SIZE)
     }
 
     /// Returns the number of elements, including padding.
     pub fn elements(&self) -> u32 {
-        self.groups() * self.group_slices * SLICE * self.input_slices() * SLICE
+        self.groups() * self.group_slices * SLICE_SIZE * self.input_slices() * SLICE_SIZE
     }
 
     /// Returns the index of the weight of output `o` and input `i` in a buffer.
-    pub fn element(&self, order: WeightOrder, o: u32, i: u32) -> u32 {
+    pub fn element_index(&self, order: WeightOrder, o: u32, i: u32) -> u32 {
         let (slices, inputs) = (self.group_slices, self.input_slices());
-        let (group, slice) = (o / SLICE / slices, o / SLICE % slices);
-        let (output, input, lane) = (o % SLICE, i / SLICE, i % SLICE);
+        let (group, slice) = (o / SLICE_SIZE / slices, o / SLICE_SIZE % slices);
+        let (output, input, lane) = (o % SLICE_SIZE, i / SLICE_SIZE, i % SLICE_SIZE);
         let texel = match order {
-            WeightOrder::ByOutput => ((group * slices + slice) * SLICE + output) * inputs + input,
-            WeightOrder::Interleaved => ((group * inputs + input) * slices + slice) * SLICE + output,
+            WeightOrder::ByOutput => ((group * slices + slice) * SLICE_SIZE + output) * inputs + input,
+            WeightOrder::Interleaved => ((group * inputs + input) * slices + slice) * SLICE_SIZE + output,
         };
-        texel * SLICE + lane
+        texel * SLICE_SIZE + lane
     }
 
     /// Returns the WGSL index of the texel with input slice `input` of output `output`, both of which are WGSL
     /// expressions.
     pub fn texel_wgsl(&self, order: WeightOrder, output: &str, input: &str) -> String {
-        let (inputs, rows) = (self.input_slices(), self.group_slices * SLICE);
+        let (inputs, rows) = (self.input_slices(), self.group_slices * SLICE_SIZE);
         match order {
             // The layout does not depend on the groups, because outputs are in ascending order.
             WeightOrder::ByOutput => format!("(({output}) * {inputs}u + ({input}))"),
@@ -100,8 +100,8 @@ mod tests {
     fn element_indices_in_a_small_matrix() {
         // Three output slices in groups of two: output 6 is lane 2 of slice 1 in group 0. Nine inputs are 3 slices.
         let shape = WeightShape::new(12, 9, 2).unwrap();
-        assert_eq!(shape.element(WeightOrder::ByOutput, 6, 5), (6 * 3 + 1) * 4 + 1);
-        assert_eq!(shape.element(WeightOrder::Interleaved, 6, 5), ((2 + 1) * 4 + 2) * 4 + 1);
+        assert_eq!(shape.element_index(WeightOrder::ByOutput, 6, 5), (6 * 3 + 1) * 4 + 1);
+        assert_eq!(shape.element_index(WeightOrder::Interleaved, 6, 5), ((2 + 1) * 4 + 2) * 4 + 1);
         assert_eq!(shape.groups(), 2);
     }
 
@@ -122,7 +122,7 @@ mod tests {
             for order in [WeightOrder::ByOutput, WeightOrder::Interleaved] {
                 let mut seen = BTreeSet::new();
                 for (o, i) in (0..outputs).flat_map(|o| (0..inputs).map(move |i| (o, i))) {
-                    let at = shape.element(order, o, i);
+                    let at = shape.element_index(order, o, i);
                     prop_assert!(at < shape.elements() && seen.insert(at), "{:?} {}", order, at);
                 }
             }

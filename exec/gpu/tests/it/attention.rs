@@ -3,13 +3,13 @@
 //! The kernels and a plain loop in f64 compute the queries, keys and values of several passes. The bound is 1e-5 for
 //! a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
 
-use hearth_gpu::device::{Params, Tensor};
+use hearth_gpu::device::{GpuBuffer, Params};
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rope::{AttentionShape, RopeKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::CacheFormat;
-use hearth_runtime::rope::Pairs;
+use hearth_runtime::rope::PairLayout;
 
 use crate::gpu::{max_difference, numbers, open_alone};
 
@@ -67,18 +67,18 @@ impl Sequence {
         let capabilities = gpu.capabilities();
         let pair_count = heads.key_length / 2;
         let is_naive = storage == Storage::Linear;
-        let (shape, pairs, norm_epsilon) = (heads, Pairs::Halves, None);
+        let (shape, pairs, norm_epsilon) = (heads, PairLayout::Halves, None);
         let rotate = RopeKernel { shape, pairs, pair_count, storage, norm_epsilon, capabilities };
         let (scale, cap, window) = (SCALE, self.cap, self.window);
         let attention = AttentionKernel { shape, scale, soft_cap: cap, window, storage };
         let [key_bytes, value_bytes] = heads.kv_cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
-        let params = gpu.params().unwrap();
+        let params = gpu.create_params_buffer().unwrap();
         let positions: usize = passes.iter().sum();
         let mixed = (heads.heads * heads.value_length) as usize;
         let (mut first, mut out) = (0, Vec::new());
         for &tokens in passes {
-            gpu.write(&params, &[Params::pass(tokens as u32, first as u32)]).unwrap();
+            gpu.write(&params, &[Params::for_pass(tokens as u32, first as u32)]).unwrap();
             let part = |all: &Vec<f32>| {
                 let width = all.len() / positions;
                 let rows = &all[first * width..][..tokens * width];
@@ -91,13 +91,14 @@ impl Sequence {
             let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
             let queries = gpu.zeros("q", q.bytes()).unwrap();
             let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
-            let bound = |tensors: &[&Tensor], text: &str, groups| {
-                gpu.launch("attention", text, tensors, groups).unwrap()
+            let bound = |tensors: &[&GpuBuffer], text: &str, groups| {
+                gpu.prepare_launch("attention", text, tensors, groups).unwrap()
             };
             let tensors = [&params, &q, &k, &v, &angles, &queries, &keys, &values];
-            let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.workgroup_count(tokens as u32));
+            let one = bound(&tensors, &rotate.wgsl_source().unwrap(), rotate.workgroup_count(tokens as u32));
             let tensors = [&params, &queries, &keys, &values, &result];
-            let two = bound(&tensors, &attention.kernel().unwrap(), attention.workgroup_count(tokens as u32));
+            let two =
+                bound(&tensors, &attention.wgsl_source().unwrap(), attention.workgroup_count(tokens as u32));
             gpu.submit([&one, &two]).unwrap();
             let found: Vec<f32> = gpu.read(&result, tokens * mixed).unwrap();
             out.extend(if is_naive { found } else { transposed(&found, mixed / 4) });
@@ -124,8 +125,15 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
             for (format, order) in
                 [(CacheFormat::F32, WeightOrder::Interleaved), (CacheFormat::F16, WeightOrder::ByOutput)]
             {
-                let heads =
-                    AttentionShape { heads, kv_heads, key_length, value_length, context: 147, format, order };
+                let heads = AttentionShape {
+                    heads,
+                    kv_heads,
+                    key_length,
+                    value_length,
+                    context: 147,
+                    format,
+                    cache_order: order,
+                };
                 let sequence = Sequence::new(heads, 147, cap, window);
                 let expected: Vec<f32> = (0..147).flat_map(|position| sequence.reference(position)).collect();
                 for storage in [Storage::Linear, Storage::Buffer] {

@@ -44,7 +44,7 @@ fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
 
 /// Returns the integer sums and the results of a matmul, each [tokens, rows].
 fn oracle(packed: PackedFormat, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f32>) {
-    let length = matrix.length;
+    let length = matrix.row_length;
     let weights: Vec<(Vec<i32>, f32)> = (0..matrix.rows)
         .map(|row| {
             let mut values = vec![0.0; length];
@@ -80,7 +80,7 @@ fn both_phases_equal_the_integers_of_the_oracle() {
             [(Format::F16, 100, 1024), (Format::Q8_0, 36, 9472), (Format::F32, 8, 96)]
         {
             let bytes = bytes(format, rows, length, 5);
-            let matrix = Matrix { format, length, rows, bytes: &bytes };
+            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
             let [row8, row4] = [PackedFormat::Row8, PackedFormat::Row4];
             for (packed, tokens) in [(row8, 1), (row4, 1), (row8, 37), (row4, 37)] {
                 let input = numbers(tokens * length, 3);
@@ -115,7 +115,7 @@ fn nan_in_a_row_only_affects_its_result() {
     let mut values = numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
-    let matrix = Matrix { format: Format::F32, length: 64, rows: 8, bytes };
+    let matrix = Matrix { format: Format::F32, row_length: 64, rows: 8, bytes };
     for packed in [PackedFormat::Row8, PackedFormat::Row4] {
         let made = converted(&gpu, matrix, packed, Tiling::DEFAULT);
         let own: Vec<f32> = run_matmul(&gpu, &made, &numbers(64, 2), Phase::Decode, false);

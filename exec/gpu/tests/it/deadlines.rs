@@ -30,11 +30,11 @@ fn busy_kernel() -> String {
 fn gpu_that_times_out_stays_lost() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let tensor = gpu.zeros("a tensor", 16).unwrap();
-    gpu.set_deadline(Duration::ZERO);
+    gpu.set_timeout(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
     // A longer deadline does not make the device usable again.
-    gpu.set_deadline(Duration::from_mins(1));
+    gpu.set_timeout(Duration::from_mins(1));
     let error = gpu.write(&tensor, &[1.0f32]).unwrap_err();
     assert!(matches!(&error, GpuError::Lost { why } if why.contains("did not finish")), "{error}");
 }
@@ -46,10 +46,10 @@ fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
         eprintln!("SKIPPED: a software driver computes during the submission itself");
         return;
     }
-    gpu.set_deadline(Duration::from_millis(50));
-    let (params, out) = (gpu.params().unwrap(), gpu.zeros("out", 16).unwrap());
-    gpu.write(&params, &[Params { end: STEPS, ..Params::pass(1, 0) }]).unwrap();
-    let launch = gpu.launch("busy", &busy_kernel(), &[&params, &out], [1, 1, 1]).unwrap();
+    gpu.set_timeout(Duration::from_millis(50));
+    let (params, out) = (gpu.create_params_buffer().unwrap(), gpu.zeros("out", 16).unwrap());
+    gpu.write(&params, &[Params { end: STEPS, ..Params::for_pass(1, 0) }]).unwrap();
+    let launch = gpu.prepare_launch("busy", &busy_kernel(), &[&params, &out], [1, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let begin = wall_nanos();
     let error = gpu.wait("a submission").unwrap_err();

@@ -9,33 +9,33 @@ use crate::gpu::open_alone;
 
 /// Returns integers that f16 represents exactly, one for each element.
 fn values(shape: &Shape) -> Vec<f32> {
-    (0..shape.texels() * 4).map(|at| (at % 1000) as f32 - 500.0).collect()
+    (0..shape.texel_count() * 4).map(|at| (at % 1000) as f32 - 500.0).collect()
 }
 
 /// Copies values to a layout and back. Returns the values before and after.
 fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
-    let params = gpu.params().unwrap();
-    gpu.write(&params, &[Params::pass(0, 0)]).unwrap();
+    let params = gpu.create_params_buffer().unwrap();
+    gpu.write(&params, &[Params::for_pass(0, 0)]).unwrap();
     let sent = values(shape);
     let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.zeros("to", sent.len() as u64 * 4).unwrap());
-    let there = reorder::kernel(shape, Storage::Linear, storage);
-    let back = reorder::kernel(shape, storage, Storage::Linear);
+    let there = reorder::wgsl_source(shape, Storage::Linear, storage);
+    let back = reorder::wgsl_source(shape, storage, Storage::Linear);
     let groups = reorder::workgroup_count(shape);
     let extent = storage.object_extent(shape);
-    let buffer = gpu.zeros("between", u64::from(shape.texels()) * 16).unwrap();
+    let buffer = gpu.zeros("between", u64::from(shape.texel_count()) * 16).unwrap();
     let view;
     let between = match storage {
         Storage::Buffer | Storage::Linear => Binding::Buffer(&buffer),
         Storage::Texture2d | Storage::Texture3d => {
-            view = gpu.texture("between", storage, extent).unwrap();
+            view = gpu.create_texture("between", storage, extent).unwrap();
             Binding::Texture(&view)
         }
     };
     let first = [Binding::Buffer(&params), Binding::Buffer(&from), between];
     let second = [Binding::Buffer(&params), between, Binding::Buffer(&to)];
     let launches = [
-        gpu.launch_with("there", &there, &first, groups).unwrap(),
-        gpu.launch_with("back", &back, &second, groups).unwrap(),
+        gpu.prepare_launch_with("there", &there, &first, groups).unwrap(),
+        gpu.prepare_launch_with("back", &back, &second, groups).unwrap(),
     ];
     gpu.submit(&launches).unwrap();
     (sent.clone(), gpu.read(&to, sent.len()).unwrap())

@@ -68,7 +68,7 @@ impl Case {
     }
 
     fn matrix(&self) -> Matrix<'_> {
-        Matrix { format: self.format, length: self.length, rows: self.rows, bytes: &self.bytes }
+        Matrix { format: self.format, row_length: self.length, rows: self.rows, bytes: &self.bytes }
     }
 
     fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, integers: bool) -> Vec<T> {
@@ -127,7 +127,7 @@ fn matmuls_equal_the_oracle_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        for (packed, format) in PackedFormat::OF_FILE {
+        for (packed, format) in PackedFormat::FILE_FORMATS {
             // Rows and tokens that do not fill a tile.
             let [one, many] = [1, 37].map(|tokens| Case::new(format, 100, 768, tokens));
             let mut worst = [0.0f32; 2];
@@ -185,7 +185,8 @@ fn both_phases_have_the_same_integers() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        let quantised = PackedFormat::OF_FILE.into_iter().filter(|(packed, _)| packed.block_length() > 0);
+        let quantised =
+            PackedFormat::FILE_FORMATS.into_iter().filter(|(packed, _)| packed.block_length() > 0);
         for (_, format) in quantised {
             let case = Case::new(format, 64, 1024, 1);
             let mut seen: Option<Vec<i32>> = None;
@@ -206,7 +207,8 @@ fn formats_and_dimensions_without_a_kernel_are_refused() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let upload = |format: Format, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length as u64).unwrap().0 as usize];
-        GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::DEFAULT).unwrap_err()
+        GpuMatrix::upload(&gpu, Matrix { format, row_length: length, rows, bytes: &bytes }, Tiling::DEFAULT)
+            .unwrap_err()
     };
     let error = upload(Format::Q2K, 4, 256).to_string();
     assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");

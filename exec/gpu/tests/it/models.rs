@@ -228,7 +228,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.gain = 0.5;
-    options.rope_frequencies = architecture == Architecture::Llama;
+    options.add_rope_freqs = architecture == Architecture::Llama;
     options.shape = ModelShape {
         architecture,
         layers: Layers(4),
@@ -304,7 +304,7 @@ fn run_continues_when_the_gpu_fails() {
     let expected = expected(&weights, &tokens, CACHE);
     let failures: [(Failure, &str); 3] = [
         (Gpu::destroy, "the GPU was lost"),
-        (|gpu| gpu.set_deadline(Duration::ZERO), "the GPU did not finish a copy from the GPU"),
+        (|gpu| gpu.set_timeout(Duration::ZERO), "the GPU did not finish a copy from the GPU"),
         // Not even the download of the next row can be allocated.
         (|gpu| gpu.set_memory_limit(gpu.memory_used()), "has too little memory for a copy from the GPU"),
     ];
@@ -336,7 +336,7 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
         Some((layers, gpu.memory_used()))
     };
     let Some((layers, taken)) = upload(1 << 30) else { return };
-    let [weight_bytes, kv_cache_bytes] = layers.unwrap().bytes();
+    let [weight_bytes, kv_cache_bytes] = layers.unwrap().weight_and_cache_bytes();
     assert!(taken > weight_bytes + kv_cache_bytes, "{taken} of {weight_bytes} and {kv_cache_bytes}");
     let (layers, left) = upload(taken / 2).unwrap();
     let error = layers.unwrap_err();

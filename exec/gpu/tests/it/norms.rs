@@ -3,7 +3,7 @@
 //! The bound is 1e-6 of the largest element, which is the rounding error of f32.
 
 use hearth_gpu::Gpu;
-use hearth_gpu::device::{Params, Tensor};
+use hearth_gpu::device::{GpuBuffer, Params};
 use hearth_gpu::kernels::norm::NormKernel;
 
 use crate::gpu::{alone, numbers, open, relative_difference};
@@ -41,12 +41,12 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
         normalises_hidden: true,
         capabilities: gpu.capabilities(),
     };
-    let params = gpu.params().unwrap();
-    gpu.write(&params, &[Params::pass(TOKENS as u32, 0)]).unwrap();
+    let params = gpu.create_params_buffer().unwrap();
+    gpu.write(&params, &[Params::for_pass(TOKENS as u32, 0)]).unwrap();
     let upload = |values: &[f32]| gpu.upload("rows", values).unwrap();
     let tensors = [upload(&hidden), upload(&change), upload(&post), upload(&weight), upload(&hidden)];
-    let bound: Vec<&Tensor> = std::iter::once(&params).chain(&tensors).collect();
-    let launch = gpu.launch("norm", &kernel.kernel(), &bound, [TOKENS as u32, 1, 1]).unwrap();
+    let bound: Vec<&GpuBuffer> = std::iter::once(&params).chain(&tensors).collect();
+    let launch = gpu.prepare_launch("norm", &kernel.wgsl_source(), &bound, [TOKENS as u32, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();
     let (sums, norms) = reference(&hidden, &change, [&post, &weight], width);
     for (own, expected) in [(&tensors[0], sums), (&tensors[4], norms)] {
@@ -61,7 +61,7 @@ fn norms_equal_the_reference_in_every_variant() {
     let _alone = alone();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
-        assert!(!(mask.no_subgroups && gpu.capabilities().subgroups.is_some()));
+        assert!(!(mask.no_subgroups && gpu.capabilities().subgroup_size_range.is_some()));
         // Fewer slices than threads, as many, and more.
         for width in [12, 256, 1000] {
             check(&gpu, width, what);

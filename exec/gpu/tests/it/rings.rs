@@ -14,7 +14,7 @@ use hearth_runtime::sampler::greedy;
 use hearth_runtime::{BackendFactory, UploadProgress};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Record, Resource, StepKind};
 
 use crate::gpu::open_alone;
 use crate::models::{Warnings, golden, models, tokens, warning_sink};
@@ -82,8 +82,8 @@ fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
 /// Returns the processors that computed the first layers and the output in a pass.
 fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
     let of_gpu = |record: &&Record| {
-        let layers = record.kind == Kind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
-        record.pass == pass && (layers || record.kind == Kind::Output)
+        let layers = record.kind == StepKind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
+        record.pass == pass && (layers || record.kind == StepKind::Output)
     };
     records.iter().filter(of_gpu).map(|record| record.resource).collect()
 }
@@ -106,7 +106,7 @@ fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
         assert_eq!(resources(records, pass), [expected; 2], "pass {pass}");
     }
     // A step of the CPU has its cost.
-    let costs = records.iter().filter(|record| record.kind == Kind::Compute && record.pass == 3);
+    let costs = records.iter().filter(|record| record.kind == StepKind::Compute && record.pass == 3);
     assert!(costs.clone().count() == 1 && costs.clone().all(|record| record.cost.is_some()));
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
-use hearth_ring::wire::activations::round;
+use hearth_ring::wire::activations::round_to_f16;
 use hearth_runtime::{
     Backend, BackendOptions, CacheFormat, CacheOptions, InputOutputLayers, Oracle, Stage, Weights,
 };
@@ -86,7 +86,7 @@ fn embeddings(weights: &Arc<Weights>, count: u32, seed: u32) -> Vec<f32> {
 fn sequences_have_caches_of_their_own() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
-    let (kernels, taken) = (gpu.compiled_kernels(), gpu.memory_used());
+    let (kernels, taken) = (gpu.compiled_kernel_count(), gpu.memory_used());
     assert!(kernels > 0);
     // Passes of different lengths, in which the sequences take turns.
     for (sequence, first, count) in [
@@ -102,7 +102,7 @@ fn sequences_have_caches_of_their_own() {
     ] {
         pair.check(sequence, first, count, sequence + first);
     }
-    let after = (gpu.compiled_kernels(), gpu.memory_used());
+    let after = (gpu.compiled_kernel_count(), gpu.memory_used());
     assert_eq!(after, (kernels, taken), "a pass compiles and allocates nothing");
 }
 
@@ -144,17 +144,17 @@ fn rolled_back_nan_does_not_affect_later_passes() {
 #[test]
 fn rows_rounded_after_every_layer_equal_the_oracle() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
-    let mut pair = Pair::new(&gpu, Some(round));
-    let (bytes, kernels, taken) = (pair.gpu.kv_cache_bytes(), gpu.compiled_kernels(), gpu.memory_used());
+    let mut pair = Pair::new(&gpu, Some(round_to_f16));
+    let (bytes, kernels, taken) = (pair.gpu.kv_cache_bytes(), gpu.compiled_kernel_count(), gpu.memory_used());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         pair.check(0, first, count, first);
         assert_eq!(pair.gpu.kv_cache_bytes(), bytes, "memory is allocated at the start");
-        let after = (gpu.compiled_kernels(), gpu.memory_used());
+        let after = (gpu.compiled_kernel_count(), gpu.memory_used());
         assert_eq!(after, (kernels, taken), "a pass compiles and allocates nothing");
     }
     // Rows are saved once per window, whether they are rounded between layers or not.
     let plain = Pair::new(&gpu, None).gpu.kv_cache_bytes();
-    let kept = BackendOptions::saved_row_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
+    let kept = BackendOptions::max_saved_hidden_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
     assert_eq!(bytes, plain);
     assert!(kept > 0 && bytes > kept, "{kept} of {bytes}");
 }
@@ -166,7 +166,7 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
         let Some(gpu) = open(CapabilityMask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");
         let part = BackendOptions {
-            rounding: Some(round),
+            rounding: Some(round_to_f16),
             ..backend_options(&weights, &windows(), &windows(), CACHE)
         };
         let (mut backend, warnings) = gpu_backend(&gpu, part, Tiling::DEFAULT.into());
@@ -183,7 +183,7 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
                     (&mut oracle as &mut dyn Backend, &mut expected),
                 ] {
                     backend.forward(2, layer..layer + 1, rows, first);
-                    round(rows);
+                    round_to_f16(rows);
                 }
             }
             let off = relative_rms(&own, &expected);

@@ -3,7 +3,7 @@
 use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::tuning::{self, TunedTilings, candidates};
 use hearth_gpu::{CapabilityMask, measure};
-use hearth_profiles::measure::Effort;
+use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::{Bytes, Format, Sourced};
 
 use crate::gpu::open_alone;
@@ -11,7 +11,7 @@ use crate::gpu::open_alone;
 #[test]
 fn fastest_candidate_is_stored_for_the_adapter() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
-    let timed = tuning::measure(&gpu).unwrap();
+    let timed = tuning::time_candidates(&gpu).unwrap();
     assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
     assert!(timed.iter().all(|timed| timed.seconds.len() == 6));
@@ -31,7 +31,8 @@ fn measured_profile_has_all_values_of_a_device_document() {
     let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
     let formats = [Format::Q4K, Format::F16, Format::Q2K];
     let profile =
-        measure::measure(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &Effort::minimal()).unwrap();
+        measure::measure(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &MeasurementOptions::minimal())
+            .unwrap();
     // There is no kernel for the third format.
     assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
     let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);

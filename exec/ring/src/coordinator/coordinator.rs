@@ -25,7 +25,7 @@ use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft};
+use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft_model};
 use crate::wire::{
     BrokenLink, DataConnector, DataEvent, EpochConfig, Frame, Message, PeerAddress, Transport,
 };
@@ -33,7 +33,7 @@ use hearth_runtime::backend_factory::UploadProgress;
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for connecting to a neighbour that has just reported that it is prepared.
-const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
+const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// The time that a request waits for a lost device to return. source: assumed, acceptable in the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -61,7 +61,7 @@ impl<T: Transport> Coordinator<T> {
         session: u64,
     ) -> Result<Self> {
         model.check(&plan)?;
-        check_draft(&plan, &model, options.draft.as_deref())?;
+        check_draft_model(&plan, &model, options.draft.as_deref())?;
         let mut connections = WorkerConnections::new(transport, session, inbox);
         for device in plan.devices.iter().skip(1) {
             connections.open(&plan, device).await?;
@@ -142,7 +142,7 @@ impl<T: Transport> Coordinator<T> {
                     queue = more.into();
                 }
             }
-            if self.reconfiguration.recovery.is_running() {
+            if self.reconfiguration.recovery.is_ring_running() {
                 return Ok(());
             }
             steps = match timeout_at(self.reconfiguration.ready_deadline, self.events.recv()).await {
@@ -212,7 +212,7 @@ impl<T: Transport> Coordinator<T> {
                 let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
                 receivers.push(PeerAddress { device_index: to as u16, address });
             }
-            let config = EpochConfig { epoch, device_index, first_pass, head, receivers };
+            let config = EpochConfig { epoch, device_index, first_pass, head_address: head, receivers };
             worker.send(Frame { message: Message::Configure(config), payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
@@ -337,7 +337,7 @@ impl<T: Transport> Coordinator<T> {
     /// Handles the loss of a worker. Closes its connection, so that the worker, once back, can serve a head.
     pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
         self.connections.workers.remove(name);
-        if !self.reconfiguration.recovery.has_begun() {
+        if !self.reconfiguration.recovery.has_ever_run() {
             return Err(error);
         }
         Ok(self.react(Event::DeviceLost { device: name.into(), since, reason: error.to_string() }))

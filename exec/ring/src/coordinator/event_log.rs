@@ -101,7 +101,7 @@ impl EventLog {
             }
             for mut reading in lines.readings {
                 if usize::from(reading.device) == ring_index && self.readings.len() < MAX_LINES {
-                    (reading.device, reading.at) = (index, shift(reading.at));
+                    (reading.device, reading.time_ns) = (index, shift(reading.time_ns));
                     self.readings.push(reading);
                 }
             }
@@ -130,7 +130,7 @@ impl EventLog {
     /// Creates an event that starts now.
     fn run_event(&self, kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
         let (device, start) = (device.map(str::to_owned), self.now());
-        RunEvent { kind, device, start, end: None, what, plan_digest: None }
+        RunEvent { kind, device, start, end: None, details: what, plan_digest: None }
     }
 
     fn add_event(&mut self, run_event: RunEvent, new_plan: Option<&Plan>) {

@@ -97,7 +97,7 @@ async fn run<T: Transport>(
 ) -> Result<()> {
     loop {
         let progress = match pipeline.advance(coordinator).await? {
-            Progress::Idle if pipeline.generation.is_over() => return Ok(()),
+            Progress::Idle if pipeline.generation.is_finished() => return Ok(()),
             Progress::Idle => {
                 let limit = coordinator.options.pass_timeout;
                 let deadline = pipeline.next_deadline(limit, coordinator.plan().rounds);
@@ -168,8 +168,8 @@ fn header<T: Transport>(
             name: name.clone(),
             profile_digest: None,
             memory_total: facts.memory_total,
-            kernel: Some(facts.kernel).filter(|kernel| !kernel.is_empty()),
-            unvalidated: None,
+            os_and_kernel: Some(facts.os_and_kernel).filter(|kernel| !kernel.is_empty()),
+            unvalidated_parts: None,
             policy: None,
         }
     });

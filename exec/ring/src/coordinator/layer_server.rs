@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::error::{Result, protocol_error};
 use crate::execution::LocalModel;
 use crate::wire::{
-    ByteStream, FileLengths, Frame, Message, WRITE_DEADLINE, WorkerFacts, send_welcome, with_deadline,
+    ByteStream, FileLengths, Frame, Message, WRITE_TIMEOUT, WorkerFacts, send_welcome, with_timeout,
 };
-use hearth_runtime::fetched::{CHUNK_BYTES, hash};
+use hearth_runtime::fetched_file::{CHUNK_BYTES, sha256};
 
 /// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
@@ -18,12 +18,13 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
         let read = Frame::read(&mut stream, 0);
-        let request = with_deadline(IDLE_DEADLINE, "a request for layers", read).await??;
+        let request = with_timeout(IDLE_DEADLINE, "a request for layers", read).await??;
         let reply = match request.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::ListFiles) => {
                 let sizes = model.weights.model().sizes.iter();
-                let files = sizes.map(|size| FileLengths { file: size.file_bytes, header: size.data_start });
+                let files = sizes
+                    .map(|size| FileLengths { file_bytes: size.file_bytes, header_bytes: size.data_start });
                 Frame::from(Message::Files { files: files.collect() })
             }
             Some(Message::GetChunk { file, chunk }) => {
@@ -40,7 +41,7 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
                 return Err(protocol_error("a fetching worker", what));
             }
         };
-        with_deadline(WRITE_DEADLINE, "sending layers", reply.write(&mut stream)).await??;
+        with_timeout(WRITE_TIMEOUT, "sending layers", reply.write(&mut stream)).await??;
     }
 }
 
@@ -48,6 +49,6 @@ fn read_chunk(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
     let bytes = model.weights.mappings().nth(usize::from(file))?;
     let start = usize::try_from(chunk.checked_mul(CHUNK_BYTES)?).ok()?;
     let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK_BYTES as usize)?))?.to_vec();
-    let message = Message::Chunk { file, chunk, hash: hash(&payload) };
+    let message = Message::Chunk { file, chunk, hash: sha256(&payload) };
     Some(Frame { message, payload })
 }

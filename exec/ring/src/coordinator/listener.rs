@@ -14,15 +14,15 @@ use super::layer_server;
 use crate::error::Result;
 use crate::execution::LocalModel;
 use crate::wire::{
-    ByteStream, DataSink, Listener, OpenEpoch, PendingConnection, PendingConnections, Purpose,
-    SharedOpenEpoch, Transport, accept_activations, bind, read_hello, refuse,
+    ByteStream, DataSink, Listener, PendingConnection, PendingConnections, PreparedEpoch, Purpose,
+    SharedPreparedEpoch, Transport, accept_activations, bind, read_hello, refuse,
 };
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct HeadListener {
     pub(super) address: String,
-    open_epoch: SharedOpenEpoch,
+    open_epoch: SharedPreparedEpoch,
     task: JoinHandle<()>,
 }
 
@@ -36,14 +36,14 @@ impl HeadListener {
         model: Arc<LocalModel>,
     ) -> Result<Self> {
         let listener = bind(transport, &listen_address(planned, transport.is_encrypted(), local_ips)).await?;
-        let (address, open_epoch) = (listener.address(), SharedOpenEpoch::default());
+        let (address, open_epoch) = (listener.address(), SharedPreparedEpoch::default());
         let task = tokio::spawn(accept(listener, open_epoch.clone(), model));
         Ok(Self { address, open_epoch, task })
     }
 
     /// Accepts only activations of this epoch from now on.
     pub(super) fn open(&self, session: u64, epoch: u32, sink: DataSink) {
-        self.open_epoch.send_replace(Some(OpenEpoch { session, epoch, sink }));
+        self.open_epoch.send_replace(Some(PreparedEpoch { session, epoch, sink }));
     }
 }
 
@@ -53,7 +53,7 @@ impl Drop for HeadListener {
     }
 }
 
-async fn accept(mut listener: impl Listener, open_epoch: SharedOpenEpoch, model: Arc<LocalModel>) {
+async fn accept(mut listener: impl Listener, open_epoch: SharedPreparedEpoch, model: Arc<LocalModel>) {
     let mut pending = PendingConnections::default();
     loop {
         let Ok(stream) = listener.accept().await else {
@@ -67,7 +67,7 @@ async fn accept(mut listener: impl Listener, open_epoch: SharedOpenEpoch, model:
 
 async fn serve_connection(
     mut stream: impl ByteStream,
-    open_epoch: SharedOpenEpoch,
+    open_epoch: SharedPreparedEpoch,
     model: Arc<LocalModel>,
     connection: PendingConnection,
 ) {

@@ -64,7 +64,7 @@ impl Reconfiguration {
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
             RecoveryPolicy::Fail => Err(NoPlan { reason: "this run does not plan again".into() }),
-            RecoveryPolicy::Spread => self.recovery.spread_layers(),
+            RecoveryPolicy::Spread => self.recovery.redistribute_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };
         match found.map(|plan| (model.check(&plan), plan)) {

@@ -52,7 +52,7 @@ impl GenerationRequest {
     /// Returns the generator of the request's passes. Fails if the plan cannot run the request.
     pub fn generation(&self, plan: &Plan) -> Result<Generation> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
-        let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
+        let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {
             let what = format!("{count} concurrent sequences, but the plan has caches for 1 to {planned}");
             return refuse(what, "plan with more `sequences`");

@@ -97,7 +97,7 @@ impl<T: Transport> Ring<T> {
     fn take_coordinator(&mut self) -> Result<Box<Coordinator<T>>> {
         self.coordinator
             .take()
-            .ok_or_else(|| RingError::plan("a request whose future was dropped is still running"))
+            .ok_or_else(|| RingError::invalid_plan("a request whose future was dropped is still running"))
     }
 
     /// Returns a handle that cancels the active request.

@@ -63,7 +63,7 @@ pub struct ServeOptions {
     pub draft_tokens: u32,
     /// Tokens that end a sequence.
     pub stop_tokens: Vec<u32>,
-    pub on_report: Option<OnTraceLines>,
+    pub on_trace_lines: Option<OnTraceLines>,
 }
 
 impl ServeOptions {
@@ -136,7 +136,7 @@ impl<T: Transport> Scheduler<'_, T> {
             self.rejoin_lost_devices().await?;
             self.admit_queued()?;
             let progress = match self.pipeline.advance(self.coordinator).await? {
-                Progress::Idle if !self.is_open && self.pipeline.generation.is_over() => return Ok(()),
+                Progress::Idle if !self.is_open && self.pipeline.generation.is_finished() => return Ok(()),
                 Progress::Idle => self.wait(request_rx).await?,
                 progress => progress,
             };
@@ -223,7 +223,7 @@ impl<T: Transport> Scheduler<'_, T> {
                 continue;
             }
             let entered =
-                self.pipeline.generation.enter_request(slot, prompt.len() as u32, common, max_new_tokens);
+                self.pipeline.generation.admit_request(slot, prompt.len() as u32, common, max_new_tokens);
             let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
             self.coordinator.runner()?.set_sampler(slot, sampler);
             self.request_count += 1;
@@ -258,7 +258,7 @@ impl<T: Transport> Scheduler<'_, T> {
     /// Reconnects lost devices before a request starts on an idle ring. The caches of the new ring are empty.
     async fn rejoin_lost_devices(&mut self) -> Result<()> {
         let pipeline = &self.pipeline;
-        let is_idle = pipeline.generation.is_over() && pipeline.is_empty();
+        let is_idle = pipeline.generation.is_finished() && pipeline.is_empty();
         let is_due = Instant::now() >= self.rejoin_at && !self.queue.is_empty();
         if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
             return Ok(());
@@ -282,7 +282,7 @@ impl<T: Transport> Scheduler<'_, T> {
             pipeline.reports.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));
         }
         for (name, lines) in pipeline.reports.iter_mut().flat_map(|reports| reports.drain(..)) {
-            if let Some(on_report) = &self.options.on_report {
+            if let Some(on_report) = &self.options.on_trace_lines {
                 on_report(&name, &lines);
             }
         }

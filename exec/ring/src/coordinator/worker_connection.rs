@@ -1,7 +1,7 @@
 //! The head's control connection to one worker: sends messages, reads replies, and detects the loss of the worker.
 //!
 //! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as lost
-//! when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT`]. Received frames go to the head's inbox with
+//! when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT_NS`]. Received frames go to the head's inbox with
 //! the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. The
 //! clock offset is estimated from the shortest round trip of a ping.
 
@@ -19,14 +19,14 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Result, RingError};
 use crate::execution::check_digests;
 use crate::wire::{
-    DataEvent, Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts,
+    DataEvent, Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, Transport, WRITE_TIMEOUT, WorkerFacts,
     open_connection,
 };
 use hearth_runtime::clock::wall_nanos;
 
-const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
+const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL_NS);
 /// A worker counts as lost if no frame arrives for this time.
-const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT);
+const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// Number of pings that measure the clock offset before a request.
 const OFFSET_PINGS: u64 = 8;
 
@@ -98,7 +98,7 @@ impl Monitor {
 async fn write_frames<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {
     while let Some(frame) = frames.recv().await {
         // A worker that does not read sends no pongs either, so the heartbeat reports it as lost.
-        if !matches!(timeout(WRITE_DEADLINE, frame.write(&mut stream)).await, Ok(Ok(()))) {
+        if !matches!(timeout(WRITE_TIMEOUT, frame.write(&mut stream)).await, Ok(Ok(()))) {
             return;
         }
     }

@@ -31,12 +31,12 @@ const GOODBYE_DEADLINE: Duration = Duration::from_millis(500);
 pub struct MdnsScope {
     pub port: u16,
     /// Whether to announce and listen on the loopback interface only.
-    pub loopback: bool,
+    pub loopback_only: bool,
 }
 
 impl Default for MdnsScope {
     fn default() -> Self {
-        Self { port: mdns_sd::MDNS_PORT, loopback: false }
+        Self { port: mdns_sd::MDNS_PORT, loopback_only: false }
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Daemon(pub(super) ServiceDaemon);
 impl Daemon {
     pub(super) fn start(scope: MdnsScope) -> Result<Daemon, AnnouncementError> {
         let daemon = Daemon(ServiceDaemon::new_with_port(scope.port)?);
-        if scope.loopback {
+        if scope.loopback_only {
             daemon.0.disable_interface(IfKind::All)?;
             daemon.0.enable_interface(IfKind::LoopbackV4)?;
         }

@@ -24,7 +24,7 @@ use tokio::io::DuplexStream;
 
 use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
 use crate::wire::ByteStream;
-use hearth_runtime::clock::machine_nanos;
+use hearth_runtime::clock::machine_clock_nanos;
 
 /// Limits of the messages (chunks) in flight. source: assumed; larger than the activations of a common batch
 const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 1 << 20, chunks: 256 };
@@ -48,8 +48,8 @@ pub struct EmulatedPath {
     #[serde(default)]
     pub bandwidth: Option<BytesPerSecond>,
     /// The file of a shared medium; absent if the medium is not shared.
-    #[serde(default)]
-    pub medium: Option<PathBuf>,
+    #[serde(rename = "medium", default)]
+    pub shared_medium_file: Option<PathBuf>,
     /// The seed of random delays.
     #[serde(default)]
     pub seed: u64,
@@ -104,7 +104,7 @@ impl Shaper for PathShaper {
 
     fn shape<S: ByteStream>(&self, path: EmulatedPath, stream: S) -> io::Result<DuplexStream> {
         let mut pacer = Pacer::new(path, &self.connection_count)?;
-        let arrival = move |bytes| pacer.arrival(machine_nanos(), bytes);
+        let arrival = move |bytes| pacer.arrival(machine_clock_nanos(), bytes);
         delay_outgoing(stream, LIMITS, arrival, |mut waiting, arrived| {
             let forward = move || {
                 set_timer_slack();
@@ -139,7 +139,7 @@ impl Pacer {
         let connection = connection_count.fetch_add(1, Ordering::Relaxed) & 0xffff;
         random.set_stream((path.rng_stream << 16) | connection);
         let open = |path| File::options().read(true).write(true).open(path);
-        let medium = path.medium.as_ref().map(open).transpose()?;
+        let medium = path.shared_medium_file.as_ref().map(open).transpose()?;
         Ok(Self { path, medium, random, free_at: 0, last_arrival: 0 })
     }
 
@@ -206,7 +206,7 @@ fn normal(random: &mut ChaCha8Rng) -> f64 {
 }
 
 fn sleep_until(at: u64) {
-    let now = machine_nanos();
+    let now = machine_clock_nanos();
     if at > now {
         std::thread::sleep(Duration::from_nanos(at - now));
     }
@@ -277,10 +277,10 @@ mod tests {
             ..EmulatedPath::with_latency(Seconds(0.02))
         };
         let paths: PathLookup = Arc::new(move |_| Ok(path.clone()));
-        let begin = machine_nanos();
+        let begin = machine_clock_nanos();
         check_frames_arrive_whole(EmulatedTransport::new(MemoryTransport::default(), paths), || ()).await;
         // 1.5 MB at 100 MB/s and 20 ms.
-        assert!(machine_nanos() - begin >= 35_000_000, "{}", machine_nanos() - begin);
+        assert!(machine_clock_nanos() - begin >= 35_000_000, "{}", machine_clock_nanos() - begin);
     }
 
     #[test]
@@ -290,10 +290,10 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         let path = EmulatedPath {
             overhead: Seconds(0.01),
-            medium: Some(file.clone()),
+            shared_medium_file: Some(file.clone()),
             ..EmulatedPath::with_latency(Seconds(0.01))
         };
-        let begin = machine_nanos();
+        let begin = machine_clock_nanos();
         let senders: Vec<_> = (0..3)
             .map(|_| {
                 let path = path.clone();

@@ -122,8 +122,8 @@ pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -
 }
 
 /// Checks that the head has the draft model of the plan, if the plan has one.
-pub fn check_draft(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<()> {
-    let refuse = |what: String, hint: &str| Err(RingError::plan_with_hint(what, hint));
+pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<()> {
+    let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
     let Some(planned) = &plan.draft else { return Ok(()) };
     let Some(draft) = draft else {
         let what = format!("the plan drafts with `{}`", planned.model.name);
@@ -153,7 +153,7 @@ fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
         return Ok(());
     };
     let (draft, model) = (&draft.profile.name, &model.profile.name);
-    Err(RingError::plan_with_hint(
+    Err(RingError::invalid_plan_with_hint(
         format!("`{draft}` cannot draft for `{model}`: it has {reason}"),
         "give a draft model of the same family, with the same tokenizer",
     ))

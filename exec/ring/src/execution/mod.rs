@@ -8,7 +8,7 @@ mod runner;
 mod sampling;
 
 pub use compute_mode::ComputeMode;
-pub use drafter::{check_draft, plan_with_draft};
+pub use drafter::{check_draft_model, plan_with_draft};
 pub use model::{LocalModel, check_digests, check_executable, facts_without_model};
 pub use recorder::TraceLines;
 pub use runner::{Outbox, PassOutput, StageRunner};

@@ -72,8 +72,8 @@ impl LocalModel {
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
         let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
         let (windows, embedding) = (gpu_windows(plan, device_index).len(), self.profile.shape.embedding);
-        let kept = BackendOptions::saved_row_bytes(windows, cache_options(plan), embedding);
-        let available = measure::memory::available();
+        let kept = BackendOptions::max_saved_hidden_bytes(windows, cache_options(plan), embedding);
+        let available = measure::memory::available_memory();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl LocalModel {
              has {available}",
             plan.context, cache
         );
-        Err(RingError::plan_with_hint(what, "plan with a smaller `context`"))
+        Err(RingError::invalid_plan_with_hint(what, "plan with a smaller `context`"))
     }
 
     /// Creates the stage of a device: its layers with their KV cache, and on the head also the embedding and the
@@ -102,17 +102,19 @@ impl LocalModel {
         gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<InputOutputLayers>)> {
         if device_index == 0 && !self.weights.is_complete() {
-            return Err(RingError::plan("a head needs the whole model, but only some layers were fetched"));
+            return Err(RingError::invalid_plan(
+                "a head needs the whole model, but only some layers were fetched",
+            ));
         }
         self.check_memory(plan, device_index)?;
         let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
         let cache = cache_options(plan);
         let input_output =
             (device_index == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));
-        let output_on_gpu = device_index == 0 && plan.output == Processor::Gpu;
+        let output_on_gpu = device_index == 0 && plan.output_processor == Processor::Gpu;
         let gpu_layers = gpu_windows(plan, device_index);
         let rounding: Option<fn(&mut [f32])> = match plan.activations {
-            ActivationFormat::F16 => Some(activations::round),
+            ActivationFormat::F16 => Some(activations::round_to_f16),
             ActivationFormat::F32 => None,
         };
         let (weights, owned_layers) = (self.weights.clone(), plan.windows(device_index));
@@ -123,7 +125,7 @@ impl LocalModel {
             let backend_factory = self.backend_factory.as_ref().ok_or_else(|| {
                 let what =
                     format!("the plan has GPU layers on `{name}`, but this device computes only on its CPU");
-                RingError::plan_with_hint(what, "plan with `gpu_layers: 0`")
+                RingError::invalid_plan_with_hint(what, "plan with `gpu_layers: 0`")
             })?;
             let backend = backend_factory.create(BackendOptions {
                 weights: weights.clone(),
@@ -136,7 +138,8 @@ impl LocalModel {
                 fallback_to_cpu: gpu_options.fallback_to_cpu,
                 progress: gpu_options.progress.clone(),
             });
-            let backend = backend.map_err(|reason| RingError::plan(format!("on `{name}`: {reason}")))?;
+            let backend =
+                backend.map_err(|reason| RingError::invalid_plan(format!("on `{name}`: {reason}")))?;
             Stage::new(weights, &owned_layers, cache, backend)?
         };
         let stage = rounding.into_iter().fold(stage, Stage::with_rounding);
@@ -181,15 +184,15 @@ pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
 pub fn facts_without_model() -> WorkerFacts {
     WorkerFacts {
         version: env!("CARGO_PKG_VERSION").into(),
-        memory_total: measure::memory::total().0,
-        kernel: hearth_runtime::profile::os_and_kernel(),
+        memory_total: measure::memory::total_memory().0,
+        os_and_kernel: hearth_runtime::profile::os_and_kernel(),
         ..WorkerFacts::default()
     }
 }
 
 /// Checks that a plan can be executed, and not only simulated.
 pub fn check_executable(plan: &Plan) -> Result<()> {
-    plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::plan(reason)))
+    plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::invalid_plan(reason)))
 }
 
 /// Checks that a device has the model of the plan: the digest of the file must match, or of the shape if the

@@ -2,7 +2,7 @@
 //!
 //! Times are nanoseconds on this process's own clock. The head adds the clock offset of each device to its records.
 
-use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
+use hearth_schema::trace::{Counter, Reading, Record, Resource, StepKind};
 
 use hearth_runtime::clock::wall_nanos;
 use hearth_runtime::read_counter::ReadCounter;
@@ -30,7 +30,7 @@ pub struct Recorder {
 impl Recorder {
     /// Creates the recorder of the device with this index in the ring.
     pub fn new(device: u16) -> Self {
-        let counter = ReadCounter::of_this_process();
+        let counter = ReadCounter::for_current_process();
         Self { device, lines: TraceLines::default(), read_before: counter.bytes_read(), counter }
     }
 
@@ -40,11 +40,11 @@ impl Recorder {
     }
 
     /// Records a step from `start` to `end`, in nanoseconds. Returns the record, so that details can be added.
-    pub fn record_step(&mut self, at: StepId, kind: Kind, start: u64, end: u64) -> &mut Record {
+    pub fn record_step(&mut self, at: StepId, kind: StepKind, start: u64, end: u64) -> &mut Record {
         let resource = match kind {
-            Kind::Send => Resource::Tx,
-            Kind::Receive => Resource::Rx,
-            Kind::Prefetch => Resource::DiskPrefetch,
+            StepKind::Send => Resource::Tx,
+            StepKind::Receive => Resource::Rx,
+            StepKind::Prefetch => Resource::DiskPrefetch,
             _ => Resource::Cpu,
         };
         self.lines.records.push(Record {
@@ -65,7 +65,7 @@ impl Recorder {
 
     pub fn record_counter(&mut self, pass: u32, counter: Counter, value: u64) {
         let at = wall_nanos();
-        self.lines.readings.push(Reading { device: self.device, counter, pass, at, value });
+        self.lines.readings.push(Reading { device: self.device, counter, pass, time_ns: at, value });
     }
 
     /// Returns the bytes that this process has read from disk since the trace began.

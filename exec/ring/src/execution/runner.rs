@@ -10,12 +10,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_core::schedule::{Event, ModelPart, Schedule, Step, visits};
+use hearth_core::schedule::{Event, ModelPart, Schedule, Step, parts_by_visit};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::trace::{Cost, Counter, Kind, Record, Resource};
+use hearth_schema::trace::{Cost, Counter, Record, Resource, StepKind};
 use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
@@ -24,7 +24,7 @@ use super::recorder::{Recorder, StepId, TraceLines};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{Result, RingError, protocol_error};
 use crate::wire::{ActivationsHeader, Frame, Message, ReceivedActivations, activations};
-use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
+use hearth_runtime::clock::{Stopwatch, ThreadTimes, wall_nanos};
 use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
@@ -206,7 +206,7 @@ impl StageRunner {
     pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
         for span in self.residency.take_spans() {
             let at = StepId { pass: span.origin.pass, round: span.origin.round };
-            let record = self.recorder.record_step(at, Kind::Prefetch, span.start, span.end);
+            let record = self.recorder.record_step(at, StepKind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
             record.layers = span.origin.layers;
         }
@@ -224,7 +224,7 @@ impl StageRunner {
         let unreclaimable = MemoryWatch::shared().pressure_bytes();
         self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);
         if is_residency_known(&self.weights) {
-            let own = visits(self.schedule.plan(), self.schedule.device_index());
+            let own = parts_by_visit(self.schedule.plan(), self.schedule.device_index());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
             self.recorder.record_counter(pass, Counter::Resident, resident);
         }
@@ -264,7 +264,7 @@ impl StageRunner {
         self.hidden = hidden;
         let since = self.idle_since.min(received_ns);
         let step = StepId { pass: pass.index, round };
-        let record = self.recorder.record_step(step, Kind::Receive, since, received_ns);
+        let record = self.recorder.record_step(step, StepKind::Receive, since, received_ns);
         record.bytes = bytes.len() as u64;
         record.peer = Some(sender_index);
         self.perform(pass, steps, &[])
@@ -317,7 +317,7 @@ impl StageRunner {
                     })?;
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
                     let processor = self.executed_by(processor);
-                    let record = self.record_step(at, Kind::Compute, measured, touched);
+                    let record = self.record_step(at, StepKind::Compute, measured, touched);
                     record.layers = Some([layers.start, layers.end]);
                     set_processor(record, processor);
                 }
@@ -342,7 +342,7 @@ impl StageRunner {
         let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
         let (passes, measured) = self.measure(|runner| {
             let drafter = runner.drafter.as_mut();
-            let drafter = drafter.ok_or_else(|| RingError::plan("this head has no draft model"))?;
+            let drafter = drafter.ok_or_else(|| RingError::invalid_plan("this head has no draft model"))?;
             if pass.drafted == 0 {
                 drafter.prefill(pass.sequence, so_far)?;
             } else {
@@ -354,7 +354,7 @@ impl StageRunner {
         })?;
         let bytes = self.drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes);
         let step = StepId { pass: pass.index, round: 0 };
-        self.record_step(step, Kind::Draft, measured, bytes * u64::from(passes));
+        self.record_step(step, StepKind::Draft, measured, bytes * u64::from(passes));
         Ok(())
     }
 
@@ -368,7 +368,7 @@ impl StageRunner {
             let mut watch = Stopwatch::start();
             runner.hidden = runner.input_output()?.embed(tokens)?;
             if runner.sends_f16() {
-                activations::round(&mut runner.hidden);
+                activations::round_to_f16(&mut runner.hidden);
             }
             Ok(((), cost_of(watch.lap())))
         })?;
@@ -377,7 +377,7 @@ impl StageRunner {
         let rows = table / u64::from(self.weights.shape().vocab_size).max(1) * u64::from(pass.tokens);
         // A missing row is read together with neighbouring bytes.
         let touched = rows.max(measured.faulted);
-        self.record_step(StepId { pass: pass.index, round: 0 }, Kind::Embed, measured, touched);
+        self.record_step(StepId { pass: pass.index, round: 0 }, StepKind::Embed, measured, touched);
         Ok(())
     }
 
@@ -401,7 +401,7 @@ impl StageRunner {
         let tokens = tokens.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
         let touched = self.weights.part_bytes(&ModelPart::Output);
         let processor = self.executed_by(processor);
-        set_processor(self.record_step(at, Kind::Output, measured, touched), processor);
+        set_processor(self.record_step(at, StepKind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
             self.recorder.record_counter(pass.index, Counter::Accepted, accepted);
@@ -429,7 +429,8 @@ impl StageRunner {
 
     fn input_output(&mut self) -> Result<&mut InputOutputLayers> {
         let input_output = self.input_output.as_mut();
-        input_output.ok_or_else(|| RingError::plan("only the head has the embedding and the output layer"))
+        input_output
+            .ok_or_else(|| RingError::invalid_plan("only the head has the embedding and the output layer"))
     }
 
     /// Runs and measures a computing step. Reading the counters is not part of the measured time.
@@ -451,13 +452,19 @@ impl StageRunner {
     }
 
     /// Records a computing step that uses `touched` bytes of weights. Those not read from disk count as resident.
-    fn record_step(&mut self, at: StepId, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
+    fn record_step(&mut self, at: StepId, kind: StepKind, measured: Measured, touched: u64) -> &mut Record {
         let Measured { start, end, cost, faulted } = measured;
         let record = self.recorder.record_step(at, kind, start, end);
         record.bytes = touched;
         let faulted = faulted.min(touched);
         let (cpu, queue, resident) = (cost.cpu_ns, cost.queue_ns, touched - faulted);
-        record.cost = Some(Cost { cpu, queue, copy: 0, resident, faulted });
+        record.cost = Some(Cost {
+            cpu_ns: cpu,
+            queue_ns: queue,
+            copy_ns: 0,
+            resident_bytes: resident,
+            faulted_bytes: faulted,
+        });
         record
     }
 
@@ -473,7 +480,7 @@ impl StageRunner {
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
         let step = StepId { pass: pass.index, round };
-        let record = self.recorder.record_step(step, Kind::Send, start, wall_nanos());
+        let record = self.recorder.record_step(step, StepKind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device_index() != 0 {
@@ -515,7 +522,7 @@ struct Measured {
     faulted: u64,
 }
 
-fn cost_of(slice: TimeSlice) -> ComputeCost {
-    let TimeSlice { wall, cpu, queue } = slice;
-    ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }
+fn cost_of(slice: ThreadTimes) -> ComputeCost {
+    let ThreadTimes { wall_ns, cpu_ns, queue_ns } = slice;
+    ComputeCost { wall_ns, cpu_ns, queue_ns, all_threads_cpu_ns: cpu_ns }
 }

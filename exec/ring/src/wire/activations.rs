@@ -29,7 +29,7 @@ impl Converted {
 }
 
 /// Rounds values to f16. Leaves values that are too large for f16 unchanged.
-pub fn round(values: &mut [f32]) {
+pub fn round_to_f16(values: &mut [f32]) {
     let mut converted = Converted::EMPTY;
     for chunk in values.chunks_mut(CHUNK) {
         let (_, wide) = converted.convert(chunk);
@@ -91,7 +91,7 @@ mod tests {
 
     fn rounded(value: f32) -> f32 {
         let mut values = [value];
-        round(&mut values);
+        round_to_f16(&mut values);
         values[0]
     }
 
@@ -142,7 +142,7 @@ mod tests {
             let value = |&bits: &u32| if plain { f32::from_bits(bits) } else { bits as i32 as f32 / 2e9 * scale };
             let mut values: Vec<f32> = bits.iter().map(value).collect();
             let before = values.clone();
-            round(&mut values);
+            round_to_f16(&mut values);
             for (&before, &after) in before.iter().zip(&values) {
                 // Each value is compared with the software conversion of the crate `half`.
                 let alone = f16::from_f32_const(before);

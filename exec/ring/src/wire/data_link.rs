@@ -1,7 +1,7 @@
 //! Data links: connections that carry activations from one device to the next.
 //!
 //! The sender opens a connection for one epoch. The receiver accepts only connections for its session and its latest
-//! prepared epoch ([`OpenEpoch`]), and every frame contains its epoch, so that late frames of an old connection are
+//! prepared epoch ([`PreparedEpoch`]), and every frame contains its epoch, so that late frames of an old connection are
 //! recognised. Both ends report the end of a connection to the head. The session continues, because a broken
 //! connection does not show which device is lost.
 
@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::handshake::{WRITE_DEADLINE, open_connection, refuse, send_welcome};
+use super::handshake::{WRITE_TIMEOUT, open_connection, refuse, send_welcome};
 use super::message::{ActivationsHeader, BrokenLink, Message, Purpose, WorkerFacts};
 use super::transport::{ByteStream, Transport};
 use crate::error::Result;
@@ -48,7 +48,7 @@ pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
 
 /// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
-pub struct OpenEpoch {
+pub struct PreparedEpoch {
     pub session: u64,
     /// The latest prepared epoch.
     pub epoch: u32,
@@ -57,12 +57,12 @@ pub struct OpenEpoch {
 }
 
 /// The open epoch of a device, shared between its tasks; `None` before an epoch is prepared.
-pub type SharedOpenEpoch = Arc<watch::Sender<Option<OpenEpoch>>>;
+pub type SharedPreparedEpoch = Arc<watch::Sender<Option<PreparedEpoch>>>;
 
 /// Accepts a data connection if it is for the open epoch, and receives activations until the connection ends.
 pub async fn accept_activations<S: ByteStream>(
     mut stream: S,
-    open_epoch: &SharedOpenEpoch,
+    open_epoch: &SharedPreparedEpoch,
     session: u64,
     (sender_index, epoch): (u16, u32),
     max_payload: usize,
@@ -124,7 +124,7 @@ impl<T: Transport> DataConnector<'_, T> {
         let (sink, epoch) = (self.sink.clone(), self.epoch);
         tokio::spawn(async move {
             while let Some(frame) = frames.recv().await {
-                let reason = match timeout(WRITE_DEADLINE, frame.write(&mut stream)).await {
+                let reason = match timeout(WRITE_TIMEOUT, frame.write(&mut stream)).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => error.to_string(),
                     Err(_) => "it does not read any more".into(),

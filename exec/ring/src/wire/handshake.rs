@@ -21,10 +21,10 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// The time limit between accepting a connection and its first frame. source: assumed
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// The time limit for sending a frame.
-pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Waits for `wait` with a deadline. `what` names the operation in the error.
-pub async fn with_deadline<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T> {
+pub async fn with_timeout<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T> {
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
         seconds: limit.as_secs_f64(),
@@ -46,7 +46,7 @@ pub async fn open_connection<T: Transport>(
             address: address.into(),
             reason: error.to_string(),
         })?;
-        let failed = |error: WireError| RingError::handshake(name, &error);
+        let failed = |error: WireError| RingError::handshake_failed(name, &error);
         let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL_VERSION, session, purpose };
         Frame::from(hello).write(&mut stream).await.map_err(failed)?;
         match Frame::read(&mut stream, 0).await.map_err(failed)? {
@@ -58,13 +58,13 @@ pub async fn open_connection<T: Transport>(
             Some(_) => Err(protocol_error(name, "its first frame is not a welcome")),
         }
     };
-    with_deadline(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
+    with_timeout(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
 }
 
 /// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
 pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)> {
-    let hello = with_deadline(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
-    let hello = hello.map_err(|error| RingError::handshake("a peer", &error))?;
+    let hello = with_timeout(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
+    let hello = hello.map_err(|error| RingError::handshake_failed("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
         return Err(protocol_error("a peer", "its first frame is not a hello"));
     };
@@ -80,13 +80,13 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)>
 /// Accepts a connection by sending a welcome.
 pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<()> {
     let frame = Frame::from(Message::Welcome(facts));
-    Ok(with_deadline(WRITE_DEADLINE, "welcoming a connection", frame.write(stream)).await??)
+    Ok(with_timeout(WRITE_TIMEOUT, "welcoming a connection", frame.write(stream)).await??)
 }
 
 /// Refuses a connection by sending the reason. Returns the error for this end.
 pub async fn refuse(stream: &mut impl ByteStream, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
     // A peer that has disconnected does not need the reason.
-    let _ = with_deadline(WRITE_DEADLINE, "refusing a connection", frame.write(stream)).await;
+    let _ = with_timeout(WRITE_TIMEOUT, "refusing a connection", frame.write(stream)).await;
     RingError::Refused { name: "this device".into(), reason }
 }

@@ -28,9 +28,9 @@ pub enum Purpose {
 /// The lengths in bytes of a model file and of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub struct FileLengths {
-    pub file: u64,
+    pub file_bytes: u64,
     /// Length of the part before the first tensor, in bytes.
-    pub header: u64,
+    pub header_bytes: u64,
 }
 
 /// The facts that a worker sends about itself.
@@ -45,7 +45,7 @@ pub struct WorkerFacts {
     /// Total memory of the device, in bytes.
     pub memory_total: u64,
     /// Operating system and kernel release, for example `linux 6.8.0`.
-    pub kernel: String,
+    pub os_and_kernel: String,
 }
 
 /// The address at which a device of the ring receives activations.
@@ -65,7 +65,7 @@ pub struct EpochConfig {
     /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
     pub first_pass: u32,
     /// The address at which the head accepts activations, and serves layers to workers without a model file.
-    pub head: String,
+    pub head_address: String,
     /// The devices that the worker sends activations to.
     pub receivers: Vec<PeerAddress>,
 }
@@ -94,7 +94,7 @@ pub struct ActivationsHeader {
 
 impl Encode for ActivationsHeader {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
-        let Pass { index, first_position, tokens, output, sequence, drafted } = self.pass;
+        let Pass { index, first_position, tokens, has_output: output, sequence, drafted } = self.pass;
         let pass = (index, first_position, tokens, output, sequence, drafted);
         (self.epoch, pass, self.round, self.is_f16).encode(encoder)
     }
@@ -104,7 +104,7 @@ impl<Context> Decode<Context> for ActivationsHeader {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
         let (epoch, (index, first_position, tokens, output, sequence, drafted), round, is_f16) =
             Decode::decode(decoder)?;
-        let pass = Pass { index, first_position, tokens, output, sequence, drafted };
+        let pass = Pass { index, first_position, tokens, has_output: output, sequence, drafted };
         Ok(Self { epoch, pass, round, is_f16 })
     }
 }

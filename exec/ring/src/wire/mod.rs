@@ -10,11 +10,11 @@ mod transport;
 
 pub use crate::error::WireError;
 pub use data_link::{
-    DataConnector, DataEvent, DataSink, OpenEpoch, ReceivedActivations, SharedOpenEpoch, accept_activations,
-    receive_activations,
+    DataConnector, DataEvent, DataSink, PreparedEpoch, ReceivedActivations, SharedPreparedEpoch,
+    accept_activations, receive_activations,
 };
 pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD};
-pub use handshake::{WRITE_DEADLINE, open_connection, read_hello, refuse, send_welcome, with_deadline};
+pub use handshake::{WRITE_TIMEOUT, open_connection, read_hello, refuse, send_welcome, with_timeout};
 pub use message::{
     ActivationsHeader, BrokenLink, EpochConfig, FileLengths, MAGIC, Message, PROTOCOL_VERSION, PeerAddress,
     Purpose, WorkerFacts,

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::{Result, RingError};
-use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD, WRITE_DEADLINE, WireError};
+use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD, WRITE_TIMEOUT, WireError};
 
 /// The head counts as lost if no message arrives for this time. It sends a ping every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ impl<S: ByteStream> HeadConnection<S> {
     /// Sends a frame. Not cancel safe: a cancelled call may leave an incomplete frame.
     pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<()> {
         let frame = frame.into();
-        match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
+        match timeout(WRITE_TIMEOUT, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),
             Err(_) => Err(lost("it does not read any more")),
         }

@@ -23,10 +23,10 @@ use super::epoch::{EpochReport, WorkerEpoch};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, facts_without_model};
 use crate::wire::{
-    ByteStream, FileLengths, Frame, Message, Purpose, Transport, WRITE_DEADLINE, WorkerFacts,
-    open_connection, with_deadline,
+    ByteStream, FileLengths, Frame, Message, Purpose, Transport, WRITE_TIMEOUT, WorkerFacts, open_connection,
+    with_timeout,
 };
-use hearth_runtime::fetched::{CHUNK_BYTES, FetchedFile};
+use hearth_runtime::fetched_file::{CHUNK_BYTES, FetchedFile};
 use hearth_runtime::{ExecError, Weights};
 
 /// The time limit for one chunk over a slow link. source: assumed, 1 MiB at half a megabit per second
@@ -76,18 +76,18 @@ impl ModelSource {
 impl<T: Transport> WorkerEpoch<T> {
     /// Fetches the missing chunks into a subfolder of `folder`, reports the progress to the head, and opens the model.
     pub(super) async fn fetch_layers(&self, folder: &Path) -> Result<LocalModel> {
-        let (transport, head) = (&self.worker.transport, &self.config.head);
+        let (transport, head) = (&self.worker.transport, &self.config.head_address);
         let (mut stream, _) =
             open_connection(transport, "the head", head, self.session, Purpose::Fetch).await?;
         let lengths = list_files(&mut stream).await?;
         let paths = file_paths(&self.plan, folder, lengths.len())?;
         let mut files = Vec::new();
         for (lengths, path) in lengths.iter().zip(&paths) {
-            let opened = FetchedFile::open(path, lengths.file);
-            files.push(opened.map_err(|error| RingError::fetch_folder(path, &error))?);
+            let opened = FetchedFile::open(path, lengths.file_bytes);
+            files.push(opened.map_err(|error| RingError::unusable_fetch_folder(path, &error))?);
         }
         let headers: Vec<_> =
-            lengths.iter().map(|lengths| std::iter::once(0..lengths.header).collect()).collect();
+            lengths.iter().map(|lengths| std::iter::once(0..lengths.header_bytes).collect()).collect();
         self.fetch_ranges(&mut stream, &mut files, &headers, folder).await?;
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
@@ -111,7 +111,7 @@ impl<T: Transport> WorkerEpoch<T> {
         ranges: &[Vec<Range<u64>>],
         folder: &Path,
     ) -> Result<()> {
-        let cannot = |error: std::io::Error| RingError::fetch_folder(folder, &error);
+        let cannot = |error: std::io::Error| RingError::unusable_fetch_folder(folder, &error);
         let mut missing = Vec::new();
         for (index, (file, ranges)) in (0u16..).zip(files.iter_mut().zip(ranges)) {
             let chunks = file.missing_chunks(ranges).map_err(cannot)?;
@@ -124,12 +124,12 @@ impl<T: Transport> WorkerEpoch<T> {
                 && let Some((file, chunk)) = missing.next()
             {
                 let request = Frame::from(Message::GetChunk { file, chunk });
-                with_deadline(WRITE_DEADLINE, "requesting layers", request.write(stream)).await??;
+                with_timeout(WRITE_TIMEOUT, "requesting layers", request.write(stream)).await??;
                 requested.push_back((file, chunk));
             }
             let Some(expected) = requested.pop_front() else { return Ok(()) };
             let read = Frame::read(stream, CHUNK_BYTES as usize);
-            let frame = with_deadline(CHUNK_DEADLINE, "a chunk of the model", read).await??;
+            let frame = with_timeout(CHUNK_DEADLINE, "a chunk of the model", read).await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
                 return Err(protocol_error("the head", "it does not send the requested layers"));
             };
@@ -154,7 +154,7 @@ fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> 
     // The digest comes from another device, so only letters and digits may become part of a path.
     let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
     let folder = folder.join(if name.is_empty() { "model" } else { &name });
-    std::fs::create_dir_all(&folder).map_err(|error| RingError::fetch_folder(&folder, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| RingError::unusable_fetch_folder(&folder, &error))?;
     Ok(match count {
         1 => vec![folder.join("model.gguf")],
         _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
@@ -163,13 +163,14 @@ fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> 
 
 async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     let request = Frame::from(Message::ListFiles);
-    with_deadline(WRITE_DEADLINE, "requesting the list of model files", request.write(stream)).await??;
-    let frame = with_deadline(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;
+    with_timeout(WRITE_TIMEOUT, "requesting the list of model files", request.write(stream)).await??;
+    let frame = with_timeout(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;
     let Some(Frame { message: Message::Files { files }, .. }) = frame else {
         return Err(protocol_error("the head", "it does not send the list of its model files"));
     };
     let is_valid = |lengths: &FileLengths| {
-        lengths.header <= lengths.file.min(MAX_HEADER_BYTES) && (1..=MAX_FILE_BYTES).contains(&lengths.file)
+        lengths.header_bytes <= lengths.file_bytes.min(MAX_HEADER_BYTES)
+            && (1..=MAX_FILE_BYTES).contains(&lengths.file_bytes)
     };
     if files.is_empty() || files.len() > MAX_FILES || !files.iter().all(is_valid) {
         return Err(protocol_error("the head", "the list of its model files is invalid"));

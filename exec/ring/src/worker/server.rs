@@ -10,8 +10,8 @@ use super::worker::Worker;
 use crate::error::{Result, RingError};
 use crate::probe::answer_probes;
 use crate::wire::{
-    Listener, PendingConnection, PendingConnections, Purpose, SharedOpenEpoch, Transport, accept_activations,
-    read_hello, refuse,
+    Listener, PendingConnection, PendingConnections, Purpose, SharedPreparedEpoch, Transport,
+    accept_activations, read_hello, refuse,
 };
 
 /// The time limit for the previous session to end: its threads stop and its memory is freed.
@@ -80,7 +80,7 @@ impl<T: Transport> Worker<T> {
 }
 
 /// Stops accepting activations when dropped, so that none are accepted after a session, even if it panics.
-struct CloseEpoch(SharedOpenEpoch);
+struct CloseEpoch(SharedPreparedEpoch);
 
 impl Drop for CloseEpoch {
     fn drop(&mut self) {

@@ -14,7 +14,7 @@ use super::head_connection::HeadConnection;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{StageRunner, TraceLines};
-use crate::wire::{DataEvent, DataSink, EpochConfig, Frame, Message, OpenEpoch, Transport};
+use crate::wire::{DataEvent, DataSink, EpochConfig, Frame, Message, PreparedEpoch, Transport};
 use hearth_runtime::clock::wall_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
@@ -128,7 +128,7 @@ impl<T: Transport> Session<T> {
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        self.worker.open_epoch.send_replace(Some(OpenEpoch { session: self.id, epoch, sink }));
+        self.worker.open_epoch.send_replace(Some(PreparedEpoch { session: self.id, epoch, sink }));
         self.prepared.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }
@@ -159,8 +159,8 @@ impl<T: Transport> Session<T> {
     fn parse_plan(&self, payload: &[u8], device_index: u16) -> Result<Arc<Plan>> {
         let text =
             std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
-        let plan =
-            Plan::from_yaml(text).map_err(|error| RingError::plan(format!("the head's plan: {error}")))?;
+        let plan = Plan::from_yaml(text)
+            .map_err(|error| RingError::invalid_plan(format!("the head's plan: {error}")))?;
         if device_index == 0 || usize::from(device_index) >= plan.devices.len() {
             return Err(protocol_error("the head", "this worker's place is not in its plan"));
         }

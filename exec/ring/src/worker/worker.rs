@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 
 use super::model_source::ModelSource;
 use crate::execution::{ComputeMode, LocalModel};
-use crate::wire::{SharedOpenEpoch, Transport};
+use crate::wire::{SharedPreparedEpoch, Transport};
 
 /// Options of a worker.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ pub struct Worker<T: Transport> {
     pub(super) transport: T,
     pub(super) source: ModelSource,
     pub(super) options: WorkerOptions,
-    pub(super) open_epoch: SharedOpenEpoch,
+    pub(super) open_epoch: SharedPreparedEpoch,
     /// Locked while a session uses the worker.
     pub(super) in_session: Arc<Mutex<()>>,
 }

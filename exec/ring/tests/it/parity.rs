@@ -18,7 +18,7 @@ use hearth_runtime::{BackendFactory, BackendOptions, CpuLayers};
 use hearth_schema::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::trace::Kind;
+use hearth_schema::trace::StepKind;
 
 use crate::fixture::{
     AHEAD, F16, FAULTS, LAYERS, Q4, connect, connect_error, data, key, one_thread, open, plan, prompts,
@@ -39,12 +39,12 @@ fn prompt() -> Vec<u32> {
 /// Returns the options of managed residency with `kept` bytes of kept weights and the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
-    ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
+    ResidencyOptions { kept_limit: kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
 }
 
 /// Returns the options of residency that reads the next window ahead and evicts weights after their use.
 fn released() -> ResidencyOptions {
-    ResidencyOptions { release: true, ..AHEAD }
+    ResidencyOptions { evict_after_use: true, ..AHEAD }
 }
 
 fn largest(logits: &[f32]) -> u32 {
@@ -112,7 +112,7 @@ async fn every_feasible_ring_gives_the_logits_of_one_process_with_f16_activation
     every_ring_is_one_process(Q4, ActivationFormat::F16).await;
 }
 
-fn bytes_of(kind: Kind, generated: &GenerationResult) -> u64 {
+fn bytes_of(kind: StepKind, generated: &GenerationResult) -> u64 {
     let records = generated.trace.records.iter().filter(|record| record.kind == kind);
     records.map(|record| record.bytes).sum()
 }
@@ -127,7 +127,7 @@ async fn f16_activations_take_half_the_bytes() {
     for activations in [ActivationFormat::F32, ActivationFormat::F16] {
         let plan = Plan { activations, ..plan(&model, &[1, 2, 1]) };
         let (generated, bits) = tokens_of(&transport, plan, &model, &prompt()).await;
-        results.push((bytes_of(Kind::Send, &generated), bits, generated.tokens().to_vec()));
+        results.push((bytes_of(StepKind::Send, &generated), bits, generated.tokens().to_vec()));
     }
     let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &results[..] else { panic!() };
     assert_eq!(*wide, 2 * half);
@@ -206,7 +206,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
         let first = tokens.get_or_insert(generated.tokens().to_vec());
         assert_eq!(generated.tokens(), first, "{kept} bytes kept");
         let passes = generated.trace.passes.len() as u64;
-        let read = bytes_of(Kind::Prefetch, &generated);
+        let read = bytes_of(StepKind::Prefetch, &generated);
         let expected = whole.saturating_sub(kept);
         if !is_on_disk(&model) {
             eprintln!(

@@ -54,7 +54,7 @@ impl CpuKernels {
     fn next_cache(&mut self) -> usize {
         if self.caches.is_empty() {
             let bytes = (2 * 2 * KV_HEADS * POSITIONS * LENGTH) as u64;
-            let count = (memory::available().0 / 8 / bytes).clamp(1, MAX_CACHES);
+            let count = (memory::available_memory().0 / 8 / bytes).clamp(1, MAX_CACHES);
             self.caches = (0..count).map(|_| filled_cache()).collect();
         }
         self.current = (self.current + 1) % self.caches.len();
@@ -76,7 +76,7 @@ impl Kernels for CpuKernels {
     fn description(&self) -> String {
         let threads = self.cpu.pool.threads();
         let plural = if threads == 1 { "" } else { "s" };
-        format!("{} kernels on {threads} thread{plural}", self.cpu.instructions.name())
+        format!("{} kernels on {threads} thread{plural}", self.cpu.instruction_set.name())
     }
 
     fn formats(&self) -> Vec<Format> {
@@ -86,14 +86,14 @@ impl Kernels for CpuKernels {
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize) {
         let rows =
             weights.len() / format.row_bytes(columns as u64).expect("rows are whole blocks").0 as usize;
-        if (self.input.tokens(), self.input.length()) != (tokens, columns) || tokens > 1 {
+        if (self.input.tokens(), self.input.row_length()) != (tokens, columns) || tokens > 1 {
             // A batch is rounded in every call, as in a run; rounding a single vector costs almost nothing.
             self.input.resize(tokens, columns);
             let values = self.input.rows_mut().iter_mut().enumerate();
             values.for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);
         }
         self.out.resize(repeats * tokens * rows, 0.0);
-        let matrix = Matrix { format, length: columns, rows, bytes: weights };
+        let matrix = Matrix { format, row_length: columns, rows, bytes: weights };
         let outputs = self.out.chunks_exact_mut(tokens * rows);
         let mut matmuls: Vec<Matmul<'_>> = outputs.map(|out| Matmul { matrix, out }).collect();
         self.cpu.multiply(&mut self.input, &mut matmuls);

@@ -1,12 +1,12 @@
 //! Quick measurement of the current speed of the machine.
 //!
-//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. [`machine_speed`] measures
+//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. [`measure_matvec_speed`] measures
 //! the rate of the main work of decoding: matrix-vector products on all threads, with weights streamed from memory.
 //! Two measurements show whether other measurements before or between them are still valid.
 
 use std::sync::Arc;
 
-use hearth_profiles::measure::{Buffer, Effort, compute};
+use hearth_profiles::measure::{Buffer, MeasurementOptions, compute};
 use hearth_profiles::{Bytes, FlopsPerSecond, Format, Seconds};
 
 use super::{CpuKernels, ProfileError};
@@ -17,7 +17,7 @@ const FORMAT: Format = Format::Q4K;
 
 /// Half a second of measurement: a shorter one could fall into a single time slice of another virtual
 /// machine, and a longer one would take a noticeable part of the run.
-const EFFORT: Effort = Effort {
+const EFFORT: MeasurementOptions = MeasurementOptions {
     samples: 15,
     rounds: 1,
     sample_time: Seconds(0.03),
@@ -29,11 +29,11 @@ const EFFORT: Effort = Effort {
 };
 
 /// Returns the current rate of matrix-vector products on all threads, the median over half a second.
-pub fn machine_speed() -> Result<FlopsPerSecond, ProfileError> {
+pub fn measure_matvec_speed() -> Result<FlopsPerSecond, ProfileError> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
     let buffer = Buffer::new(EFFORT.buffer_size)?;
-    Ok(FlopsPerSecond(compute::streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
+    Ok(FlopsPerSecond(compute::measure_streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
 }
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn speed_is_finite_and_positive() {
-        let speed = machine_speed().expect("this machine computes").0;
+        let speed = measure_matvec_speed().expect("this machine computes").0;
         assert!(speed.is_finite() && speed > 1e6, "{speed}");
     }
 }

@@ -29,13 +29,13 @@ use hearth_profiles::device::{Cpu as CpuProfile, Device, Os};
 use hearth_profiles::gguf::{GgufError, GgufModel};
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::{
-    self, Buffer, ComputeRates, DiskTarget, Effort, MeasureError, Samples, processor,
+    self, Buffer, ComputeRates, DiskTarget, MeasureError, MeasurementOptions, Samples, processor,
 };
 use hearth_profiles::model::{ModelProfile, shipped_document};
 use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
 
 pub use kernels::CpuKernels;
-pub use machine_speed::machine_speed;
+pub use machine_speed::measure_matvec_speed;
 
 use hearth_schema::pass::MAX_PASS_TOKENS;
 
@@ -95,14 +95,14 @@ pub fn profile(
     links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     mut progress: impl FnMut(&str),
 ) -> Result<Device, ProfileError> {
-    let effort = if options.quick { Effort::quick() } else { Effort::full() };
+    let effort = if options.quick { MeasurementOptions::quick() } else { MeasurementOptions::full() };
     profile_with_effort(options, effort, links, &mut progress)
 }
 
 /// Measures this machine with the given effort, see [`profile`].
 pub fn profile_with_effort(
     options: &ProfileOptions,
-    effort: Effort,
+    effort: MeasurementOptions,
     links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Device, ProfileError> {
@@ -127,10 +127,10 @@ pub fn profile_with_effort(
 
     progress("memory");
     let buffer = Buffer::new(effort.buffer_size)?;
-    let read_bandwidth = measure::memory_bandwidth::read_bandwidth(&buffer, threads, &effort)?;
+    let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &effort)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
     let mut kernels = CpuKernels::new(cpu.clone());
-    let rates = measure::compute::compute_rates(&mut kernels, &formats, &buffer, &effort, progress)?;
+    let rates = measure::compute::measure_compute_rates(&mut kernels, &formats, &buffer, &effort, progress)?;
     drop(buffer);
     progress("fixed costs");
     let overheads = overhead::measure(&cpu, &rates, &effort)?;
@@ -143,7 +143,7 @@ pub fn profile_with_effort(
         about,
         os: operating_system(),
         cpu: CpuProfile {
-            name: processor::name(),
+            name: processor::processor_name(),
             cores: threads as u32,
             matvec,
             matvec_streamed,
@@ -171,7 +171,7 @@ impl MeasuredLinks {
     /// Returns the time of a hop in addition to the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peers[0].latency.value.0;
-        self.hop_times.sourced(
+        self.hop_times.sourced_median(
             |hop| Seconds((hop - link).max(1e-7)),
             "16 KiB from one compute thread to another over loopback, less the latency of loopback",
         )
@@ -179,7 +179,7 @@ impl MeasuredLinks {
 }
 
 fn formats(model: &ModelProfile) -> Vec<Format> {
-    let groups = model.layers.iter().chain([&model.input, &model.output]);
+    let groups = model.layers.iter().chain([&model.input_embedding, &model.output_head]);
     let mut formats: Vec<Format> =
         groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect();
     formats.sort_unstable();
@@ -224,7 +224,7 @@ fn about(cpu: &Cpu) -> String {
     let mut about = format!(
         "{}, {} kernels, hearth {}",
         os_and_kernel(),
-        cpu.instructions.name(),
+        cpu.instruction_set.name(),
         env!("CARGO_PKG_VERSION")
     );
     if let Some(quota) = processor::quota_description() {

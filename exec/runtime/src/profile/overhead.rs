@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hearth_profiles::measure::{ComputeRates, Effort, sampling};
+use hearth_profiles::measure::{ComputeRates, MeasurementOptions, sampling};
 use hearth_profiles::model::{Architecture, ModelShape, Quant};
 use hearth_profiles::{Format, Layers, Seconds, Sourced};
 
@@ -68,7 +68,11 @@ impl Drop for TempFolder {
 }
 
 /// Measures the fixed costs with the threads of `cpu`. `rates` are the measured rates of the same kernels.
-pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Result<Overheads, ProfileError> {
+pub(super) fn measure(
+    cpu: &Cpu,
+    rates: &ComputeRates,
+    effort: &MeasurementOptions,
+) -> Result<Overheads, ProfileError> {
     let folder = TempFolder::new()?;
     let path = folder.0.join("overhead.gguf");
     let options = small_model();
@@ -111,8 +115,8 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
     Ok(Overheads {
-        per_layer: layer.sourced(|all| at_least_min(layer_cost(all)), &what("a layer")),
+        per_layer: layer.sourced_median(|all| at_least_min(layer_cost(all)), &what("a layer")),
         per_token: token
-            .sourced(|all| at_least_min(token_cost(all)), &what("embedding, head and greedy choice")),
+            .sourced_median(|all| at_least_min(token_cost(all)), &what("embedding, head and greedy choice")),
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page
 //! faults, and reports when it has used them. With all other policies the barrier is open. The state behind
-//! the barrier ([`Shared`]) says which weights are in memory; the helper thread updates it.
+//! the barrier ([`SharedResidency`]) says which weights are in memory; the helper thread updates it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::weights::Weights;
 /// The barrier at which a computation waits for its weights.
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyBarrier {
-    pub(super) shared: Option<Arc<Shared>>,
+    pub(super) shared: Option<Arc<SharedResidency>>,
 }
 
 impl ResidencyBarrier {
     /// Creates an open barrier, at which nothing waits.
-    pub fn open() -> Self {
+    pub fn always_open() -> Self {
         Self::default()
     }
 
@@ -69,7 +69,7 @@ impl ResidencyBarrier {
         let (mut at, end) = (begin, begin + bytes.len());
         let mut last = None;
         while at < end {
-            let Some(piece) = shared.pieces.at(at) else { break };
+            let Some(piece) = shared.pieces.piece_at(at) else { break };
             at = shared.piece(piece).addresses.end;
             if at <= end {
                 last = Some(piece);
@@ -83,7 +83,7 @@ impl ResidencyBarrier {
 
 /// State shared by the helper thread and the computation.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
     pub(super) pieces: Pieces,
     pub(super) max_wait: Duration,
@@ -119,12 +119,17 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedResidency {
     /// Creates the state of the device with this index in the plan, in which no piece has been read.
-    pub(super) fn new(weights: Arc<Weights>, plan: &Plan, device: usize, max_wait: Duration) -> Shared {
+    pub(super) fn new(
+        weights: Arc<Weights>,
+        plan: &Plan,
+        device: usize,
+        max_wait: Duration,
+    ) -> SharedResidency {
         let options = plan.devices[device].residency;
         let pieces = Pieces::new(&weights, plan, device);
-        let bytes: Vec<u64> = pieces.list.iter().map(|piece| piece.page_bytes).collect();
+        let bytes: Vec<u64> = pieces.by_order_of_use.iter().map(|piece| piece.page_bytes).collect();
         let state = State {
             residency: ManagedResidency::new(&pieces.visits, &bytes, options, processor_count()),
             awaited: 0,
@@ -135,7 +140,7 @@ impl Shared {
             ended: false,
         };
         let (work, arrival, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
-        Shared { weights, pieces, max_wait, state, work, arrival }
+        SharedResidency { weights, pieces, max_wait, state, work, arrival }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -158,7 +163,7 @@ impl Shared {
     }
 
     pub(super) fn piece(&self, piece: PieceId) -> &Piece {
-        &self.pieces.list[piece as usize]
+        &self.pieces.by_order_of_use[piece as usize]
     }
 
     pub(super) fn index(&self, part: &ModelPart) -> Option<usize> {
@@ -175,10 +180,10 @@ impl Shared {
     pub(super) fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
-        let ready_until = state.residency.first_unready_piece().unwrap_or(0);
+        let ready_until = state.residency.first_pending_piece().unwrap_or(0);
         while at < end && !state.ended {
             // Bytes outside of pieces are always in memory.
-            let Some(piece) = self.pieces.at(at) else { break };
+            let Some(piece) = self.pieces.piece_at(at) else { break };
             if piece >= ready_until {
                 return (at - begin, Some(piece));
             }

@@ -11,9 +11,9 @@
 
 use std::sync::PoisonError;
 
-use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, kernel_bytes};
+use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, page_metadata_bytes};
 
-use super::barrier::Shared;
+use super::barrier::SharedResidency;
 use super::{ReadSpan, evict, is_residency_known};
 use crate::clock::wall_nanos;
 use crate::memory::MemoryReading;
@@ -21,7 +21,7 @@ use crate::pages::{Advice, advise, populate, resident_bytes};
 use crate::read_counter::ReadCounter;
 
 pub(super) struct Helper<'a, Memory> {
-    shared: &'a Shared,
+    shared: &'a SharedResidency,
     memory: Memory,
     /// The total of refaulted bytes when memory was last measured; `None` if unknown.
     refaulted_bytes: Option<u64>,
@@ -33,8 +33,8 @@ pub(super) struct Helper<'a, Memory> {
 }
 
 impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
-    pub(super) fn new(shared: &'a Shared, memory: Memory) -> Self {
-        let counter = ReadCounter::of_this_thread();
+    pub(super) fn new(shared: &'a SharedResidency, memory: Memory) -> Self {
+        let counter = ReadCounter::for_current_thread();
         let is_residency_known = is_residency_known(&shared.weights);
         Self { shared, memory, refaulted_bytes: None, counter, is_residency_known, measured: false }
     }
@@ -122,7 +122,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let MemoryReading { page_cache_available, refaulted_bytes } = (self.memory)();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
-            for &extent in &self.shared.pieces.fixed_extents {
+            for &extent in &self.shared.pieces.vector_extents {
                 self.shared.weights.bytes(extent).map(|bytes| advise(bytes, Advice::WillNeed));
             }
         }
@@ -133,7 +133,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
         // After the first measurement, the kernel has already allocated its memory for the share.
-        let allocated = if first { 0 } else { kernel_bytes(state.residency.share_bytes()) };
+        let allocated = if first { 0 } else { page_metadata_bytes(state.residency.share_bytes()) };
         let reserved = state.reserved;
         let page_cache = page_cache_available.map(|bytes| (bytes + allocated).saturating_sub(reserved));
         state.residency.react(Event::Measured { page_cache, evicted });

@@ -12,7 +12,7 @@ use hearth_core::residency::Event;
 use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
 
-use super::barrier::{ResidencyBarrier, Shared};
+use super::barrier::{ResidencyBarrier, SharedResidency};
 use super::helper::Helper;
 use super::{ReadSpan, ResidencyPolicy, StepId, evict};
 use crate::memory::MemoryReading;
@@ -25,7 +25,7 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// The managed weights of a device. The helper thread ends when this is dropped.
 pub struct ManagedStream {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedResidency>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -39,7 +39,7 @@ impl ManagedStream {
         memory: impl Fn() -> MemoryReading + Send + 'static,
         max_wait: Duration,
     ) -> Self {
-        let shared = Arc::new(Shared::new(weights, plan, device, max_wait));
+        let shared = Arc::new(SharedResidency::new(weights, plan, device, max_wait));
         let guard = EndGuard(shared.clone());
         let thread = std::thread::spawn(move || Helper::new(&guard.0, memory).run());
         Self { shared, thread: Some(thread) }
@@ -81,9 +81,9 @@ impl ResidencyPolicy for ManagedStream {
     /// Evicts the pages of these embedding rows, which do not belong to a piece.
     fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
         let page = page_bytes() as u64;
-        for Extent { part, offset, length } in weights.embedding_rows(tokens) {
+        for Extent { file_index: part, offset, length } in weights.embedding_row_extents(tokens) {
             let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
-            evict(weights, Extent { part, offset: begin, length: end - begin });
+            evict(weights, Extent { file_index: part, offset: begin, length: end - begin });
         }
     }
 
@@ -124,7 +124,7 @@ impl Drop for ManagedStream {
 }
 
 /// Opens the barrier when the helper thread ends, even by a panic.
-struct EndGuard(Arc<Shared>);
+struct EndGuard(Arc<SharedResidency>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {

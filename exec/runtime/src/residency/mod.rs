@@ -47,7 +47,7 @@ impl Deref for WeightResidency {
 pub trait ResidencyPolicy: Send + Sync {
     /// Returns the barrier at which the computation waits.
     fn barrier(&self) -> ResidencyBarrier {
-        ResidencyBarrier::open()
+        ResidencyBarrier::always_open()
     }
 
     /// Requests that a part be read, after the parts that were requested earlier. Returns immediately.
@@ -141,7 +141,7 @@ impl WeightResidency {
             Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
                 Box::new(ManagedStream::start(weights.clone(), plan, device, memory, MAX_WAIT))
             }
-            Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
+            Residency::Os | Residency::Windowed if options.prefetches() || options.evicts_after_use() => {
                 Box::new(ReadAhead::start(weights.clone(), options))
             }
             // Systems other than Linux neither report which pages are in memory nor read pages on request. Plans with

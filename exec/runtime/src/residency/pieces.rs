@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use hearth_core::residency::PieceId;
-use hearth_core::schedule::{ModelPart, visits};
+use hearth_core::schedule::{ModelPart, parts_by_visit};
 use hearth_schema::Plan;
 
 use crate::pages::page_bytes;
@@ -28,14 +28,14 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct Pieces {
     /// The pieces in the order of use.
-    pub list: Vec<Piece>,
+    pub by_order_of_use: Vec<Piece>,
     /// The device's parts of the model, each with the range of its pieces.
     pub parts: Vec<(ModelPart, Range<PieceId>)>,
     /// The norms and biases, which are always kept in memory.
-    pub fixed_extents: Vec<Extent>,
+    pub vector_extents: Vec<Extent>,
     /// The pieces of each visit: consecutive parts that the device computes without waiting for other devices.
     pub visits: Vec<Vec<PieceId>>,
-    /// Indices of `list`, sorted by address.
+    /// Indices in `by_order_of_use`, sorted by address.
     by_address: Vec<PieceId>,
 }
 
@@ -45,7 +45,7 @@ impl Pieces {
         let size = plan.devices[device].residency.piece_bytes().0 as usize;
         let (mut pieces, mut parts, mut fixed_extents) = (Vec::new(), Vec::new(), Vec::new());
         let mut visited = Vec::new();
-        for visit in visits(plan, device) {
+        for visit in parts_by_visit(plan, device) {
             let first = pieces.len();
             for part in visit {
                 let start = pieces.len();
@@ -59,12 +59,12 @@ impl Pieces {
         }
         let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
-        Self { list: pieces, parts, fixed_extents, visits: visited, by_address }
+        Self { by_order_of_use: pieces, parts, vector_extents: fixed_extents, visits: visited, by_address }
     }
 
     /// Returns the piece that contains an address.
-    pub fn at(&self, address: usize) -> Option<PieceId> {
-        let addresses = |piece: PieceId| &self.list[piece as usize].addresses;
+    pub fn piece_at(&self, address: usize) -> Option<PieceId> {
+        let addresses = |piece: PieceId| &self.by_order_of_use[piece as usize].addresses;
         let after = self.by_address.partition_point(|&piece| addresses(piece).start <= address);
         let piece = *self.by_address.get(after.checked_sub(1)?)?;
         addresses(piece).contains(&address).then_some(piece)

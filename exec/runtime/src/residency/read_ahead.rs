@@ -80,7 +80,7 @@ impl ReadAhead {
                 weights,
                 options,
                 shared: mine,
-                counter: ReadCounter::of_this_thread(),
+                counter: ReadCounter::for_current_thread(),
             };
             for request in inbox {
                 helper.shared.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Helper {
         for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
             let take = (region.len() as u64).min(left) as usize;
             left -= take as u64;
-            let step = if self.options.one_call { take.max(1) } else { PIECE_BYTES };
+            let step = if self.options.prefetch_in_one_call { take.max(1) } else { PIECE_BYTES };
             for piece in region[..take].chunks(step) {
                 if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                     return;
@@ -176,13 +176,13 @@ impl Helper {
                 if missing == 0
                     && self.is_residency_known
                     && self.options.policy == Residency::Os
-                    && !self.options.one_call
+                    && !self.options.prefetch_in_one_call
                 {
                     continue;
                 }
                 let start = wall_nanos();
                 let requested = match self.options.policy {
-                    Residency::Os if self.options.one_call => {
+                    Residency::Os if self.options.prefetch_in_one_call => {
                         let before = self.counter.bytes_read();
                         advise(piece, Advice::WillNeedUnsplit);
                         self.counter.bytes_read() - before

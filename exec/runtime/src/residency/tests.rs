@@ -83,7 +83,7 @@ impl Run {
     fn settle(&self) {
         for _ in 0..2000 {
             let state = self.stream.shared.lock();
-            if state.residency.buffered_bytes() == 0 && !state.residency.is_measure_due() {
+            if state.residency.buffered_bytes() == 0 && !state.residency.is_measurement_due() {
                 return;
             }
             drop(state);

@@ -23,7 +23,7 @@ const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Distribution {
     pub mean: f32,
-    pub deviation: f32,
+    pub standard_deviation: f32,
 }
 
 /// Fills `out`, a whole number of blocks, with random weights. `scratch` is a buffer that can be reused between
@@ -35,7 +35,7 @@ pub(super) fn fill(
     out: &mut [u8],
     scratch: &mut Vec<u8>,
 ) {
-    let deviation = distribution.deviation;
+    let deviation = distribution.standard_deviation;
     match format {
         Format::F32 => floats(distribution, rng, out, scratch, f32::to_le_bytes),
         Format::F16 => floats(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes()),
@@ -96,7 +96,7 @@ fn quants<const N: usize>(rng: &mut ChaCha8Rng, out: &mut [u8], finish: impl Fn(
 /// Returns a weight of nearly normal distribution from eight random bytes.
 fn normal(bits: [u8; 8], distribution: Distribution) -> f32 {
     let sum: u32 = bits.as_chunks::<2>().0.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).sum();
-    distribution.mean + (sum as f32 - 131_070.0) * (distribution.deviation / FOUR_UNIFORM_DEVIATION)
+    distribution.mean + (sum as f32 - 131_070.0) * (distribution.standard_deviation / FOUR_UNIFORM_DEVIATION)
 }
 
 /// Returns a uniform number from `min` to `max` from 15 random bits.
@@ -238,7 +238,13 @@ mod tests {
     fn filled(format: Format, deviation: f32, weights: u64) -> Vec<u8> {
         let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        fill(format, Distribution { mean: 0.0, deviation }, &mut rng, &mut out, &mut Vec::new());
+        fill(
+            format,
+            Distribution { mean: 0.0, standard_deviation: deviation },
+            &mut rng,
+            &mut out,
+            &mut Vec::new(),
+        );
         out
     }
 

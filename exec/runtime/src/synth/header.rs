@@ -31,7 +31,7 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     if always_tied && !shape.tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
     }
-    if options.rope_frequencies && shape.architecture != Architecture::Llama {
+    if options.add_rope_freqs && shape.architecture != Architecture::Llama {
         return Err(SynthError::RopeFactors { architecture: shape.architecture.to_string() });
     }
     let mut writer = HeaderWriter::default();
@@ -43,7 +43,7 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
         let format = options.quant.format(&tensor, shape)?;
         writer.tensor(&tensor.name, &tensor.dims, format)?;
         distributions.push(distribution(&tensor, options.gain));
-        if options.rope_frequencies && tensor.kind == TensorKind::Embedding {
+        if options.add_rope_freqs && tensor.kind == TensorKind::Embedding {
             let pairs = u64::from(shape.key_length / 2).max(1);
             writer.tensor("rope_freqs.weight", &[pairs], Format::F32)?;
             distributions.push(ROPE_FACTORS);
@@ -54,14 +54,16 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
 
 /// The distribution of factors of rotary frequencies: positive, and not all one, so that they have an effect.
 /// source: assumed; those of Llama 3.1 are from 1 to 8
-const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, deviation: 0.3 };
+const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, standard_deviation: 0.3 };
 
 fn distribution(tensor: &TensorSpec, gain: f32) -> Distribution {
     match tensor.kind {
-        TensorKind::Embedding => Distribution { mean: 0.0, deviation: 0.5 },
-        TensorKind::Matrix => Distribution { mean: 0.0, deviation: gain / (tensor.dims[0] as f32).sqrt() },
-        TensorKind::Norm => Distribution { mean: 1.0, deviation: 0.05 },
-        TensorKind::Bias => Distribution { mean: 0.0, deviation: 0.02 },
+        TensorKind::Embedding => Distribution { mean: 0.0, standard_deviation: 0.5 },
+        TensorKind::Matrix => {
+            Distribution { mean: 0.0, standard_deviation: gain / (tensor.dims[0] as f32).sqrt() }
+        }
+        TensorKind::Norm => Distribution { mean: 1.0, standard_deviation: 0.05 },
+        TensorKind::Bias => Distribution { mean: 0.0, standard_deviation: 0.02 },
     }
 }
 

@@ -51,7 +51,7 @@ pub struct SynthOptions {
     /// The base of the rotary frequencies.
     pub rope_base: f32,
     /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with factors of about two. Llama only.
-    pub rope_frequencies: bool,
+    pub add_rope_freqs: bool,
     /// Number of threads that write the file.
     pub threads: usize,
 }
@@ -107,13 +107,13 @@ impl SynthOptions {
         let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
         SynthOptions {
             name: name.to_owned(),
-            tokenizer: TokenizerKind::of(shape.architecture),
+            tokenizer: TokenizerKind::for_architecture(shape.architecture),
             shape,
             quant,
             seed: 1,
             gain: 1.0,
             rope_base,
-            rope_frequencies: false,
+            add_rope_freqs: false,
             threads: std::thread::available_parallelism().map_or(2, usize::from),
         }
     }

@@ -33,7 +33,7 @@ const SPACE: char = '\u{2581}';
 
 impl TokenizerKind {
     /// Returns the kind of tokenizer of published models of this architecture; for llama, that of Llama 1 and 2.
-    pub fn of(architecture: Architecture) -> TokenizerKind {
+    pub fn for_architecture(architecture: Architecture) -> TokenizerKind {
         match architecture {
             Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
             _ => TokenizerKind::Spm,
@@ -141,7 +141,7 @@ fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static st
         return None;
     }
     tokens.extend(["<|bos|>".to_owned(), "<|eos|>".to_owned()]);
-    let qwen = TokenizerKind::of(architecture) == TokenizerKind::Bpe;
+    let qwen = TokenizerKind::for_architecture(architecture) == TokenizerKind::Bpe;
     let pre = if qwen { "qwen2" } else { "llama-bpe" };
     let mut types = vec![NORMAL; normal];
     types.extend([CONTROL, CONTROL]);

@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn chunks_and_names_have_different_streams() {
         let make = |name, seed, chunk| {
-            let distribution = Distribution { mean: 0.0, deviation: 0.01 };
+            let distribution = Distribution { mean: 0.0, standard_deviation: 0.01 };
             let (mut rng, mut buffer) = (random_stream(seed, name, chunk), vec![0; 34 * 4]);
             blocks::fill(Format::Q8_0, distribution, &mut rng, &mut buffer, &mut Vec::new());
             buffer

@@ -19,7 +19,7 @@ use hearth_profiles::model::ModelShape;
 use memmap2::Mmap;
 
 use crate::error::ExecError;
-use crate::fetched::is_partial;
+use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::weights::tensors::{LayerTensors, Table, Tensor};
 use hearth_kernels::matmul::Matrix;
@@ -28,7 +28,7 @@ use hearth_kernels::matmul::Matrix;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
     /// The index of the file among the parts of a split model, from 0.
-    pub part: usize,
+    pub file_index: usize,
     /// The offset in the file, in bytes.
     pub offset: u64,
     /// The length in bytes.
@@ -145,8 +145,8 @@ impl Weights {
         &self.hyperparameters
     }
 
-    /// Returns the paths of the files, indexed by [`Extent::part`].
-    pub fn parts(&self) -> &[PathBuf] {
+    /// Returns the paths of the files, indexed by [`Extent::file_index`].
+    pub fn file_paths(&self) -> &[PathBuf] {
         &self.model.parts
     }
 
@@ -162,7 +162,7 @@ impl Weights {
     }
 
     /// Returns the extents of the embedding rows of `tokens`; none if the table is also the output matrix.
-    pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
+    pub fn embedding_row_extents<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
         let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
         let table = self.untied_embedding_extent().into_iter();
         table.flat_map(move |table| {
@@ -219,15 +219,15 @@ impl Weights {
     pub fn bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
-        self.maps.get(extent.part)?.get(start..end)
+        self.maps.get(extent.file_index)?.get(start..end)
     }
 
     /// Returns the file of an extent.
     pub fn file(&self, extent: Extent) -> Option<&File> {
-        self.files.get(extent.part)
+        self.files.get(extent.file_index)
     }
 
-    /// Returns the files, indexed by [`Extent::part`].
+    /// Returns the files, indexed by [`Extent::file_index`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
@@ -268,7 +268,7 @@ impl Weights {
 
     fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
         let bytes = self.bytes(tensor.extent).expect("the tensor table was checked");
-        Matrix { format: tensor.format, length: tensor.length, rows: tensor.rows, bytes }
+        Matrix { format: tensor.format, row_length: tensor.length, rows: tensor.rows, bytes }
     }
 
     fn vector(&self, tensor: Tensor) -> &[f32] {
@@ -295,7 +295,7 @@ fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
         match joined.last_mut() {
             // Tensors are padded to the alignment of the file.
             Some(last)
-                if last.part == extent.part
+                if last.file_index == extent.file_index
                     && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
             {
                 last.length = last.length.max(extent.offset + extent.length - last.offset);

@@ -142,9 +142,9 @@ impl<'a> Table<'a> {
             let problem = format!("has dimensions {:?}, but the metadata imply {dims:?}", info.dims);
             return Err(refused(name, problem, "convert or fetch the model again"));
         }
-        let extent = Extent { part: info.part, offset: info.offset, length: info.bytes.0 };
+        let extent = Extent { file_index: info.part, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
-        let file = self.maps.get(extent.part).map_or(0, |map| map.len() as u64);
+        let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
             let problem = format!("is at byte {}, so that it ends after the end of the file", extent.offset);
             return Err(refused(name, problem, "fetch the model again"));
@@ -162,7 +162,7 @@ impl<'a> Table<'a> {
         }
         // llama.cpp's converter writes one factor for each rotated pair.
         let extent = self.vector(name, u64::from(rotated / 2))?.extent;
-        let bytes = &self.maps[extent.part][extent.offset as usize..][..extent.length as usize];
+        let bytes = &self.maps[extent.file_index][extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
         if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
             let found = factors[pair];

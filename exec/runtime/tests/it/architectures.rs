@@ -54,8 +54,8 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     options.name = "tiny-custom".into();
     options.quant = quant.parse().unwrap();
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
-    options.tokenizer = TokenizerKind::of(architecture);
-    options.rope_frequencies = architecture == Architecture::Llama;
+    options.tokenizer = TokenizerKind::for_architecture(architecture);
+    options.add_rope_freqs = architecture == Architecture::Llama;
     let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
     options.shape = ModelShape {
         key_length: head_length,

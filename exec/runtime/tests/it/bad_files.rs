@@ -54,7 +54,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.shape.vocab_size = 400;
-    options.rope_frequencies = true;
+    options.add_rope_freqs = true;
     let file = models::synthetic(&options);
     (options, file)
 }

@@ -109,7 +109,7 @@ fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<
 fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
-    options.rope_frequencies = architecture == Architecture::Llama;
+    options.add_rope_freqs = architecture == Architecture::Llama;
     // Architectures with a sliding window have one of 10 positions, half of the context.
     let shape = models::shape(architecture);
     options.shape = ModelShape { heads: 6, kv_heads: 3, value_length: 128, ..shape };

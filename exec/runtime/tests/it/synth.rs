@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
-use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
+use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped_profile};
 use hearth_profiles::{Bytes, Format};
 use hearth_runtime::Weights;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
@@ -33,13 +33,13 @@ fn a_plan_made_for_a_shipped_model_fits_the_preset() {
     })
     .unwrap();
     assert_eq!(last.0, last.1, "the last report is complete");
-    let planned = shipped("tiny").unwrap();
+    let planned = shipped_profile("tiny").unwrap();
     assert_eq!(Bytes(last.1), planned.total_bytes());
     let model = GgufModel::open(&path).unwrap();
     assert_eq!((model.file_bytes(), model.tensors.len()), (made.file_bytes, made.tensor_count));
     let profile = ModelProfile::from_gguf(&model).unwrap();
     assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
-    assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output));
+    assert_eq!((&profile.layers, &profile.output_head), (&planned.layers, &planned.output_head));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no unfinished file is left");
 }
 
@@ -79,7 +79,11 @@ fn every_format_and_architecture_opens() {
         let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
         let planned = ModelProfile::from_shape("planned", options.shape.clone(), options.quant).unwrap();
         let name = format!("{} {}", options.shape.architecture, options.quant);
-        assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output), "{name}");
+        assert_eq!(
+            (&profile.layers, &profile.output_head),
+            (&planned.layers, &planned.output_head),
+            "{name}"
+        );
         assert_eq!(profile.shape, options.shape, "{name}");
         (profile, planned)
     };
@@ -91,10 +95,10 @@ fn every_format_and_architecture_opens() {
         let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.tied_embeddings = true;
-        options.rope_frequencies = architecture == Architecture::Llama;
+        options.add_rope_freqs = architecture == Architecture::Llama;
         let (profile, planned) = check(&options);
         assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
-        let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
+        let factors = if options.add_rope_freqs { Bytes(4 * 32) } else { Bytes(0) };
         assert_eq!(profile.shared_tensors.bytes(), factors, "32 rope factors of 4 bytes");
         let weights = Weights::open(&path).unwrap();
         for (layer, group) in planned.layers.iter().enumerate() {
@@ -124,7 +128,7 @@ fn invalid_options_are_refused_and_leave_no_file() {
     let untied = error(&|options| options.shape.architecture = Architecture::Gemma2);
     assert!(matches!(untied, SynthError::Untied { .. }));
     let factors = error(&|options| {
-        options.rope_frequencies = true;
+        options.add_rope_freqs = true;
         options.shape.architecture = Architecture::Qwen3;
     });
     assert!(matches!(factors, SynthError::RopeFactors { .. }));

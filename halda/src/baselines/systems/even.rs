@@ -17,7 +17,7 @@ use hearth_core::memory::{PinnedMemory, streamed_blocks};
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::plan::tensor::{AllReduce, HeadWeights, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, TensorPlan};
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
@@ -39,7 +39,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let count = count.last().unwrap_or(1);
     let share = SliceShare {
         kv_heads: shape.kv_heads / count,
-        feed_forward: shape.feed_forward / count,
+        feed_forward_rows: shape.feed_forward / count,
         residency: ResidencyOptions::pinned(Some(Format::Q4_0)),
         on_gpu: false,
     };
@@ -50,7 +50,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let explanation = vec![
         format!(
             "each of {count} devices has {} key-value heads and {} feed-forward rows",
-            share.kv_heads, share.feed_forward
+            share.kv_heads, share.feed_forward_rows
         ),
         format!("{} all-gathers per token; the head loads the whole model first", 2 * shape.layers.0),
     ];
@@ -68,10 +68,10 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
 }
 
 pub(super) fn tpi_llm(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
-    let format = options.weights_as.unwrap_or(Format::F32);
+    let format = options.weight_format.unwrap_or(Format::F32);
     let window = |blocks| ResidencyOptions {
-        weights_as: Some(format),
-        blocks: Some(blocks),
+        converted_format: Some(format),
+        resident_blocks: Some(blocks),
         ..ResidencyOptions::with_policy(Residency::Sliding)
     };
     let tensor = base_tensor_plan(AllReduce::Star);
@@ -89,8 +89,8 @@ pub(super) fn tpi_llm(cluster: &Cluster, scenario: &ScenarioRecord, options: Sys
 }
 
 pub(super) fn airinfer(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
-    let format = options.weights_as.unwrap_or(Format::F32);
-    let air_time = options.air_time.ok_or(SystemError::NoAirTime)?;
+    let format = options.weight_format.unwrap_or(Format::F32);
+    let air_time = options.all_reduce_time.ok_or(SystemError::NoAirTime)?;
     let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
     let options = vec![format!("weights_as={format}"), format!("air_time={air_time}")];
@@ -113,7 +113,7 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     }
     let part = |index: usize| {
         let of = |shares: &[u32]| shares.get(index).copied().unwrap_or(0);
-        SliceShare { kv_heads: of(&heads), feed_forward: of(&rows), residency, on_gpu: false }
+        SliceShare { kv_heads: of(&heads), feed_forward_rows: of(&rows), residency, on_gpu: false }
     };
     members.into_iter().enumerate().map(|(index, member)| (member, part(index))).collect()
 }
@@ -125,16 +125,16 @@ fn max_blocks(
     index: usize,
     member: &Member,
 ) -> Result<(u32, u32), SystemError> {
-    let all = match draft.kind.tensor() {
+    let all = match draft.kind.tensor_parallel() {
         Some(tensor) => streamed_blocks(&SlicedModel::new(draft, tensor, index, &cluster.model), index == 0),
         None => Vec::new(),
     };
     let count = all.len() as u32;
     let holds = |blocks: u32| {
         let mut plan = draft.clone();
-        plan.devices[index].residency.blocks = Some(blocks);
+        plan.devices[index].residency.resident_blocks = Some(blocks);
         let held = PinnedMemory::new(&plan, index, &cluster.model, &member.device, false);
-        held.is_some_and(|held| held.excess() == Bytes::ZERO)
+        held.is_some_and(|held| held.excess_memory() == Bytes::ZERO)
     };
     // More blocks never take less memory, so a binary search finds the maximum.
     let (mut fits, mut beyond) = (1, count + 1);

@@ -18,7 +18,7 @@ use hearth_schema::residency::ResidencyOptions;
 use super::SystemError;
 use super::slices::members;
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
-use crate::{empty_plan, total_memory};
+use crate::{empty_plan, exo_memory_by_device};
 
 pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan, SystemError> {
     let members = members(cluster);
@@ -32,7 +32,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
         return Err(SystemError::UnsupportedHead { system: "exo", head, why });
     }
     let size = |(member, total): (&&Member, u64)| if supported(member) { total } else { 0 };
-    let sizes: Vec<u64> = members.iter().zip(total_memory(cluster)).map(size).collect();
+    let sizes: Vec<u64> = members.iter().zip(exo_memory_by_device(cluster)).map(size).collect();
     let layers = cluster.model.shape.layers.0;
     let no_memory = SystemError::NoUsableDevice { system: "exo", why: "none has memory" };
     let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;
@@ -70,7 +70,7 @@ fn backend(device: &Device) -> (ResidencyOptions, bool) {
         Os::Linux | Os::Android => {
             let half = ResidencyOptions::pinned(Some(Format::F16));
             let decoded = Some(Format::F32).filter(|_| usable);
-            (ResidencyOptions { gpu_weights_as: decoded, ..half }, usable)
+            (ResidencyOptions { gpu_converted_format: decoded, ..half }, usable)
         }
     }
 }

@@ -30,9 +30,9 @@ pub const SYSTEM_NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galax
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemOptions {
     /// The format in which devices keep the weights; `None` for the default of the system.
-    pub weights_as: Option<Format>,
+    pub weight_format: Option<Format>,
     /// The time of one all-reduce over the air, for `airinfer`.
-    pub air_time: Option<Seconds>,
+    pub all_reduce_time: Option<Seconds>,
 }
 
 /// Why the planner of another system returns no plan.
@@ -107,10 +107,10 @@ pub fn plan(
     if cluster.workload.sequences > 1 && system != "exo" {
         return refuse("only one sequence at a time", "sequences");
     }
-    if options.air_time.is_some() && system != "airinfer" {
+    if options.all_reduce_time.is_some() && system != "airinfer" {
         return Err(SystemError::UnsupportedOption { system, option: "`--air-time`" });
     }
-    if options.weights_as.is_some() && matches!(system, "exo" | "dllama") {
+    if options.weight_format.is_some() && matches!(system, "exo" | "dllama") {
         return Err(SystemError::UnsupportedOption { system, option: "`--weights-as`" });
     }
     let plan = match system {

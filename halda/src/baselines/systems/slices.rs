@@ -4,7 +4,7 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_schema::plan::tensor::{AllReduce, HeadWeights, Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorPlan};
 use hearth_schema::plan::{
     DroppedDevice, Plan, PlanKind, PlannedDevice, PlannerRecord, Role, ScenarioRecord,
 };
@@ -18,14 +18,14 @@ use crate::problem::assignment::ring_order;
 pub(super) struct SliceShare {
     pub kv_heads: u32,
     /// Number of rows of the feed-forward matrices.
-    pub feed_forward: u32,
+    pub feed_forward_rows: u32,
     pub residency: ResidencyOptions,
     pub on_gpu: bool,
 }
 
 impl SliceShare {
     pub(super) fn is_empty(&self) -> bool {
-        self.kv_heads == 0 && self.feed_forward == 0
+        self.kv_heads == 0 && self.feed_forward_rows == 0
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) fn plan(
             dropped.push(DroppedDevice { name, reason: "its share rounds to zero".into() });
             continue;
         }
-        let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward);
+        let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward_rows);
         slices.push(Slice { device: name.clone(), kv_heads, feed_forward });
         devices.push(PlannedDevice {
             name,

@@ -21,7 +21,7 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::tensor::AllReduce;
+use hearth_schema::plan::tensor_parallel::AllReduce;
 use hearth_schema::plan::{Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
@@ -59,7 +59,7 @@ pub(super) fn by_speed(
     options: SystemOptions,
 ) -> Result<Plan, SystemError> {
     let SpeedSystem { name: system, all_reduce, rule, on_gpu } = *system;
-    let format = options.weights_as.unwrap_or(Format::F32);
+    let format = options.weight_format.unwrap_or(Format::F32);
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let cost = |(index, member): (usize, &&Member)| {
         Costs::new(cluster, member, index == 0, on_gpu(&member.device), format)
@@ -93,7 +93,7 @@ pub(super) fn by_speed(
         let rest = if Some(index) == last { shape.feed_forward % block } else { 0 };
         let (kv_heads, feed_forward) = (heads[index], rows[index] * block + rest);
         let on_gpu = on_gpu(&members[index].device);
-        (members[index], SliceShare { kv_heads, feed_forward, residency, on_gpu })
+        (members[index], SliceShare { kv_heads, feed_forward_rows: feed_forward, residency, on_gpu })
     };
     let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
     if shares[0].1.is_empty() {
@@ -118,13 +118,13 @@ struct Costs {
 impl Costs {
     fn new(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, format: Format) -> Self {
         let (model, device) = (&cluster.model, &member.device);
-        let whole = SlicedModel::whole(model, Some(format));
+        let whole = SlicedModel::unsliced(model, Some(format));
         let element = Bytes(cluster.kv_cache.element_bytes());
         let work = match device.gpu.as_ref().filter(|_| on_gpu) {
             Some(gpu) => ComputeCost::for_gpu(gpu, &whole.attention, element),
             None => ComputeCost::for_cpu(&device.cpu, &whole.attention, element),
         };
-        let pass = Pass::new(0, cluster.workload.prompt, 1, true);
+        let pass = Pass::new(0, cluster.workload.prompt_tokens, 1, true);
         let layers = 0..model.shape.layers.0;
         let attention: f64 = layers.map(|layer| work.layer_time(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
@@ -149,9 +149,9 @@ fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole:
     let ends = if !head {
         Bytes::ZERO
     } else if cluster.model.shape.tied_embeddings {
-        whole.attention.output_bytes()
+        whole.attention.output_head_bytes()
     } else {
-        whole.attention.output_bytes() + whole.attention.input_bytes()
+        whole.attention.output_head_bytes() + whole.attention.input_embedding_bytes()
     };
     match device.gpu.as_ref().filter(|_| on_gpu) {
         Some(gpu) => gpu.memory_available.value.saturating_sub(gpu.compute_buffer.value + norms),

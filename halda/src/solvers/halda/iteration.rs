@@ -39,7 +39,7 @@ const MAX_PROGRAMS: usize = 5000;
 
 /// A plan for the devices of [`LinearCosts`], in the same order.
 pub(crate) struct CandidatePlan {
-    pub value: f64,
+    pub objective_value: f64,
     pub rounds: u32,
     pub windows: Vec<SplitWindow>,
     over: Vec<bool>,
@@ -66,7 +66,7 @@ impl Search<'_, '_> {
     pub(crate) fn run(mut self) -> Option<CandidatePlan> {
         let objective = self.objective;
         let layers = objective.model.model_layers();
-        let budget = |position: usize| objective.costs(position).capacity.max(0) as u64;
+        let budget = |position: usize| objective.costs(position).memory_capacity.max(0) as u64;
         let budgets: Vec<u64> = (0..objective.devices.len()).map(budget).collect();
         let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
@@ -126,7 +126,7 @@ impl Search<'_, '_> {
         for &rounds in self.rounds {
             let LinearCosts { model, head, .. } = *self.objective;
             let outcome = self.solve_program(over, rounds, best.as_ref()).map(|found| {
-                let seconds = model.seconds(&to_assignment(self.objective, &found));
+                let seconds = model.seconds_per_token(&to_assignment(self.objective, &found));
                 keep_better(&mut best, found);
                 seconds
             });
@@ -154,8 +154,8 @@ impl Search<'_, '_> {
             case: objective.case(position, over[position]),
         })?;
         if let Some(best) = best.filter(|best| self.halda.prune_by_bound && best.rounds == 1) {
-            let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
-            if bound >= best.value {
+            let bound = best.objective_value + f64::from(rounds - 1) * objective.round_cost();
+            if bound >= best.objective_value {
                 return Err(InfeasibleReason::Pruned { bound });
             }
         }
@@ -168,7 +168,7 @@ impl Search<'_, '_> {
         if !value.is_finite() {
             return Err(InfeasibleReason::Solver { reason: "the objective is not finite".to_owned() });
         }
-        Ok(CandidatePlan { value, rounds, windows, over: over.to_vec() })
+        Ok(CandidatePlan { objective_value: value, rounds, windows, over: over.to_vec() })
     }
 }
 
@@ -196,7 +196,9 @@ const MIN_IMPROVEMENT: f64 = 1e-12;
 
 /// Replaces `best` with `found` if `found` is better, and returns whether it is.
 fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
-    let is_better = |best: &CandidatePlan| found.value < best.value - MIN_IMPROVEMENT * best.value.abs();
+    let is_better = |best: &CandidatePlan| {
+        found.objective_value < best.objective_value - MIN_IMPROVEMENT * best.objective_value.abs()
+    };
     let better = best.as_ref().is_none_or(is_better);
     if better {
         *best = Some(found);
@@ -308,8 +310,8 @@ mod tests {
                 let halda = &Halda { prune_by_bound: false, flip_memory_cases: true, ..Halda::PAPER };
                 let search = Search { objective, rounds: &[k], halda, record: &mut SearchRecord::default() };
                 let Some(found) = search.run() else { continue };
-                let (value, model) = (found.value, objective.model);
-                let seconds = model.seconds(&to_assignment(objective, &found));
+                let (value, model) = (found.objective_value, objective.model);
+                let seconds = model.seconds_per_token(&to_assignment(objective, &found));
                 // The objective counts the excess of the head even if it is less than the row that is read anyway.
                 let row = model.model.head_row(true) / model.devices[0].disk_read_rate;
                 let is_equal = (value - seconds).abs() <= 1e-9 * seconds + row;

@@ -95,7 +95,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
 
     pub(crate) fn exceeds(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
         let costs = self.costs(position);
-        let in_ram = if costs.metal { layers } else { layers - gpu_layers };
+        let in_ram = if costs.uses_metal { layers } else { layers - gpu_layers };
         in_ram > costs.layers_that_fit(self.is_head(position), &self.model.model)
     }
 
@@ -167,7 +167,9 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         let reloads = match self.case(position, over) {
             MemoryCase::NoReload => return self.coefficients[position].fixed,
             MemoryCase::ReloadsEverything => 0,
-            MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => costs.buffer_bytes - costs.capacity,
+            MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => {
+                costs.buffer_bytes - costs.memory_capacity
+            }
         };
         let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
         self.coefficients[position].fixed + (reloads + output) as f64 / costs.disk_read_rate

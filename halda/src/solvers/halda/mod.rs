@@ -21,13 +21,13 @@ use linear_costs::LinearCosts;
 
 use crate::solvers::linear_program;
 use crate::solvers::search_space::{ring_sizes, search_options};
-use crate::{HeadChoice, LatencyModel, OrderChoice, Proposal, Rules, Strategy, StrategyError};
+use crate::{HeadChoice, LatencyModel, OrderChoice, PlanRules, Proposal, Strategy, StrategyError};
 
 /// Algorithm 1 of the prima.cpp paper with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Halda {
     /// Whether devices with one layer per round are removed from the ring.
-    pub may_drop: bool,
+    pub may_drop_devices: bool,
     pub head: usize,
     /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
@@ -41,7 +41,7 @@ pub struct Halda {
 impl Halda {
     /// The algorithm of the prima.cpp paper: device 0 is the head, every device has a layer, and k is free.
     pub const PAPER: Halda = Halda {
-        may_drop: false,
+        may_drop_devices: false,
         head: 0,
         rounds: None,
         terms: CostTerms::PAPER,
@@ -50,14 +50,15 @@ impl Halda {
     };
 
     /// The public implementation of prima.cpp (decision 14): other costs; devices with one layer are removed.
-    pub const PRIMA_CPP: Halda = Halda { may_drop: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
+    pub const PRIMA_CPP: Halda =
+        Halda { may_drop_devices: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
 
     /// Returns the devices without those that have one layer per round; `None` if no device can be removed.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| window.layers > 1 || **device == self.head);
         let devices: Vec<usize> = stays.map(|(device, _)| *device).collect();
-        (self.may_drop && devices.len() < objective.devices.len()).then_some(devices)
+        (self.may_drop_devices && devices.len() < objective.devices.len()).then_some(devices)
     }
 }
 
@@ -72,8 +73,8 @@ impl Strategy for Halda {
         if self.terms == CostTerms::PRIMA_CPP { "halda-shipped" } else { "halda" }
     }
 
-    fn rules(&self) -> Rules {
-        Rules { may_drop: self.may_drop, may_leave_remainder: false }
+    fn rules(&self) -> PlanRules {
+        PlanRules { may_drop_devices: self.may_drop_devices, may_have_partial_round: false }
     }
 
     fn options(&self) -> Vec<String> {

@@ -14,8 +14,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
 use crate::solvers::shortest_cycle::candidate_cycle;
 use crate::{
-    Exact, HeadChoice, InfeasibleReason, LatencyModel, Objective, OrderChoice, Proposal, Rules, SearchLimit,
-    SearchStep, Strategy, StrategyError,
+    Exact, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, Objective, OrderChoice, PlanRules,
+    Proposal, SearchStep, Strategy, StrategyError,
 };
 
 pub use residency_choices::best_residencies;
@@ -24,7 +24,7 @@ pub(crate) use search::{ChoiceTables, best_choice, fastest_plan};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
-    pub rules: Rules,
+    pub rules: PlanRules,
     pub head: HeadChoice,
     /// The number of rounds per token (k); `None` to search every valid one.
     pub rounds: Option<u32>,
@@ -34,7 +34,7 @@ pub struct Overlap {
 impl Default for Overlap {
     /// Device 0 is the head, devices may be dropped, all rounds are whole, and k is free.
     fn default() -> Self {
-        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
         Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
     }
 }
@@ -44,7 +44,7 @@ impl Strategy for Overlap {
         "overlap"
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PlanRules {
         self.rules
     }
 
@@ -61,7 +61,7 @@ impl Strategy for Overlap {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let rings = ring_sizes(model.model_layers(), self.rules.may_have_partial_round, self.rounds)?;
         let windows = window_evaluations(model, &rings);
         if windows > MAX_WINDOW_EVALUATIONS {
             return Err(StrategyError::TooManyWindows { windows, limit: MAX_WINDOW_EVALUATIONS });
@@ -81,10 +81,10 @@ impl Strategy for Overlap {
             }
         }
         let Search { steps, best, bound, .. } = search;
-        let limit =
-            bound.map(|bound| SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(bound) });
+        let limit = bound
+            .map(|bound| IncompleteSearch { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(bound) });
         match best {
-            Some((_, proposal)) => Ok(Proposal { search_steps: steps, limit, ..proposal }),
+            Some((_, proposal)) => Ok(Proposal { search_steps: steps, incomplete_search: limit, ..proposal }),
             None => Err(StrategyError::Infeasible(steps)),
         }
     }
@@ -92,7 +92,7 @@ impl Strategy for Overlap {
 
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    rules: Rules,
+    rules: PlanRules,
     /// The orders to try, as cycles of all devices.
     cycles: Vec<Vec<usize>>,
     steps: Vec<SearchStep>,
@@ -155,7 +155,7 @@ impl Overlap {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();
         let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
-        let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_others());
+        let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_unused_devices());
         let reversed = all.iter().rev().copied().collect();
         of_exact.into_iter().chain([candidate_cycle(model, &all), reversed]).collect()
     }

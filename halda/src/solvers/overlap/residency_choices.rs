@@ -14,7 +14,7 @@ use crate::{Assignment, LatencyModel};
 const BUFFER_EXPONENTS: std::ops::RangeInclusive<u32> = 23..=33;
 
 /// Returns all residencies that a planner may choose for a device, given those of its runtime model.
-pub fn residency_options(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
+pub fn candidate_residencies(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
     let expanded = |&residency: &ResidencyOptions| {
         if residency.policy != Residency::Managed || residency.stream_buffer.is_some() {
             return vec![residency];
@@ -35,10 +35,10 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     let hops: f64 = model.communication(assignment, &assignment.shares(model.model_layers())).iter().sum();
     let (mut bounds, mut timings) = (vec![0.0], Vec::new());
     for work in &works {
-        let all = residency_options(&model.instance().devices[work.device].runtime.residencies);
+        let all = candidate_residencies(&model.instance().devices[work.device].runtime.residencies);
         let timing = |residency| {
             let timing = model.timing(work, &residency)?;
-            Some((residency, timing.own_seconds(), timing.disk_busy_seconds))
+            Some((residency, timing.seconds_without_hops(), timing.disk_busy_seconds))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();
         bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));

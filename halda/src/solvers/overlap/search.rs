@@ -15,7 +15,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
 use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
-use crate::solvers::overlap::residency_choices::residency_options;
+use crate::solvers::overlap::residency_choices::candidate_residencies;
 use crate::{InfeasibleReason, LatencyModel, Proposal, RoundWindow};
 
 /// A GPU split and a residency for a window, with the times without hops.
@@ -24,7 +24,7 @@ pub(crate) struct Choice {
     pub gpu_layers: u32,
     pub residency: ResidencyOptions,
     /// The seconds that the device adds to a token.
-    pub own_seconds: f64,
+    pub seconds_without_hops: f64,
     /// The seconds for which a token occupies the disk.
     pub disk_busy_seconds: f64,
 }
@@ -56,13 +56,13 @@ impl ChoiceTables {
         let offsets = if uniform { (model.model_layers() % layers_per_round) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
-            let residencies = residency_options(&model.instance().devices[device].runtime.residencies);
+            let residencies = candidate_residencies(&model.instance().devices[device].runtime.residencies);
             for layers_before in 0..offsets as u32 {
                 for layers in 0..=layers_per_round {
                     if layers > 0 && layers_before + layers <= layers_per_round {
                         let window = RoundWindow {
                             device,
-                            head: device == head,
+                            is_head: device == head,
                             layers_per_round,
                             layers_before,
                             layers,
@@ -72,8 +72,11 @@ impl ChoiceTables {
                     table.ends.push(table.choices.len());
                 }
             }
-            table.timings =
-                table.choices.iter().map(|choice| [choice.disk_busy_seconds, choice.own_seconds]).collect();
+            table.timings = table
+                .choices
+                .iter()
+                .map(|choice| [choice.disk_busy_seconds, choice.seconds_without_hops])
+                .collect();
             table
         };
         let devices: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
@@ -187,10 +190,10 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
 }
 
 pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<Choice> {
-    let residencies = residency_options(&model.instance().devices[window.device].runtime.residencies);
+    let residencies = candidate_residencies(&model.instance().devices[window.device].runtime.residencies);
     let mut found = Vec::new();
     add_choices(model, window, &residencies, &mut found);
-    let seconds = |choice: &Choice| choice.own_seconds.max(choice.disk_busy_seconds);
+    let seconds = |choice: &Choice| choice.seconds_without_hops.max(choice.disk_busy_seconds);
     found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
 }
 
@@ -204,10 +207,10 @@ fn add_choices(
     let start = all.len();
     let costs = &model.devices[window.device];
     let fits = |gpu_layers: u32| model.fits_gpu(&model.device_work(window, gpu_layers));
-    let has_gpu = costs.gpu_bytes[usize::from(window.head)] > 0;
+    let has_gpu = costs.gpu_memory_by_role[usize::from(window.is_head)] > 0;
     let most = if has_gpu { largest_that_fits(window.layers, fits) } else { 0 };
     // If GPU layers are never slower, only the maximum and zero are tried; zero saves the copies to the GPU.
-    let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
+    let least = if costs.gpu_never_slower && !costs.uses_metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
         let work = model.device_work(window, gpu_layers);
         let Some(resident_timing) = model.resident_timing(&work) else { continue };
@@ -216,7 +219,7 @@ fn add_choices(
         for residency in residencies {
             let is_larger = |sufficient: &ResidencyOptions| {
                 residency.policy == Residency::Managed
-                    && residency.kept == sufficient.kept
+                    && residency.kept_limit == sufficient.kept_limit
                     && residency.stream_buffer_bytes() >= sufficient.stream_buffer_bytes()
             };
             if sufficient.is_some_and(is_larger) {
@@ -226,19 +229,26 @@ fn add_choices(
             if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
                 sufficient = Some(residency);
             }
-            let (own_seconds, disk_busy_seconds) = (timing.own_seconds(), timing.disk_busy_seconds);
-            all.push(Choice { gpu_layers, residency: *residency, own_seconds, disk_busy_seconds });
+            let (own_seconds, disk_busy_seconds) = (timing.seconds_without_hops(), timing.disk_busy_seconds);
+            all.push(Choice {
+                gpu_layers,
+                residency: *residency,
+                seconds_without_hops: own_seconds,
+                disk_busy_seconds,
+            });
             if timing.disk_busy_seconds == 0.0 && timing.terms.disk == 0.0 {
                 break;
             }
         }
     }
     all[start..].sort_by(|a, b| {
-        a.disk_busy_seconds.total_cmp(&b.disk_busy_seconds).then(a.own_seconds.total_cmp(&b.own_seconds))
+        a.disk_busy_seconds
+            .total_cmp(&b.disk_busy_seconds)
+            .then(a.seconds_without_hops.total_cmp(&b.seconds_without_hops))
     });
     let mut kept = start;
     for index in start..all.len() {
-        if kept == start || all[index].own_seconds < all[kept - 1].own_seconds {
+        if kept == start || all[index].seconds_without_hops < all[kept - 1].seconds_without_hops {
             all[kept] = all[index];
             kept += 1;
         }

@@ -1,7 +1,7 @@
 //! Validates the ranges and the consistency of the values of a SoC.
 
 use super::{
-    MatmulProfile, MeasuredMatmul, PartitionPolicy, Soc, SocNpu, SocOptions, Strategy, Synchronisation,
+    MatmulProfile, MeasuredMatmul, PartitionPolicy, Soc, SocNpu, SocOptions, SocStrategy, Synchronisation,
 };
 use crate::document::DocumentError;
 
@@ -41,14 +41,14 @@ impl Soc {
 
     /// Returns why this SoC cannot be used with these options, `None` if it can.
     pub fn options_error(&self, options: &SocOptions) -> Option<String> {
-        if self.npu.is_none() && !options.strategy.needs_no_npu() {
+        if self.npu.is_none() && !options.strategy.runs_without_npu() {
             return Some(format!(
                 "has strategy `{}`, but the SoC has no NPU that computes in FP16: choose `gpu-only` or `best`",
                 options.strategy.name()
             ));
         }
         unused_option(options).or_else(|| {
-            let chunk = options.chunk.filter(|chunk| !(1..=MAX_GRAPH_TOKENS).contains(chunk))?;
+            let chunk = options.chunk_tokens.filter(|chunk| !(1..=MAX_GRAPH_TOKENS).contains(chunk))?;
             Some(format!("has a chunk of {chunk} tokens: choose 1 to {MAX_GRAPH_TOKENS}"))
         })
     }
@@ -57,9 +57,9 @@ impl Soc {
         let npu = self.npu.as_ref().map(|npu| ("npu.matmul", npu.matmul.value.0));
         let rates = [
             ("gpu.matmul", self.gpu.matmul.value.0),
-            ("bus.peak", self.bus.peak.value.0),
-            ("bus.one", self.bus.single_processor.value.0),
-            ("bus.together", self.bus.both_processors.value.0),
+            ("bus.peak", self.memory_bandwidths.peak.value.0),
+            ("bus.one", self.memory_bandwidths.single_processor.value.0),
+            ("bus.together", self.memory_bandwidths.both_processors.value.0),
         ];
         let (key, _) = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0)?;
         Some((key, "is zero, so that a run would never end; measure it again".into()))
@@ -68,10 +68,10 @@ impl Soc {
     fn times(&self) -> Invalid {
         let times = [
             ("gpu.submission", self.gpu.submission.value),
-            ("synchronisation.fast", self.synchronisation.fast_event.value),
-            ("synchronisation.copy", self.synchronisation.buffer_copy.value),
-            ("synchronisation.submission", self.synchronisation.submission.value),
-            ("synchronisation.sleep", self.synchronisation.min_sleep.value),
+            ("synchronisation.fast", self.sync_costs.fast_event.value),
+            ("synchronisation.copy", self.sync_costs.buffer_copy.value),
+            ("synchronisation.submission", self.sync_costs.submission.value),
+            ("synchronisation.sleep", self.sync_costs.min_sleep.value),
             ("graphs.preparation", self.graphs.preparation_time.value),
             ("graphs.each_token", self.graphs.preparation_time_per_token.value),
         ];
@@ -80,7 +80,7 @@ impl Soc {
     }
 
     fn bandwidths(&self) -> Invalid {
-        let bus = &self.bus;
+        let bus = &self.memory_bandwidths;
         if bus.both_processors.value > bus.peak.value {
             return Some(("bus.together", "is more than `soc.bus.peak`, the maximum of the memory".into()));
         }
@@ -89,7 +89,7 @@ impl Soc {
     }
 
     fn sizes(&self) -> Invalid {
-        let sizes = &self.graphs.sizes.value;
+        let sizes = &self.graphs.graph_sizes.value;
         let what = if sizes.is_empty() || sizes.len() > MAX_GRAPH_SIZES {
             format!("has {} sizes: give 1 to {MAX_GRAPH_SIZES}", sizes.len())
         } else if !sizes.iter().all(|size| (1..=MAX_GRAPH_TOKENS).contains(size)) {
@@ -106,14 +106,14 @@ impl Soc {
 /// Returns the error for an option that has no effect with this strategy.
 fn unused_option(options: &SocOptions) -> Option<String> {
     let strategy = options.strategy;
-    if options.chunk.is_some() && strategy != Strategy::Chunked {
+    if options.chunk_tokens.is_some() && strategy != SocStrategy::Chunked {
         let name = strategy.name();
         return Some(format!("has `chunk`, which `{name}` does not use: remove it, or choose `chunked`"));
     }
     // A single processor needs no synchronisation.
     let waits = options.synchronisation != Synchronisation::default()
         || options.partitions != PartitionPolicy::default();
-    (strategy == Strategy::GpuOnly && waits).then(|| {
+    (strategy == SocStrategy::GpuOnly && waits).then(|| {
         "has `synchronisation` or `partitions`, which `gpu-only` does not use: remove them".to_owned()
     })
 }
@@ -129,7 +129,7 @@ fn invalid_npu(npu: &SocNpu) -> Invalid {
         return Some(("npu.order_penalty", format!("is {penalty}: give 0 to {MAX_PENALTY}")));
     }
     invalid_bits("npu.weight_bits", npu.weight_bits.value)
-        .or_else(|| npu.profiled.as_ref().and_then(invalid_profile))
+        .or_else(|| npu.matmul_profile.as_ref().and_then(invalid_profile))
 }
 
 fn invalid_bits(key: &'static str, bits: f64) -> Invalid {
@@ -138,7 +138,7 @@ fn invalid_bits(key: &'static str, bits: f64) -> Invalid {
 }
 
 fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
-    let shapes = &profiled.shapes;
+    let shapes = &profiled.matmuls;
     let in_range = |side: u32| (1..=MAX_GRAPH_TOKENS).contains(&side);
     let is_wrong = |shape: &MeasuredMatmul| {
         let dimensions = [shape.outputs, shape.inputs, shape.tokens];

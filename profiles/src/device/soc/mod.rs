@@ -14,7 +14,7 @@ pub mod options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use options::{PartitionPolicy, SocOptions, Strategy, Synchronisation};
+pub use options::{PartitionPolicy, SocOptions, SocStrategy, Synchronisation};
 
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
 use crate::values::Sourced;
@@ -30,9 +30,11 @@ pub struct Soc {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub npu: Option<SocNpu>,
     /// Bandwidths of the memory that all processors share.
-    pub bus: MemoryBandwidths,
+    #[serde(rename = "bus")]
+    pub memory_bandwidths: MemoryBandwidths,
     /// Costs of synchronising the GPU and the NPU.
-    pub synchronisation: SyncCosts,
+    #[serde(rename = "synchronisation")]
+    pub sync_costs: SyncCosts,
     /// Compiled graphs of the NPU, each for a fixed number of tokens.
     pub graphs: Graphs,
     /// Power consumption during prefill.
@@ -81,8 +83,8 @@ pub struct SocNpu {
     /// Bits read per weight in prefill.
     pub weight_bits: Sourced<f64>,
     /// Measured times of matmuls, which replace the formula.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profiled: Option<MatmulProfile>,
+    #[serde(rename = "profiled", default, skip_serializing_if = "Option::is_none")]
+    pub matmul_profile: Option<MatmulProfile>,
 }
 
 /// A table of measured matmuls.
@@ -97,7 +99,8 @@ pub struct MatmulProfile {
     /// Source of the times.
     pub source: String,
     /// The matmuls, in any order.
-    pub shapes: Vec<MeasuredMatmul>,
+    #[serde(rename = "shapes")]
+    pub matmuls: Vec<MeasuredMatmul>,
 }
 
 /// How times are derived from a table of measured matmuls.
@@ -165,7 +168,8 @@ pub struct SyncCosts {
 )]
 pub struct Graphs {
     /// Token counts for which graphs are compiled in advance, in ascending order.
-    pub sizes: Sourced<Vec<u32>>,
+    #[serde(rename = "sizes")]
+    pub graph_sizes: Sourced<Vec<u32>>,
     /// Time to compile a layer's graphs at run time for `prepared_for` tokens.
     #[serde(rename = "preparation")]
     pub preparation_time: Sourced<Seconds>,
@@ -182,7 +186,8 @@ pub struct Graphs {
 #[serde(deny_unknown_fields, expecting = "the powers of a SoC: `gpu`, `layers` and `tensors`")]
 pub struct SocPower {
     /// Power with the GPU alone.
-    pub gpu: Sourced<Watts>,
+    #[serde(rename = "gpu")]
+    pub gpu_only: Sourced<Watts>,
     /// Power with matmuls on the NPU and everything else on the GPU.
     #[serde(rename = "layers")]
     pub layer_level: Sourced<Watts>,
@@ -204,10 +209,10 @@ impl SyncCosts {
 impl SocPower {
     /// Returns the power with a strategy. Deviation: the paper states the power of three systems. All strategies with
     /// matmuls on the NPU and everything else on the GPU are assumed to need the power of the layer-level system.
-    pub fn for_strategy(&self, strategy: Strategy) -> Watts {
+    pub fn strategy_power(&self, strategy: SocStrategy) -> Watts {
         match strategy {
-            Strategy::GpuOnly => self.gpu.value,
-            Strategy::HeteroTensor | Strategy::Best => self.tensor_level.value,
+            SocStrategy::GpuOnly => self.gpu_only.value,
+            SocStrategy::HeteroTensor | SocStrategy::Best => self.tensor_level.value,
             _ => self.layer_level.value,
         }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A strategy, which determines what each processor computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Strategy {
+pub enum SocStrategy {
     /// The fastest other strategy for each pass; strategies that compile graphs at run time are excluded.
     #[default]
     Best,
@@ -31,35 +31,35 @@ pub enum Strategy {
     Chunked,
 }
 
-impl Strategy {
+impl SocStrategy {
     /// All strategies except `best`.
-    pub const ALL: [Strategy; 8] = [
-        Strategy::GpuOnly,
-        Strategy::NpuOnly,
-        Strategy::HeteroLayer,
-        Strategy::HeteroTensor,
-        Strategy::Padding,
-        Strategy::Pipe,
-        Strategy::OnlinePrepare,
-        Strategy::Chunked,
+    pub const ALL: [SocStrategy; 8] = [
+        SocStrategy::GpuOnly,
+        SocStrategy::NpuOnly,
+        SocStrategy::HeteroLayer,
+        SocStrategy::HeteroTensor,
+        SocStrategy::Padding,
+        SocStrategy::Pipe,
+        SocStrategy::OnlinePrepare,
+        SocStrategy::Chunked,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Strategy::Best => "best",
-            Strategy::GpuOnly => "gpu-only",
-            Strategy::NpuOnly => "npu-only",
-            Strategy::HeteroLayer => "hetero-layer",
-            Strategy::HeteroTensor => "hetero-tensor",
-            Strategy::Padding => "padding",
-            Strategy::Pipe => "pipe",
-            Strategy::OnlinePrepare => "online-prepare",
-            Strategy::Chunked => "chunked",
+            SocStrategy::Best => "best",
+            SocStrategy::GpuOnly => "gpu-only",
+            SocStrategy::NpuOnly => "npu-only",
+            SocStrategy::HeteroLayer => "hetero-layer",
+            SocStrategy::HeteroTensor => "hetero-tensor",
+            SocStrategy::Padding => "padding",
+            SocStrategy::Pipe => "pipe",
+            SocStrategy::OnlinePrepare => "online-prepare",
+            SocStrategy::Chunked => "chunked",
         }
     }
 
-    pub fn needs_no_npu(self) -> bool {
-        matches!(self, Strategy::Best | Strategy::GpuOnly)
+    pub fn runs_without_npu(self) -> bool {
+        matches!(self, SocStrategy::Best | SocStrategy::GpuOnly)
     }
 }
 
@@ -94,15 +94,15 @@ pub enum PartitionPolicy {
 )]
 pub struct SocOptions {
     /// What each processor computes.
-    pub strategy: Strategy,
+    pub strategy: SocStrategy,
     /// How processors synchronise.
     pub synchronisation: Synchronisation,
     /// Whether partitions depend on the cost of synchronisation.
     pub partitions: PartitionPolicy,
     /// Number of tokens in a chunk of the strategy `chunked`; 256 if absent. source: HeteroLLM paper, section 5.2.2,
     /// on MLLM-NPU
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chunk: Option<u32>,
+    #[serde(rename = "chunk", skip_serializing_if = "Option::is_none")]
+    pub chunk_tokens: Option<u32>,
 }
 
 /// Default number of tokens in a chunk. source: HeteroLLM paper, section 5.2.2, the length for which it states the
@@ -111,12 +111,12 @@ const DEFAULT_CHUNK: u32 = 256;
 
 impl SocOptions {
     /// Returns the default options with this strategy.
-    pub fn with_strategy(strategy: Strategy) -> Self {
+    pub fn with_strategy(strategy: SocStrategy) -> Self {
         Self { strategy, ..Self::default() }
     }
 
-    pub fn chunk(&self) -> u32 {
-        self.chunk.unwrap_or(DEFAULT_CHUNK)
+    pub fn chunk_tokens(&self) -> u32 {
+        self.chunk_tokens.unwrap_or(DEFAULT_CHUNK)
     }
 
     pub(super) fn is_default(&self) -> bool {

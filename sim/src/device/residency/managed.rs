@@ -15,10 +15,10 @@ use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
-use crate::resource::Flow;
+use crate::resource::ReadKind;
 
-use super::super::layout::Layout;
-use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
+use super::super::layout::WeightLayout;
+use super::super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
 /// Consecutive reads for one part of the model, which have one trace record.
@@ -104,7 +104,7 @@ impl WeightResidency for ManagedStream {
         false
     }
 
-    fn warm_chunks(&self, _layout: &Layout) -> Vec<Chunk> {
+    fn warm_chunks(&self, _layout: &WeightLayout) -> Vec<Chunk> {
         self.residency.kept_pieces().collect()
     }
 
@@ -115,7 +115,7 @@ impl WeightResidency for ManagedStream {
 
     fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
-        if self.residency.is_measure_due() {
+        if self.residency.is_measurement_due() {
             let page_cache = u64::from(storage.cache.capacity()) * storage.chunk_size.0;
             self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
         }
@@ -130,7 +130,7 @@ impl WeightResidency for ManagedStream {
     /// Counts the available chunks up to and including the first streamed one, which is evicted right after its use.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = &storage.cache;
-        let Some(ready_until) = self.residency.first_unready_piece() else {
+        let Some(ready_until) = self.residency.first_pending_piece() else {
             // An embedding row: it may be in memory, or else it is read on its own.
             let held = cache.contains(chunks.start);
             return if held { Availability::Ready(1) } else { Availability::Missing };
@@ -153,12 +153,12 @@ impl WeightResidency for ManagedStream {
 
     /// Handles a fault at an embedding row, or at a chunk that was evicted after it was confirmed. No neighbouring
     /// page is read, because the mapping is advised `MADV_RANDOM`.
-    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
-        if self.residency.first_unready_piece().is_none() {
+    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult {
+        if self.residency.first_pending_piece().is_none() {
             return storage.read_uncached(now, unit);
         }
         self.residency.react(Event::Faulted(chunk));
-        storage.touch_without_readahead(now, chunk, Flow::Fault)
+        storage.touch_without_readahead(now, chunk, ReadKind::Fault)
     }
 
     fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
@@ -186,15 +186,15 @@ impl WeightResidency for ManagedStream {
                     }
                 }
                 Step::Confirm(chunk, origin) => {
-                    match storage.touch_without_readahead(now, chunk, Flow::Prefetch) {
-                        Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
+                    match storage.touch_without_readahead(now, chunk, ReadKind::Prefetch) {
+                        TouchResult::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
                         // The kernel did not read it, or evicted it since.
-                        Touch::Pending => {
+                        TouchResult::Pending => {
                             self.residency.react(Event::Confirmed(chunk, false));
                             self.record_read(now, origin, storage.chunk_size);
                             break (Helper::Awake, SYSTEM_CALL);
                         }
-                        Touch::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
+                        TouchResult::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
                     }
                 }
                 Step::Evict(chunk) => {

@@ -1,6 +1,6 @@
 //! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
 //!
-//! The plan's policy selects the thread: [`ReadAhead`] advises or populates and leaves eviction to the system;
+//! The plan's policy selects the thread: [`ReadAheadThread`] advises or populates and leaves eviction to the system;
 //! [`ManagedStream`] keeps some pieces and streams the others. Both report to the computation which chunks are
 //! available, and whether to wait or to fault if there are none.
 
@@ -11,17 +11,17 @@ use std::ops::Range;
 
 use hearth_core::residency::{PartRequest, ReadOrigin};
 use hearth_profiles::Bytes;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Record, Resource, StepKind};
 
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
 use crate::trace::start_record;
 
-use super::layout::Layout;
-use super::storage::{Storage, Touch};
+use super::layout::WeightLayout;
+use super::storage::{Storage, TouchResult};
 
 pub use managed::ManagedStream;
-pub use read_ahead::ReadAhead;
+pub use read_ahead::ReadAheadThread;
 
 /// Minimum duration of a system call in nanoseconds, so that events do not coincide.
 /// source: assumed
@@ -46,7 +46,7 @@ pub trait WeightResidency: std::fmt::Debug {
     /// at once, and a chunk only when the computation no longer needs it.
     fn is_left_to_system(&self) -> bool;
     /// Returns the chunks whose reads, in order, bring the page cache into the state that earlier tokens leave.
-    fn warm_chunks(&self, layout: &Layout) -> Vec<Chunk>;
+    fn warm_chunks(&self, layout: &WeightLayout) -> Vec<Chunk>;
     /// Requests the weights of a part of the model that will be computed.
     fn request(&mut self, request: PartRequest) -> bool;
     /// Begins the computation of a part.
@@ -61,7 +61,7 @@ pub trait WeightResidency: std::fmt::Debug {
     /// Returns how many of `chunks`, from the first on, can be used now; if none, whether to wait or to fault.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability;
     /// Handles a page fault at a missing chunk, of which the computation needs `unit` bytes.
-    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch;
+    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult;
     fn mark_used(&mut self, _chunks: Range<Chunk>) -> bool {
         false
     }
@@ -76,7 +76,12 @@ pub trait WeightResidency: std::fmt::Debug {
 }
 
 fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> Record {
-    let record =
-        start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, (origin.pass, origin.round), now);
+    let record = start_record(
+        device.into(),
+        Resource::DiskPrefetch,
+        StepKind::Prefetch,
+        (origin.pass, origin.round),
+        now,
+    );
     Record { layers: origin.layers, bytes: bytes.0, ..record }
 }

@@ -17,10 +17,10 @@ use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
-use crate::resource::Flow;
+use crate::resource::ReadKind;
 
-use super::super::layout::Layout;
-use super::super::storage::{NO_MEMORY_PAUSE, Storage, Touch};
+use super::super::layout::WeightLayout;
+use super::super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
 /// Maximum number of chunks computed as one batch while the helper thread may evict them.
@@ -42,7 +42,7 @@ struct PartRead {
 }
 
 #[derive(Debug)]
-pub struct ReadAhead {
+pub struct ReadAheadThread {
     device: u16,
     policy: Residency,
     /// Maximum number of chunks of one part of the model that the helper thread reads ahead.
@@ -54,13 +54,13 @@ pub struct ReadAhead {
     reads: Vec<PartRead>,
 }
 
-impl ReadAhead {
+impl ReadAheadThread {
     /// Creates a helper thread without jobs, for a kernel whose read-ahead window has `read_ahead` chunks.
     pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
         // One call is limited to one read-ahead window.
-        let budget = if residency.one_call { budget.min(read_ahead) } else { budget };
+        let budget = if residency.prefetch_in_one_call { budget.min(read_ahead) } else { budget };
         Self {
             device: device as u16,
             policy: residency.policy,
@@ -100,12 +100,12 @@ impl ReadAhead {
     }
 }
 
-impl WeightResidency for ReadAhead {
+impl WeightResidency for ReadAheadThread {
     fn is_left_to_system(&self) -> bool {
         true
     }
 
-    fn warm_chunks(&self, layout: &Layout) -> Vec<Chunk> {
+    fn warm_chunks(&self, layout: &WeightLayout) -> Vec<Chunk> {
         layout.own_chunks().chain(layout.own_chunks()).collect()
     }
 
@@ -129,12 +129,12 @@ impl WeightResidency for ReadAhead {
         }
     }
 
-    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+    fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult {
         // An embedding row: all other computations need whole chunks.
         if unit < storage.chunk_size {
             storage.read_uncached(now, unit)
         } else {
-            storage.touch(now, chunk, Flow::Fault)
+            storage.touch(now, chunk, ReadKind::Fault)
         }
     }
 
@@ -165,17 +165,17 @@ impl WeightResidency for ReadAhead {
                     Fetch::NoMemory => job.pieces.start += 1,
                     Fetch::Again => {}
                 },
-                (Task::Read, _) => match storage.touch(now, chunk, Flow::Prefetch) {
-                    Touch::Ready => {
+                (Task::Read, _) => match storage.touch(now, chunk, ReadKind::Prefetch) {
+                    TouchResult::Ready => {
                         job.pieces.start += 1;
                         continue;
                     }
-                    Touch::Pending => {
+                    TouchResult::Pending => {
                         self.record_read(now, storage.chunk_size);
                         self.awaited = Some(chunk);
                         return None;
                     }
-                    Touch::NoMemory => pause = NO_MEMORY_PAUSE,
+                    TouchResult::NoMemory => pause = NO_MEMORY_PAUSE,
                 },
             }
             self.awake = true;

@@ -5,7 +5,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::Resource;
 
 use super::*;
-use crate::device::residency::ReadAhead;
+use crate::device::residency::ReadAheadThread;
 use crate::page_cache::TwoList;
 use crate::resource::DiskSpeed;
 use crate::trace::start_record;
@@ -18,36 +18,36 @@ const THREADS: f64 = 1e3;
 struct WalkFixture {
     now: Nanos,
     storage: Storage,
-    residency: ReadAhead,
-    walk: Walk,
+    residency: ReadAheadThread,
+    walk: MappedComputation,
 }
 
 impl WalkFixture {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: StepKind) -> Self {
         let options = ResidencyOptions::with_policy(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
         let rate = BytesPerSecond(1e9);
         let (bandwidth, fault_rate, prefetch_rate) = (rate, rate, rate);
         let speed = DiskSpeed { bandwidth, fault_rate, prefetch_rate, throttle: None, latency: Seconds(0.0) };
-        let segment = Segment { chunks: 0..10, time: Seconds(0.01), bytes_per_chunk: PIECE };
+        let segment = Segment { chunks: 0..10, compute_time: Seconds(0.01), bytes_per_chunk: PIECE };
         let mut fixture = WalkFixture {
             now: 0,
             storage: Storage::new(Box::new(TwoList::new(10, 10)), PIECE, speed, PIECE),
-            residency: ReadAhead::new(0, options, PIECE, 1),
-            walk: Walk::new(record, vec![segment], THREADS, 1),
+            residency: ReadAheadThread::new(0, options, PIECE, 1),
+            walk: MappedComputation::new(record, vec![segment], THREADS, 1),
         };
         let first = fixture.walk.advance(0, &mut fixture.storage, &mut fixture.residency);
-        assert_eq!(first, WalkAction::Wait);
-        assert!(matches!(fixture.arrive(0), WalkAction::Compute(_)));
+        assert_eq!(first, ComputationAction::Wait);
+        assert!(matches!(fixture.arrive(0), ComputationAction::Compute(_)));
         fixture.walk.end_batch(fixture.now, Seconds(0.0));
         let second = fixture.walk.advance(fixture.now, &mut fixture.storage, &mut fixture.residency);
-        assert_eq!(second, WalkAction::Wait);
+        assert_eq!(second, ComputationAction::Wait);
         fixture
     }
 
     /// Lets this chunk arrive, which must be the next to arrive, and continues the walk.
-    fn arrive(&mut self, chunk: Chunk) -> WalkAction {
-        self.now = self.storage.next_end().expect("a read in flight");
+    fn arrive(&mut self, chunk: Chunk) -> ComputationAction {
+        self.now = self.storage.next_event_time().expect("a read in flight");
         assert_eq!(self.storage.pop_completed(self.now), Some(chunk));
         assert!(self.walk.on_arrival(chunk));
         self.walk.retry(self.now, &mut self.storage, &mut self.residency)
@@ -58,10 +58,14 @@ impl WalkFixture {
 fn load_across_page_boundary_needs_both_pages() {
     // For each arrival: the chunk that is evicted before it, if any, and the chunk that arrives.
     for (case, kind, arrivals) in [
-        ("the previous page is normally resident", Kind::Compute, &[(None, 1)][..]),
-        ("an evicted previous page is read again", Kind::Compute, &[(Some(0), 1), (None, 0)]),
-        ("the second page may be evicted meanwhile", Kind::Compute, &[(Some(0), 1), (Some(1), 0), (None, 1)]),
-        ("an embedding row needs no previous page", Kind::Embed, &[(Some(0), 1)]),
+        ("the previous page is normally resident", StepKind::Compute, &[(None, 1)][..]),
+        ("an evicted previous page is read again", StepKind::Compute, &[(Some(0), 1), (None, 0)]),
+        (
+            "the second page may be evicted meanwhile",
+            StepKind::Compute,
+            &[(Some(0), 1), (Some(1), 0), (None, 1)],
+        ),
+        ("an embedding row needs no previous page", StepKind::Embed, &[(Some(0), 1)]),
     ] {
         let mut fixture = WalkFixture::new(kind);
         for (at, &(evicted, arriving)) in arrivals.iter().enumerate() {
@@ -70,9 +74,9 @@ fn load_across_page_boundary_needs_both_pages() {
             }
             let next = fixture.arrive(arriving);
             if at + 1 < arrivals.len() {
-                assert_eq!(next, WalkAction::Wait, "{case}");
+                assert_eq!(next, ComputationAction::Wait, "{case}");
             } else {
-                assert!(matches!(next, WalkAction::Compute(_)), "{case}");
+                assert!(matches!(next, ComputationAction::Compute(_)), "{case}");
             }
         }
         assert_eq!(fixture.storage.bytes_read(), PIECE * (1 + arrivals.len() as u64), "{case}");

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use hearth_profiles::link::path::{loss_probabilities, slow_start_wait};
+use hearth_profiles::link::path::{retransmission_probabilities, slow_start_wait};
 use hearth_profiles::link::wifi::{MSS, Tcp, WifiChannel};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
@@ -24,7 +24,7 @@ use crate::random::uniform;
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
     /// Numbers of the messages that are not completely sent; the first is being sent.
-    pub waiting: VecDeque<u64>,
+    pub send_queue: VecDeque<u64>,
     /// The last time at which a message was submitted or a part of it was sent.
     pub last_sent: Option<Nanos>,
     pub last_arrival: Nanos,
@@ -32,14 +32,14 @@ pub struct Connection {
 
 impl Connection {
     /// Whether the next message begins with the initial congestion window.
-    pub fn is_fresh(&self, now: Nanos, tcp: &Tcp) -> bool {
+    pub fn needs_slow_start(&self, now: Nanos, tcp: &Tcp) -> bool {
         let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
-        self.waiting.is_empty() && self.last_sent.is_none_or(idle)
+        self.send_queue.is_empty() && self.last_sent.is_none_or(idle)
     }
 }
 
 #[derive(Debug, Clone)]
-pub struct Delays {
+pub struct DelaySampler {
     median: f64,
     sigma: f64,
     /// Random stream of the one-way delays, with one draw for each message.
@@ -48,14 +48,14 @@ pub struct Delays {
     tcp: ChaCha8Rng,
 }
 
-impl Delays {
+impl DelaySampler {
     pub fn new(channel: &WifiChannel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
         Self { median, sigma, delay, tcp }
     }
 
     /// Draws the one-way delay of a small message.
-    pub fn one_way(&mut self) -> Seconds {
+    pub fn one_way_delay(&mut self) -> Seconds {
         log_normal(self.median, self.sigma, &mut self.delay)
     }
 
@@ -65,13 +65,13 @@ impl Delays {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();
         let draw = uniform(&mut self.tcp);
-        let slow_start = if fresh && tcp.idle_restart {
+        let slow_start = if fresh && tcp.slow_start_after_idle {
             slow_start_wait(round_trip, tcp, rate, bytes)
         } else {
             Seconds(0.0)
         };
         let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = loss_probabilities(tcp.loss.value.0, segments);
+        let [by_timer, by_report] = retransmission_probabilities(tcp.loss.value.0, segments);
         let retransmission = if draw < by_timer {
             tcp.rto.value
         } else if draw < by_timer + by_report {

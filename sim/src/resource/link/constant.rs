@@ -12,27 +12,27 @@ use crate::engine::Nanos;
 
 /// Latency and bandwidth of one direction between two devices.
 #[derive(Debug, Clone, Copy)]
-pub struct Wire {
+pub struct WiredLink {
     pub latency: Seconds,
     pub bandwidth: BytesPerSecond,
 }
 
-impl From<&hearth_profiles::Link> for Wire {
+impl From<&hearth_profiles::Link> for WiredLink {
     fn from(link: &hearth_profiles::Link) -> Self {
         Self { latency: link.latency.value, bandwidth: link.bandwidth.value }
     }
 }
 
 #[derive(Debug)]
-pub struct ConstantLink {
-    default: Wire,
+pub struct ConstantLinks {
+    default: WiredLink,
     /// The wires from one device to another that differ from the default.
-    pub wires: BTreeMap<(usize, usize), Wire>,
+    pub wires: BTreeMap<(usize, usize), WiredLink>,
     free_at: BTreeMap<(usize, usize), Nanos>,
 }
 
-impl ConstantLink {
-    pub fn new(default: Wire) -> Self {
+impl ConstantLinks {
+    pub fn new(default: WiredLink) -> Self {
         Self { default, wires: BTreeMap::new(), free_at: BTreeMap::new() }
     }
 
@@ -45,7 +45,7 @@ impl ConstantLink {
         Delivery { start, end: *free_at, arrival: free_at.saturating_add(wire.latency.to_nanos()) }
     }
 
-    pub fn wire(&self, from: usize, to: usize) -> Wire {
+    pub fn wire(&self, from: usize, to: usize) -> WiredLink {
         *self.wires.get(&(from, to)).unwrap_or(&self.default)
     }
 }
@@ -54,17 +54,17 @@ impl ConstantLink {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::WifiLink;
+    use super::super::NetworkLinks;
     use super::super::properties::{check_invariants, messages};
     use super::*;
 
-    fn wire() -> Wire {
-        Wire { latency: Seconds(0.002), bandwidth: BytesPerSecond(10e6) }
+    fn wire() -> WiredLink {
+        WiredLink { latency: Seconds(0.002), bandwidth: BytesPerSecond(10e6) }
     }
 
     #[test]
     fn messages_queue_per_direction() {
-        let mut link = ConstantLink::new(wire());
+        let mut link = ConstantLinks::new(wire());
         // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
         assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 12_000_000);
         assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 22_000_000);
@@ -75,8 +75,8 @@ mod tests {
     proptest! {
         #[test]
         fn constant_link_keeps_invariants(messages in messages(3)) {
-            let slow = Wire { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
-            let mut link = WifiLink::new(wire(), None, 1);
+            let slow = WiredLink { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
+            let mut link = NetworkLinks::new(wire(), None, 1);
             link.wires.wires.insert((0, 2), slow);
             check_invariants(&mut link, &messages);
         }

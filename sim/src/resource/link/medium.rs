@@ -23,7 +23,7 @@ pub struct Burst {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Grant {
+pub struct Transmission {
     pub burst: Burst,
     pub start: Nanos,
     /// The time at which the burst ends, if no stall is added.
@@ -33,7 +33,7 @@ pub struct Grant {
 #[derive(Debug, Clone)]
 pub struct Medium {
     queue: VecDeque<Burst>,
-    current: Option<Grant>,
+    current: Option<Transmission>,
     stalls: Stalls,
     /// Total time of all transmissions that have ended, without stalls.
     pub busy_time: Nanos,
@@ -51,12 +51,12 @@ impl Medium {
         }
     }
 
-    pub fn next_end(&self) -> Option<Nanos> {
+    pub fn next_completion_time(&self) -> Option<Nanos> {
         self.current.map(|current| current.end)
     }
 
     /// Removes and returns the transmission that has ended by `now`; the next one starts at its end.
-    pub fn pop_completed(&mut self, now: Nanos) -> Option<Grant> {
+    pub fn pop_completed(&mut self, now: Nanos) -> Option<Transmission> {
         let current = self.current.take_if(|current| current.end <= now)?;
         self.busy_time += current.burst.transmission_time;
         self.grant(current.end);
@@ -64,7 +64,7 @@ impl Medium {
     }
 
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
-        let remaining = self.current.map(|current| self.stalls.transmission_time(now, current.end));
+        let remaining = self.current.map(|current| self.stalls.unstalled_time(now, current.end));
         self.stalls.add(now, until);
         if let (Some(current), Some(remaining)) = (&mut self.current, remaining) {
             current.end = self.stalls.transmission_end(now, remaining);
@@ -74,7 +74,7 @@ impl Medium {
     fn grant(&mut self, now: Nanos) {
         self.current = self.queue.pop_front().map(|burst| {
             let end = self.stalls.transmission_end(now, burst.transmission_time);
-            Grant { burst, start: now, end }
+            Transmission { burst, start: now, end }
         });
     }
 }
@@ -101,9 +101,9 @@ mod tests {
         assert_eq!(first, Some((1, 0)));
         // A stall interrupts the second transmission; the rest of it follows the stall.
         medium.stall(12, 20);
-        assert_eq!(medium.next_end(), Some(23));
+        assert_eq!(medium.next_completion_time(), Some(23));
         assert_eq!(medium.pop_completed(23).map(|current| current.burst.message), Some(2));
         assert_eq!(medium.pop_completed(24).map(|current| current.start), Some(23));
-        assert_eq!((medium.next_end(), medium.busy_time), (None, 16));
+        assert_eq!((medium.next_completion_time(), medium.busy_time), (None, 16));
     }
 }

@@ -1,4 +1,4 @@
-//! Links between devices: wires ([`ConstantLink`]) and Wi-Fi, whose stations share a channel ([`WifiLink`]).
+//! Links between devices: wires ([`ConstantLinks`]) and Wi-Fi, whose stations share a channel ([`NetworkLinks`]).
 //!
 //! The invariants, which `properties::check_invariants` checks: no message arrives before its latency and its own
 //! sending time have passed, the messages of a pair arrive in the order of sending, and no message is lost.
@@ -11,8 +11,8 @@ mod wifi;
 
 use crate::engine::Nanos;
 
-pub use constant::{ConstantLink, Wire};
-pub use wifi::WifiLink;
+pub use constant::{ConstantLinks, WiredLink};
+pub use wifi::NetworkLinks;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
@@ -29,7 +29,7 @@ pub struct Delivery {
 pub enum SendOutcome {
     /// The delivery of the message, which later messages do not change.
     Known(Delivery),
-    /// The number of the message, whose delivery [`WifiLink::next_delivery`] returns later.
+    /// The number of the message, whose delivery [`NetworkLinks::next_delivery`] returns later.
     Pending(u64),
 }
 

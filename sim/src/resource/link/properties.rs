@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hearth_profiles::Bytes;
 use proptest::prelude::*;
 
-use super::{Delivery, SendOutcome, WifiLink};
+use super::{Delivery, NetworkLinks, SendOutcome};
 use crate::engine::Nanos;
 
 /// A message of a test: nanoseconds since the previous message, sender, receiver, bytes.
@@ -28,7 +28,7 @@ pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<TestMessage>
 }
 
 /// Sends messages at their times and runs the link until all have arrived. Returns them in the order of sending.
-pub(crate) fn send_all(link: &mut WifiLink, messages: &[TestMessage]) -> Vec<Delivered> {
+pub(crate) fn send_all(link: &mut NetworkLinks, messages: &[TestMessage]) -> Vec<Delivered> {
     let (mut now, mut pending, mut delivered) = (0, BTreeMap::new(), Vec::new());
     for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
         now += wait;
@@ -49,12 +49,12 @@ pub(crate) fn send_all(link: &mut WifiLink, messages: &[TestMessage]) -> Vec<Del
 }
 
 fn drive(
-    link: &mut WifiLink,
+    link: &mut NetworkLinks,
     until: Option<Nanos>,
     pending: &mut BTreeMap<u64, (usize, Delivered)>,
     delivered: &mut Vec<(usize, Delivered)>,
 ) {
-    while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
+    while let Some(at) = link.next_event_time().filter(|&at| until.is_none_or(|until| at <= until)) {
         while let Some((number, delivery)) = link.next_delivery(at) {
             assert!(delivery.arrival >= at, "reported after its arrival");
             let (index, message) = pending.remove(&number).expect("a message in flight");
@@ -63,7 +63,7 @@ fn drive(
     }
 }
 
-pub(crate) fn check_invariants(link: &mut WifiLink, messages: &[TestMessage]) -> Vec<Delivered> {
+pub(crate) fn check_invariants(link: &mut NetworkLinks, messages: &[TestMessage]) -> Vec<Delivered> {
     let delivered = send_all(link, messages);
     assert_eq!(delivered.len(), messages.len(), "a message was lost or duplicated");
     let mut last = BTreeMap::new();

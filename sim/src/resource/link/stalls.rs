@@ -8,14 +8,14 @@
 //! restarted at every window.
 
 use hearth_profiles::Seconds;
-use hearth_profiles::link::wifi::{MAX_STALL, Stall};
+use hearth_profiles::link::wifi::{MAX_STALL_DURATION, Stall};
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::Nanos;
 use crate::random::uniform;
 
 /// Length of a window in nanoseconds. No stall is longer, so it ends in the next window at the latest.
-const WINDOW: Nanos = (MAX_STALL.0 * 1e9) as Nanos;
+const WINDOW: Nanos = (MAX_STALL_DURATION.0 * 1e9) as Nanos;
 /// Random words reserved for a window. A stall takes four words, so 16 kinds of a hundred stalls per second
 /// take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
 const WORDS: u128 = 1 << 20;
@@ -63,7 +63,7 @@ impl Stalls {
     }
 
     /// Returns the time between two instants in which the channel is not stalled.
-    pub fn transmission_time(&mut self, from: Nanos, until: Nanos) -> Nanos {
+    pub fn unstalled_time(&mut self, from: Nanos, until: Nanos) -> Nanos {
         let (mut at, mut sum) = (self.stall_end(from), 0);
         while at < until {
             let stall_start = self.next_stall(at).min(until);
@@ -120,7 +120,7 @@ impl Stalls {
             loop {
                 // An exponentially distributed gap; `uniform` never returns 1.
                 at += Seconds(-(1.0 - uniform(stream)).ln() / kind.rate.0);
-                if at >= MAX_STALL {
+                if at >= MAX_STALL_DURATION {
                     break;
                 }
                 let start = (window * WINDOW).saturating_add(at.to_nanos());
@@ -168,23 +168,23 @@ mod tests {
         assert_eq!(stalls.transmission_end(8 * MILLI, 5 * MILLI), 53 * MILLI);
         assert_eq!(stalls.transmission_end(25 * MILLI, 0), 50 * MILLI);
         assert_eq!(stalls.transmission_end(25 * MILLI, 15 * MILLI), 66 * MILLI);
-        assert_eq!(stalls.transmission_time(0, 70 * MILLI), 29 * MILLI);
+        assert_eq!(stalls.unstalled_time(0, 70 * MILLI), 29 * MILLI);
     }
 
     #[test]
     fn stall_rate_is_independent_of_queries() {
         let mut stalls = stalls(Document::Preset(StallPreset::Awdl).kinds());
         let (second, hour) = (1000 * MILLI, 3600 * 1000 * MILLI);
-        let mut stalled_in = |at: Nanos| second - stalls.transmission_time(at, at + second);
+        let mut stalled_in = |at: Nanos| second - stalls.unstalled_time(at, at + second);
         let stalled: Nanos = (0..3600).map(|count| stalled_in(count * second)).sum();
         // On average 0.15 stalls per second of 80 ms each and 0.03 per second of 190 ms each, less their overlaps.
         let share = stalled as f64 / hour as f64;
         assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
         // Queries in another order give the same stalls.
-        assert_eq!(stalls.transmission_time(0, hour), hour - stalled);
+        assert_eq!(stalls.unstalled_time(0, hour), hour - stalled);
         assert_eq!(
-            stalls.clone().transmission_time(7 * 1000 * MILLI, 9999 * MILLI),
-            stalls.transmission_time(7 * 1000 * MILLI, 9999 * MILLI)
+            stalls.clone().unstalled_time(7 * 1000 * MILLI, 9999 * MILLI),
+            stalls.unstalled_time(7 * 1000 * MILLI, 9999 * MILLI)
         );
     }
 
@@ -202,7 +202,7 @@ mod tests {
             let mut stalls = stalls(vec![kind]);
             let end = stalls.transmission_end(at, time);
             prop_assert!(end >= at + time);
-            prop_assert_eq!(stalls.transmission_time(at, end), time);
+            prop_assert_eq!(stalls.unstalled_time(at, end), time);
         }
     }
 }

@@ -18,10 +18,10 @@ use hearth_profiles::link::path::{Endpoint, WirelessPath};
 use hearth_profiles::link::wifi::{Tcp, Wifi, WifiChannel};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
-use super::connection::{Connection, Delays};
+use super::connection::{Connection, DelaySampler};
 use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::{ConstantLink, Delivery, SendOutcome, Wire};
+use super::{ConstantLinks, Delivery, SendOutcome, WiredLink};
 use crate::engine::Nanos;
 use crate::random;
 
@@ -73,10 +73,10 @@ struct Sending {
 
 /// Wi-Fi channels, and wires for the pairs that do not use Wi-Fi.
 #[derive(Debug)]
-pub struct WifiLink {
-    pub wires: ConstantLink,
+pub struct NetworkLinks {
+    pub wires: ConstantLinks,
     tcp: Tcp,
-    delays: Vec<Delays>,
+    delays: Vec<DelaySampler>,
     routes: BTreeMap<(usize, usize), Route>,
     media: BTreeMap<Port, Medium>,
     connections: BTreeMap<(usize, usize), Connection>,
@@ -84,9 +84,9 @@ pub struct WifiLink {
     last_number: u64,
 }
 
-impl WifiLink {
-    /// Creates links that use equal wires only, until [`WifiLink::add_path`] moves pairs to Wi-Fi.
-    pub fn new(wire: Wire, wifi: Option<&Wifi>, seed: u64) -> Self {
+impl NetworkLinks {
+    /// Creates links that use equal wires only, until [`NetworkLinks::add_path`] moves pairs to Wi-Fi.
+    pub fn new(wire: WiredLink, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
@@ -96,10 +96,10 @@ impl WifiLink {
             (Port::Channel(index), Medium::new(stalls))
         };
         let delays = channels().map(|(index, channel)| {
-            Delays::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
+            DelaySampler::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
         });
         Self {
-            wires: ConstantLink::new(wire),
+            wires: ConstantLinks::new(wire),
             tcp: wifi.map_or_else(Tcp::default, |wifi| wifi.tcp.clone()),
             delays: delays.collect(),
             routes: BTreeMap::new(),
@@ -132,7 +132,7 @@ impl WifiLink {
         self.routes.insert((from, to), Route { up, down, burst, rate, wire_latency, delay_channel });
     }
 
-    /// Stalls every channel from `now` until `until`. Call [`WifiLink::next_event`] again afterwards.
+    /// Stalls every channel from `now` until `until`. Call [`NetworkLinks::next_event_time`] again afterwards.
     pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
         for (port, medium) in &mut self.media {
             if matches!(port, Port::Channel(_)) {
@@ -153,10 +153,10 @@ impl WifiLink {
             return SendOutcome::Known(self.wires.deliver(now, from, to, bytes));
         };
         let connection = self.connections.entry(pair).or_default();
-        let fresh = connection.is_fresh(now, &self.tcp);
+        let fresh = connection.needs_slow_start(now, &self.tcp);
         let delays = &mut self.delays[route.delay_channel];
         let overhead = route.up.overhead + route.down.overhead;
-        let rest = delays.one_way().to_nanos().saturating_sub(overhead);
+        let rest = delays.one_way_delay().to_nanos().saturating_sub(overhead);
         let tcp_delay = delays.tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
         let rest_delay = route.wire_latency + rest + tcp_delay;
         self.last_number += 1;
@@ -164,23 +164,24 @@ impl WifiLink {
         let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
         self.sending.insert(number, message);
         connection.last_sent = Some(now);
-        connection.waiting.push_back(number);
-        if connection.waiting.len() == 1 {
+        connection.send_queue.push_back(number);
+        if connection.send_queue.len() == 1 {
             self.request(now, number);
         }
         SendOutcome::Pending(number)
     }
 
-    /// Returns the time at which to call [`WifiLink::next_delivery`] next, if nothing else is sent.
-    pub fn next_event(&self) -> Option<Nanos> {
-        self.media.values().filter_map(Medium::next_end).min()
+    /// Returns the time at which to call [`NetworkLinks::next_delivery`] next, if nothing else is sent.
+    pub fn next_event_time(&self) -> Option<Nanos> {
+        self.media.values().filter_map(Medium::next_completion_time).min()
     }
 
     /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than
     /// `now`. Returns its number and its delivery.
     pub fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
         loop {
-            let ends = self.media.iter().filter_map(|(&port, medium)| Some((medium.next_end()?, port)));
+            let ends =
+                self.media.iter().filter_map(|(&port, medium)| Some((medium.next_completion_time()?, port)));
             let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
             if let Some(delivery) = self.on_burst_end(at, port) {
                 return Some(delivery);
@@ -222,8 +223,8 @@ impl WifiLink {
             let next = if message.unsent > 0 {
                 Some(number)
             } else {
-                connection.waiting.pop_front();
-                connection.waiting.front().copied()
+                connection.send_queue.pop_front();
+                connection.send_queue.front().copied()
             };
             let transmission_time = route.down.transmission_time(bytes);
             let downlink = Burst { is_downlink: true, transmission_time, ..grant.burst };

@@ -15,7 +15,7 @@ use hearth_workflow::files::{create_folder, write_in_folder};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::cli::GpuWeights;
+use crate::cli::GpuWeightFormat;
 use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
@@ -26,9 +26,14 @@ const DEVICE_NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const DEFAULT_MODEL: &str = "out/1b.gguf";
 
 /// Generates `count` scenarios in a folder, and removes earlier ones.
-pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Result<(), Failure> {
+pub fn write_random_scenarios(
+    folder: &Path,
+    count: u32,
+    seed: u64,
+    model: Option<&Path>,
+) -> Result<(), Failure> {
     let model = model.map_or_else(|| PathBuf::from(DEFAULT_MODEL), Path::to_path_buf);
-    let layers = open_model(&model, GpuWeights::AsStored)?.profile.shape.layers.0;
+    let layers = open_model(&model, GpuWeightFormat::AsStored)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
     create_folder(folder)?;
     let old = fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;

@@ -13,7 +13,7 @@ pub fn describe() -> Vec<(String, String)> {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     let first = |path: &str| Some(read(path).lines().next()?.trim().to_owned());
-    let cores = hearth_lab::processors().len();
+    let cores = hearth_lab::allowed_processors().len();
     let groups = if fs::exists("/sys/fs/cgroup/cgroup.controllers").unwrap_or(false) { "2" } else { "1" };
     let found = [
         ("processor", field("/proc/cpuinfo", "model name")),

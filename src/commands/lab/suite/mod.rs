@@ -66,11 +66,11 @@ const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs --output")) };
     create_folder(output)?;
-    let (folder, title) = match (&args.suite, args.random) {
+    let (folder, title) = match (&args.suite, args.random_scenarios) {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
         (None, Some(count)) => {
             let folder = output.join("scenarios");
-            draw::write(&folder, count, args.seed, args.planning.model.as_deref())?;
+            draw::write_random_scenarios(&folder, count, args.seed, args.planning.model.as_deref())?;
             (folder, format!("{count} scenarios drawn by seed {}", args.seed))
         }
         (None, None) => return Err(Failure::invalid("give a scenario, --suite or --random")),
@@ -165,7 +165,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
         let files = [model.as_deref().map(file_stamp), loaded.draft_file().as_deref().map(file_stamp)];
         let input_digest =
-            hearth_schema::digest::of_text(&format!("{} {files:?} {environment}", loaded.origin.digest));
+            hearth_schema::digest::digest_text(&format!("{} {files:?} {environment}", loaded.record.digest));
         entries.push(Entry { question: loaded.question, path, name, input_digest });
     }
     if entries.is_empty() {
@@ -245,7 +245,8 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
             return Err(format!("the {run} run did not complete: {outcome}"));
         }
     }
-    let (predicted, measured) = (RunMetrics::of(&output.predicted), RunMetrics::of(&output.measured));
+    let (predicted, measured) =
+        (RunMetrics::from_metrics(&output.predicted), RunMetrics::from_metrics(&output.measured));
     let is_steady = output.steadiness.iter().all(|run| run.is_steady);
     let prediction_digest = output.prediction;
     Ok(RunPair { prediction_digest, predicted, measured, is_steady, restarts: 0 })

@@ -70,7 +70,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     require_root()?;
     let file = WeightFile::create(&directory, base.file_mib)?;
     if let Some(probe) = probe {
-        let limits = Limits { memory_bytes: 2 * base.file_mib * MIB, disk_mbps, cpu_quota: None };
+        let limits =
+            Limits { memory_bytes: 2 * base.file_mib * MIB, disk_mb_per_s: disk_mbps, cpu_quota: None };
         print!("{}", in_child(limits, &file, vec!["--probe".into(), probe])?);
         return Ok(());
     }
@@ -92,7 +93,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 fn in_child(limits: Limits, file: &WeightFile, mut arguments: Vec<String>) -> Result<String, Failure> {
-    arguments.extend(["--child".into(), file.name.clone()]);
+    arguments.extend(["--child".into(), file.path_text.clone()]);
     Cgroups::run(limits, &file.path, &arguments)
 }
 
@@ -132,7 +133,7 @@ fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let fadvise = PassOptions { fadvise: true, ..managed.clone() };
     let variants = [
         ("page-out", managed.clone()),
-        ("page-out, random", PassOptions { random: true, ..managed }),
+        ("page-out, random", PassOptions { madvise_random: true, ..managed }),
         ("fadvise", fadvise.clone()),
         ("fadvise in the helper", PassOptions { helper_drops: true, ..fadvise }),
     ];
@@ -172,7 +173,8 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
 
 /// Runs one experiment and prints its row: medians over the passes after the first, and the maximum memory in use.
 fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), Failure> {
-    let limits = Limits { memory_bytes: row.memory_limit_kib << 10, disk_mbps, cpu_quota: None };
+    let limits =
+        Limits { memory_bytes: row.memory_limit_kib << 10, disk_mb_per_s: disk_mbps, cpu_quota: None };
     let text = in_child(limits, file, row.arguments())?;
     let numbers = |line: &str| line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect();
     let passes: Vec<Vec<f64>> = text.lines().map(numbers).collect();

@@ -40,7 +40,7 @@ pub enum DropMethod {
 
 impl DropMethod {
     /// Drops `piece`, a part of the mapping `map` of `file`.
-    pub fn drop(self, file: &File, map: &[u8], piece: &[u8]) {
+    pub fn drop_piece(self, file: &File, map: &[u8], piece: &[u8]) {
         match self {
             Self::PageOut => advise(piece, libc::MADV_PAGEOUT),
             Self::UnmapAndFadvise => {
@@ -106,8 +106,8 @@ pub struct PassOptions {
     #[arg(long, default_value_t = 1024)]
     pub piece_kib: usize,
     /// Advise the mapping with `MADV_RANDOM`.
-    #[arg(long)]
-    pub random: bool,
+    #[arg(id = "random", long = "random")]
+    pub madvise_random: bool,
     /// Drop with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED` instead of `MADV_PAGEOUT`.
     #[arg(long)]
     pub fadvise: bool,
@@ -144,8 +144,11 @@ impl PassOptions {
         if let Some(log) = &self.log {
             words.extend(["--log".into(), log.display().to_string()]);
         }
-        let flags =
-            [("--random", self.random), ("--fadvise", self.fadvise), ("--helper-drops", self.helper_drops)];
+        let flags = [
+            ("--random", self.madvise_random),
+            ("--fadvise", self.fadvise),
+            ("--helper-drops", self.helper_drops),
+        ];
         words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
         words
     }
@@ -160,7 +163,7 @@ impl PassOptions {
     pub fn run(&self, groups: &Cgroups, path: &Path) -> Result<(), Failure> {
         let file = File::open(path)?;
         let map: &'static [u8] = map_cold(&file)?;
-        if self.random {
+        if self.madvise_random {
             advise(map, libc::MADV_RANDOM);
         }
         let pieces: Vec<&'static [u8]> = map.chunks(self.piece_kib << 10).collect();
@@ -229,7 +232,7 @@ impl PassOptions {
             if let (false, Some(helper)) = (*kept, helper) {
                 let start = Instant::now();
                 if self.mode == ReadMode::Managed && !self.helper_drops {
-                    self.drop_method().drop(file, map, piece);
+                    self.drop_method().drop_piece(file, map, piece);
                     log.add('r', at);
                 }
                 dropping += start.elapsed();
@@ -258,7 +261,7 @@ impl PassOptions {
                 released += used.len();
                 if drops {
                     for (at, piece) in used {
-                        method.drop(&file, map, piece);
+                        method.drop_piece(&file, map, piece);
                         log.add('r', at);
                     }
                 }

@@ -63,7 +63,7 @@ fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: 
             sum = sum.wrapping_add(checksum(piece));
         }
         let begin = Instant::now();
-        method.drop(file, map, piece);
+        method.drop_piece(file, map, piece);
         times.push(begin.elapsed().as_secs_f64() * 1e3 * MIB as f64 / length as f64);
         remaining += length / PAGE_SIZE - missing_pages(piece);
     }
@@ -82,7 +82,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure>
     for advice in ["normal", "random"] {
         advise_order(map, advice == "random");
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
-            DropMethod::UnmapAndFadvise.drop(file, map, map);
+            DropMethod::UnmapAndFadvise.drop_piece(file, map, map);
             for length in [256 << 10, MIB, 4 * MIB, 16 * MIB] {
                 let at = 128 * MIB + length * 4;
                 let piece = &map[at..at + length];
@@ -106,7 +106,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure>
                     "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {resident} KiB of the piece are resident, {all} of the file",
                     length >> 10
                 );
-                DropMethod::UnmapAndFadvise.drop(file, map, map);
+                DropMethod::UnmapAndFadvise.drop_piece(file, map, map);
             }
         }
     }
@@ -143,7 +143,7 @@ fn probe_depths(file: &File, map: &[u8]) {
                     (384 * MIB) as f64 * 1e-6 / took,
                     paging.as_secs_f64() / took * 100.0
                 );
-                DropMethod::UnmapAndFadvise.drop(file, map, map);
+                DropMethod::UnmapAndFadvise.drop_piece(file, map, map);
                 // The throttle starts with a new time slice after a pause.
                 std::thread::sleep(Duration::from_millis(250));
             }

@@ -10,10 +10,10 @@
 //! Not here: the strategies ([`crate::evaluation`]).
 
 use hearth_core::{Cluster, LinkTable, Member};
-use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
+use hearth_profiles::model::{ModelProfile, shipped_document, shipped_profile};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
+use hearth_schema::scenario::{KvFormat, Links, PairLink, Workload};
 use hearth_studies::Failure;
 
 use crate::devices::{DEVICE_KINDS, DeviceKind, random_device};
@@ -71,7 +71,7 @@ impl ClusterFacts {
     }
 
     /// Returns the first cells of a CSV row about a plan. `part` is `homes`, or `small` for small instances.
-    pub fn csv(&self, part: &str, residency: &str) -> String {
+    pub fn csv_cells(&self, part: &str, residency: &str) -> String {
         let ClusterFacts { number, model, devices, memory_ratio } = self;
         format!("{part},{number},{model},{devices},{memory_ratio:.4},{residency}")
     }
@@ -100,17 +100,17 @@ fn random_cluster(
     models: &[&str],
     workload: Workload,
 ) -> Result<Cluster, Failure> {
-    let count = random.count(devices) as usize;
+    let count = random.uniform_integer(devices) as usize;
     let mut members: Vec<Member> = (0..count).map(|index| random_member(index, random)).collect();
     let model = pick_model(&members, models, random)?;
     limit_memory(&mut members, &model, random.uniform(MEMORY_RATIO));
-    let named = |devices| NamedLink { devices, link: Some(random_link(random)), unreachable: None };
+    let named = |devices| PairLink { devices, link: Some(random_link(random)), unreachable: None };
     let between = pairs(&members).map(named).collect();
     let default = random_link(random);
     Ok(Cluster {
         members,
         head: 0,
-        links: LinkTable::new(Links { between, ..Links::constant(default) }),
+        links: LinkTable::new(Links { pair_links: between, ..Links::uniform(default) }),
         model,
         context: *random.pick(&CONTEXTS),
         kv_cache: KvFormat::F16,
@@ -134,7 +134,7 @@ fn random_member(index: usize, random: &mut Random) -> Member {
 /// Picks a random model that is large enough for the devices: their minimum memory does not exceed the
 /// maximum memory ratio. If there is none, returns the largest model.
 fn pick_model(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, Failure> {
-    let models = models.iter().map(|name| shipped(name)).collect::<Result<Vec<ModelProfile>, _>>()?;
+    let models = models.iter().map(|name| shipped_profile(name)).collect::<Result<Vec<ModelProfile>, _>>()?;
     let min_memory = discrete_gpu_memory(members) + MIN_MEMORY.as_f64() * members.len() as f64;
     let largest = models.len() - 1;
     let is_large_enough = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= min_memory;

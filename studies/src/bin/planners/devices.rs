@@ -212,18 +212,18 @@ fn unified_gpu(name: String, speed: f64, read: f64, memory: f64) -> Gpu {
 }
 
 fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
-    let hard = random.count([1, 100]) <= HARD_DISK_PERCENT && os == Os::Linux;
+    let hard = random.uniform_integer([1, 100]) <= HARD_DISK_PERCENT && os == Os::Linux;
     let sequential = if hard { random.uniform(HARD_DISK) } else { random.uniform(ranges.disk) };
     let random = random.uniform(RANDOM_SHARE) * sequential;
     Disk {
-        sequential: rate(sequential),
-        fault: None,
-        random: (os == Os::Macos).then(|| rate(random)),
-        populate: None,
-        turnover: None,
+        sequential_bandwidth: rate(sequential),
+        fault_bandwidth: None,
+        random_bandwidth: (os == Os::Macos).then(|| rate(random)),
+        populate_bandwidth: None,
+        page_cache_throughput: None,
         latency: Some(Sourced::new(Seconds(1e-4), AS_SHIPPED)),
-        limit: None,
-        read_ahead: (os != Os::Macos).then(|| Sourced::new(Bytes(128 << 10), AS_SHIPPED)),
+        bandwidth_limit: None,
+        read_ahead_window: (os != Os::Macos).then(|| Sourced::new(Bytes(128 << 10), AS_SHIPPED)),
     }
 }
 

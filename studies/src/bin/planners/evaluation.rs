@@ -8,7 +8,7 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyOptions};
-use hearth_halda::{Instance, LatencyModel, Rules, solve, strategy_by_name, total_memory};
+use hearth_halda::{Instance, LatencyModel, PlanRules, exo_memory_by_device, solve, strategy_by_name};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::ScenarioRecord;
@@ -32,7 +32,7 @@ pub struct Score {
     /// Time per token by the prima.cpp paper's objective (T), in seconds.
     pub objective: f64,
     /// Time per token by the strategy's own objective, in seconds.
-    pub own_objective: f64,
+    pub strategy_objective: f64,
     /// Simulated time per output token, in seconds; `None` if the run ends out of memory.
     pub simulated_tpot: Option<f64>,
 }
@@ -51,7 +51,7 @@ pub type PlanResult = Result<(Plan, Score), String>;
 pub fn evaluate_strategies(
     cluster: &Cluster,
     slow_disk: Option<BytesPerSecond>,
-    rules: Rules,
+    rules: PlanRules,
     chunk: Bytes,
 ) -> Result<Vec<PlanResult>, Failure> {
     let problem = Instance::from_cluster(cluster, slow_disk);
@@ -63,10 +63,10 @@ fn evaluate_strategy(
     cluster: &Cluster,
     model: &LatencyModel,
     strategy: &str,
-    rules: Rules,
+    rules: PlanRules,
     chunk: Bytes,
 ) -> Result<PlanResult, Failure> {
-    let total_memory = Some(total_memory(cluster));
+    let total_memory = Some(exo_memory_by_device(cluster));
     let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
     let strategy = match strategy_by_name(strategy, &options) {
         Ok(strategy) => strategy,
@@ -79,12 +79,12 @@ fn evaluate_strategy(
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let plan = hearth_halda::plan_from_solution(&solution, cluster, &origin)?;
     // The paper's objective of the assignment, which is not the objective of every strategy.
-    let objective = model.evaluate(&solution.assignment)?.seconds;
+    let objective = model.evaluate(&solution.assignment)?.seconds_per_token;
     let score = Score {
         rounds: plan.rounds,
         devices: plan.devices.len(),
         objective,
-        own_objective: solution.seconds(),
+        strategy_objective: solution.seconds_per_token(),
         simulated_tpot: simulate_tpot(cluster, &plan, chunk)?,
     };
     Ok(Ok((plan, score)))

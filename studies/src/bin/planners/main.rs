@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 
 fn run_testbeds(arguments: &Arguments) -> Result<(), Failure> {
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/paper-testbed"));
-    let results = paper::testbeds()?;
+    let results = paper::evaluate_testbeds()?;
     write(folder, "report.md", &paper_page::page(&format!("{COMMAND} --paper"), &results))
 }
 
@@ -72,8 +72,8 @@ fn run_random_clusters(arguments: &Arguments) -> Result<(), Failure> {
     let exhaustive: Vec<ExhaustiveResult> = exhaustive.into_iter().flatten().collect();
     let command = format!("{COMMAND} --instances {instances} --small {small} --seed {seed}");
     write(folder, "report.md", &tables::page(&command, &results, &exhaustive))?;
-    write(folder, "gaps.svg", &tables::curves(&results))?;
-    write(folder, "data.csv", &tables::data(&results, &exhaustive))
+    write(folder, "gaps.svg", &tables::gaps_svg(&results))?;
+    write(folder, "data.csv", &tables::scores_csv(&results, &exhaustive))
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<(), Failure> {

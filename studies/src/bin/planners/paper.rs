@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use hearth_halda::Rules;
+use hearth_halda::PlanRules;
 use hearth_schema::Plan;
 use hearth_studies::Failure;
 use hearth_workflow::{FileResolver, LoadedScenario};
@@ -30,7 +30,7 @@ pub struct ScenarioResults {
     pub size: String,
     pub devices: Vec<String>,
     /// Whether each device must have a layer.
-    pub keep_all: bool,
+    pub keep_all_devices: bool,
     /// The result of each strategy, in the order of [`strategies`].
     pub results: Vec<StrategyResult>,
 }
@@ -41,7 +41,7 @@ pub struct StrategyResult {
     pub outcomes: Vec<Result<(String, Score), String>>,
 }
 
-pub struct Testbeds {
+pub struct TestbedResults {
     /// Table 4 of the prima.cpp paper: each model on the devices D1 to D4.
     pub table_4: Vec<ScenarioResults>,
     /// Fig. 8 of the prima.cpp paper: the 70B model on each set of devices.
@@ -50,7 +50,7 @@ pub struct Testbeds {
     pub fig_10: Vec<ScenarioResults>,
 }
 
-pub fn testbeds() -> Result<Testbeds, Failure> {
+pub fn evaluate_testbeds() -> Result<TestbedResults, Failure> {
     let sizes = TABLE_4.iter().map(|row| row.size);
     let on = |devices: &'static str| sizes.clone().map(move |size| format!("llama-{size}-on-{devices}"));
     let mut names: Vec<String> = on("d1-d4").collect();
@@ -59,7 +59,7 @@ pub fn testbeds() -> Result<Testbeds, Failure> {
     let mut table_4 = parallel::map("scenarios", names.len(), |number| evaluate(&names[number]))?;
     let fig_10 = table_4.split_off(TABLE_4.len() + SETS.len());
     let fig_8 = table_4.split_off(TABLE_4.len());
-    Ok(Testbeds { table_4, fig_8, fig_10 })
+    Ok(TestbedResults { table_4, fig_8, fig_10 })
 }
 
 fn evaluate(name: &str) -> Result<ScenarioResults, Failure> {
@@ -67,20 +67,21 @@ fn evaluate(name: &str) -> Result<ScenarioResults, Failure> {
     let loaded = LoadedScenario::read(&path, &FileResolver)?;
     let scenario_cluster = loaded.cluster(None)?;
     let scenario = loaded.scenario;
-    let rules = Rules { may_drop: !scenario.planner.keep_all, may_leave_remainder: false };
+    let rules =
+        PlanRules { may_drop_devices: !scenario.planner.keep_all_devices, may_have_partial_round: false };
     let mut results: Vec<StrategyResult> =
         strategies().map(|strategy| StrategyResult { strategy, outcomes: Vec::new() }).collect();
     for residency in RESIDENCIES {
         let cluster = with_residency(scenario_cluster.clone(), residency);
         let chunk = hearth_sim::Options::default().chunk_size;
-        let plans = evaluate_strategies(&cluster, scenario.planner.slow_disk, rules, chunk)?;
+        let plans = evaluate_strategies(&cluster, scenario.planner.slow_disk_threshold, rules, chunk)?;
         for (result, planned) in results.iter_mut().zip(plans) {
             result.outcomes.push(planned.map(|(plan, score)| (summary(&plan), score)));
         }
     }
     let devices = scenario.devices.into_iter().map(|device| device.name).collect();
     let size = scenario.model.profile.unwrap_or_default().replace("llama-", "");
-    Ok(ScenarioResults { size, devices, keep_all: scenario.planner.keep_all, results })
+    Ok(ScenarioResults { size, devices, keep_all_devices: scenario.planner.keep_all_devices, results })
 }
 
 /// Returns the windows of a plan, with the GPU layers in brackets: `d3 40 (28) + d2 20 (18), 2 rounds`.

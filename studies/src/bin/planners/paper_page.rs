@@ -8,17 +8,17 @@
 use std::fmt::Write;
 
 use crate::evaluation::Score;
-use crate::paper::{ScenarioResults, StrategyResult, Testbeds};
+use crate::paper::{ScenarioResults, StrategyResult, TestbedResults};
 use crate::population::{RESIDENCIES, label};
 use crate::published::{TABLE_4, TOLERANCE, heuristic_slowdown, is_within_tolerance};
-use crate::tables::{Table, ratio};
+use crate::tables::{Table, format_ratio};
 
 /// The strategies that correspond to the planner of the prima.cpp paper.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
 /// The ways to score a plan: the prima.cpp paper's objective, and the simulator with each residency policy.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
-pub fn page(command: &str, testbeds: &Testbeds) -> String {
+pub fn page(command: &str, testbeds: &TestbedResults) -> String {
     let mut text = format!(
         "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
          from `scenarios/paper/*.yaml`, the same bytes on every machine. All times are milliseconds per output \
@@ -79,14 +79,14 @@ fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
     };
     let mut table = Table::new(&["statement", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
     let fastest = |score: usize| {
-        let timed = scenarios.iter().filter(|scenario| scenario.keep_all).filter_map(|scenario| {
+        let timed = scenarios.iter().filter(|scenario| scenario.keep_all_devices).filter_map(|scenario| {
             Some((set(scenario), times(strategy_result(scenario, strategy)?)[score]?))
         });
         timed.min_by(|one, other| one.1.total_cmp(&other.1)).map_or("-".into(), |(set, _)| set)
     };
     let quotient = |from: &str, to: &str, score: usize| {
         let times = time(from, score).zip(time(to, score));
-        times.map_or("-".into(), |(from, to)| ratio(from / to))
+        times.map_or("-".into(), |(from, to)| format_ratio(from / to))
     };
     let pair = |score| quotient("{D2, D3}", "{D2, D3, D5}", score);
     let six = |score| quotient("{D1, D2, D3, D4, D5, D6}", "{D2, D3, D5}", score);
@@ -134,12 +134,16 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
                 let mut row = vec![
                     format!("{system} `{heuristic}` / `{reference}`"),
                     scenario.size.to_uppercase(),
-                    if range[0] == range[1] { ratio(range[0]) } else { format!("{}-{}", range[0], range[1]) },
+                    if range[0] == range[1] {
+                        format_ratio(range[0])
+                    } else {
+                        format!("{}-{}", range[0], range[1])
+                    },
                 ];
                 row.extend(times(slow).into_iter().zip(times(fast)).map(|(slow, fast)| {
                     let Some((slow, fast)) = slow.zip(fast) else { return "-".into() };
                     let judged = if is_within_tolerance(slow / fast, range) { "yes" } else { "no" };
-                    format!("{} {judged}", ratio(slow / fast))
+                    format!("{} {judged}", format_ratio(slow / fast))
                 }));
                 table.add_row(&row);
             }
@@ -174,7 +178,7 @@ fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<
 fn set(scenario: &ScenarioResults) -> String {
     let mut names: Vec<String> = scenario.devices.iter().map(|name| name.to_uppercase()).collect();
     names.sort();
-    let chosen = if scenario.keep_all { "" } else { ", some may be dropped" };
+    let chosen = if scenario.keep_all_devices { "" } else { ", some may be dropped" };
     format!("{{{}}}{chosen}", names.join(", "))
 }
 

@@ -10,7 +10,7 @@
 //! Not here: small instances, for which all plans are simulated ([`crate::regret`]).
 
 use hearth_core::Cluster;
-use hearth_halda::{Exact, Instance, LatencyModel, Rules, solve, valid_rounds};
+use hearth_halda::{Exact, Instance, LatencyModel, PlanRules, solve, valid_rounds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 use hearth_studies::Failure;
@@ -22,22 +22,22 @@ use crate::evaluation::{
 use crate::gaps::{EQUALITY_TOLERANCE, gap};
 
 /// The rules of all plans: devices may be dropped, and every round is complete.
-pub const SELECTION_RULES: Rules = Rules { may_drop: true, may_leave_remainder: false };
+pub const SELECTION_RULES: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
 /// The compared residency policies, each for all devices; with `None` the planner chooses one for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
 /// Number of tokens of a long simulation, which checks that few tokens are representative.
 pub const LONG_RUN_TOKENS: u32 = 64;
 /// Number of clusters for which [`LONG_RUN_TOKENS`] are simulated, too.
-pub const CHECKED_CLUSTERS: usize = 40;
+pub const LONG_RUN_CLUSTER_COUNT: usize = 40;
 
 pub struct InstanceResult {
     pub facts: ClusterFacts,
     /// For each residency policy, the score of each strategy in the order of [`strategies`].
     pub scores: Vec<Vec<Result<Score, String>>>,
     /// Whether more than one round is better by the prima.cpp paper's objective.
-    pub prefers_rounds: bool,
+    pub prefers_multiple_rounds: bool,
     /// For each residency policy, how much the simulated time per token of [`REFERENCE_STRATEGY`] differs between
-    /// [`WORKLOAD`] and [`LONG_RUN_TOKENS`], as a fraction; `None` after the first [`CHECKED_CLUSTERS`] clusters.
+    /// [`WORKLOAD`] and [`LONG_RUN_TOKENS`], as a fraction; `None` after the first [`LONG_RUN_CLUSTER_COUNT`] clusters.
     pub steady_state_differences: Vec<Option<f64>>,
 }
 
@@ -78,8 +78,8 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, Failure> {
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
         let cluster = with_residency(random_cluster.clone(), residency);
         let plans = evaluate_strategies(&cluster, None, SELECTION_RULES, CHUNK_SIZE)?;
-        if let (Ok((plan, score)), true) = (&plans[reference], number < CHECKED_CLUSTERS) {
-            let workload = Workload { generate: LONG_RUN_TOKENS, ..WORKLOAD };
+        if let (Ok((plan, score)), true) = (&plans[reference], number < LONG_RUN_CLUSTER_COUNT) {
+            let workload = Workload { generated_tokens: LONG_RUN_TOKENS, ..WORKLOAD };
             let many_tokens = simulate_tpot(&Cluster { workload, ..cluster }, plan, CHUNK_SIZE)?;
             let times = score.simulated_tpot.zip(many_tokens);
             steady_state_differences[place] = times.map(|(few, many)| (few / many - 1.0).abs());
@@ -91,7 +91,7 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, Failure> {
     Ok(InstanceResult {
         facts: ClusterFacts::new(number, &random_cluster),
         scores,
-        prefers_rounds: prefers_rounds(&model),
+        prefers_multiple_rounds: prefers_rounds(&model),
         steady_state_differences,
     })
 }
@@ -99,7 +99,7 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, Failure> {
 fn prefers_rounds(model: &LatencyModel) -> bool {
     let optimum = |rounds| {
         let exact = Exact { rules: SELECTION_RULES, rounds: Some(rounds), ..Exact::default() };
-        solve(&exact, model).ok().map(|solution| solution.seconds())
+        solve(&exact, model).ok().map(|solution| solution.seconds_per_token())
     };
     let more = valid_rounds(model.model_layers()).into_iter().filter(|rounds| *rounds > 1);
     match (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp)) {

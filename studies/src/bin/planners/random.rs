@@ -39,7 +39,7 @@ impl Random {
     }
 
     /// Returns a uniform integer between two integers, both included.
-    pub fn count(&mut self, [from, to]: [u32; 2]) -> u32 {
+    pub fn uniform_integer(&mut self, [from, to]: [u32; 2]) -> u32 {
         from + (self.unit() * f64::from(to - from + 1)) as u32
     }
 }

@@ -8,7 +8,7 @@ use crate::clusters::MODELS;
 use crate::curves::{Panel, drawing};
 use crate::evaluation::{CHUNK_SIZE, REFERENCE_STRATEGY, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED_CLUSTERS, InstanceResult, LONG_RUN_TOKENS, RESIDENCIES, label};
+use crate::population::{InstanceResult, LONG_RUN_CLUSTER_COUNT, LONG_RUN_TOKENS, RESIDENCIES, label};
 use crate::regret::ExhaustiveResult;
 
 pub struct Table {
@@ -81,7 +81,7 @@ fn objective(instances: &[InstanceResult]) -> String {
         table.add_row(&row);
     }
     text.push_str(&table.finish());
-    let better = solvable.iter().filter(|instance| instance.prefers_rounds).count();
+    let better = solvable.iter().filter(|instance| instance.prefers_multiple_rounds).count();
     let _ = write!(
         text,
         "Instances with a plan: {} of {}. Those in which some number of rounds k > 1 beats k = 1 under this \
@@ -105,7 +105,7 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
         let gaps = Gaps::new(gaps.collect());
         let scores: Vec<&Score> =
             solvable.iter().filter_map(|instance| instance.scores[residency][place].as_ref().ok()).collect();
-        let off = |score: &&Score| Some((score.own_objective / score.simulated_tpot? - 1.0).abs());
+        let off = |score: &&Score| Some((score.strategy_objective / score.simulated_tpot? - 1.0).abs());
         let off = Gaps::new(scores.iter().filter_map(off).collect());
         let mut row = vec![format!("`{strategy}`"), share(gaps.near_optimal_count(), solvable.len())];
         row.extend(
@@ -113,7 +113,7 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
         );
         row.extend(gap_cells(&gaps));
         row.push(share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()));
-        row.extend([off.quantile(0.5), off.quantile(0.9)].map(percent));
+        row.extend([off.quantile(0.5), off.quantile(0.9)].map(format_gap));
         table.add_row(&row);
     }
     format!(
@@ -130,14 +130,14 @@ fn steady_state(instances: &[InstanceResult]) -> String {
     let text = format!(
         "### Effect of the number of simulated tokens\n\nA plan is simulated for {} tokens, the first of which is not counted, \
          in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE_STRATEGY}` for the first \
-         {CHECKED_CLUSTERS} instances were simulated for {LONG_RUN_TOKENS} tokens too:\n\n",
-        WORKLOAD.generate, CHUNK_SIZE
+         {LONG_RUN_CLUSTER_COUNT} instances were simulated for {LONG_RUN_TOKENS} tokens too:\n\n",
+        WORKLOAD.generated_tokens, CHUNK_SIZE
     );
     let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
     for (place, residency) in RESIDENCIES.iter().enumerate() {
         let differences = instances.iter().filter_map(|instance| instance.steady_state_differences[place]);
         let gaps = Gaps::new(differences.collect());
-        let [median, max] = [0.5, 1.0].map(|share| percent(gaps.quantile(share)));
+        let [median, max] = [0.5, 1.0].map(|share| format_gap(gaps.quantile(share)));
         table.add_row(&[format!("`{}`", label(*residency)), gaps.count().to_string(), median, max]);
     }
     text + &table.finish()
@@ -151,7 +151,7 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
          8, 10 or 12 layers, with vocabulary, memories and buffers cut in proportion. All plans are simulated for \
          {} tokens, {plans} plans in all, and a strategy's regret is its simulated time over the fastest of them \
          and of the strategies' own, which may choose stream buffers, less one.\n\n",
-        SMALL_WORKLOAD.generate
+        SMALL_WORKLOAD.generated_tokens
     );
     for residency in RESIDENCIES {
         let of = small.iter().filter(|searched| searched.residency == residency);
@@ -186,11 +186,11 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
 
 /// Returns cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
 fn gap_cells(gaps: &Gaps) -> [String; 4] {
-    let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| percent(gaps.quantile(share)));
+    let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| format_gap(gaps.quantile(share)));
     [median, p90, max, share(gaps.doubled_count(), gaps.count())]
 }
 
-pub fn curves(instances: &[InstanceResult]) -> String {
+pub fn gaps_svg(instances: &[InstanceResult]) -> String {
     let panel = |title: String, gap: &dyn Fn(&InstanceResult, usize) -> Option<f64>, count: usize| {
         let of = |(place, strategy)| {
             let gaps = instances.iter().filter_map(|instance| gap(instance, place)).collect();
@@ -209,20 +209,20 @@ pub fn curves(instances: &[InstanceResult]) -> String {
 }
 
 /// Returns the scores of all plans as CSV, with a row for each plan.
-pub fn data(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
+pub fn scores_csv(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
          simulated_s,best_predicted_s,best_simulated_s\n",
     );
     for instance in instances {
         for (place, residency) in RESIDENCIES.iter().enumerate() {
-            let head = instance.facts.csv("homes", &label(*residency));
+            let head = instance.facts.csv_cells("homes", &label(*residency));
             let best = [instance.optimum(), instance.fastest_time(place)];
             rows(&mut text, &head, &instance.scores[place], best);
         }
     }
     for searched in small {
-        let head = searched.facts.csv("small", &label(searched.residency));
+        let head = searched.facts.csv_cells("small", &label(searched.residency));
         rows(&mut text, &head, &searched.scores, [None, searched.fastest_plan.map(|(seconds, _)| seconds)]);
     }
     text
@@ -250,7 +250,7 @@ fn seconds(value: Option<f64>) -> String {
 }
 
 /// Formats a gap (a fraction) in percent, or as a ratio of the times from 11x on.
-pub fn percent(value: f64) -> String {
+pub fn format_gap(value: f64) -> String {
     match value {
         _ if value.is_nan() => "-".into(),
         _ if value.is_infinite() => "no end".into(),
@@ -262,7 +262,7 @@ pub fn percent(value: f64) -> String {
 }
 
 /// Formats a ratio with two decimals.
-pub fn ratio(value: f64) -> String {
+pub fn format_ratio(value: f64) -> String {
     if value.is_finite() { format!("{value:.2}") } else { "-".into() }
 }
 

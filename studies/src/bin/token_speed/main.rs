@@ -11,7 +11,7 @@ mod rings;
 
 use hearth_core::metrics;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_studies::{Failure, timed};
+use hearth_studies::{Failure, with_cpu_time};
 use rings::{Ring, RingOptions};
 
 const GENERATE: u32 = 64;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Failure> {
 }
 
 fn measure(ring: &Ring) -> Result<Measurement, Failure> {
-    let runs = (0..5).map(|_| timed(|| ring.run().map(|trace| (metrics::compute(&trace), trace))));
+    let runs = (0..5).map(|_| with_cpu_time(|| ring.run().map(|trace| (metrics::compute(&trace), trace))));
     let fastest = runs.min_by(|one, other| one.1.total_cmp(&other.1)).expect("five runs");
     let (metrics, trace) = fastest.0?;
     let seconds = fastest.1;

@@ -5,8 +5,8 @@
 //! read from disk again for every token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
-use hearth_profiles::device::shipped as shipped_device;
-use hearth_profiles::model::{ModelProfile, ModelShape, shipped};
+use hearth_profiles::device::shipped_profile as shipped_device;
+use hearth_profiles::model::{ModelProfile, ModelShape, shipped_profile};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::plan::Plan;
@@ -52,7 +52,7 @@ impl Ring {
         let mut cluster = Cluster {
             members,
             head: 0,
-            links: LinkTable::new(Links::constant(default)),
+            links: LinkTable::new(Links::uniform(default)),
             model: model(options.layers)?,
             context: 1024,
             kv_cache: KvFormat::F16,
@@ -97,7 +97,7 @@ fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Ve
         let mut device = shipped_device("d3")?;
         (device.gpu, device.memory.can_swap) = (None, None);
         let layers: Vec<u32> = plan.windows(place).into_iter().flatten().collect();
-        let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
+        let ends = if place == 0 { cluster.model.output_head_bytes() } else { Bytes::ZERO };
         let weights = layers.iter().map(|&layer| cluster.model.layer_bytes(layer)).sum::<Bytes>() + ends;
         let buffers = device.cpu.compute_buffer.value + Bytes(KV_BYTES) * layers.len() as u64;
         let memory = Bytes((weights.as_f64() * cached_share) as u64) + buffers;
@@ -109,7 +109,7 @@ fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Ve
 }
 
 fn model(layers: u32) -> Result<ModelProfile, Failure> {
-    let whole = shipped("llama-70b")?;
+    let whole = shipped_profile("llama-70b")?;
     if layers == whole.shape.layers.0 {
         return Ok(whole);
     }

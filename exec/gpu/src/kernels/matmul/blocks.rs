@@ -69,7 +69,7 @@ impl MatmulKernel {
     /// integers.
     fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
         if self.writes_integers {
-            let blocks = self.length / self.packed_format.block_length();
+            let blocks = self.row_length / self.packed_format.block_length();
             let slices = self.total_rows.div_ceil(4);
             return format!(
                 "        if (slice < {slices}u) {{ integers[(token{t} * {blocks}u + block) * {slices}u + slice] = \

@@ -101,7 +101,7 @@ proptest! {
 fn scope() -> MdnsScope {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
-    MdnsScope { port, loopback: true }
+    MdnsScope { port, loopback_only: true }
 }
 
 /// Whether multicast works on this machine, so that an announcement is received.

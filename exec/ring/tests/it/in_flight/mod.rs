@@ -15,7 +15,7 @@ use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::KvFormat;
-use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_schema::trace::{Counter, StepKind, Trace};
 
 use crate::fixture::{self, Q4, listener, one_thread, open, prompts, with_residency, workers};
 
@@ -100,7 +100,7 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
         let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
         assert_eq!(generated.sequences, expected, "windows {windows:?}, batches of {micro_batch}");
         let passes = &generated.trace.passes;
-        assert_eq!(passes.iter().filter(|pass| !pass.output).count() + 1, batches);
+        assert_eq!(passes.iter().filter(|pass| !pass.has_output).count() + 1, batches);
         assert_eq!(passes_overlap(&generated.trace), windows.len() > 1, "windows {windows:?}");
         check_terms(&generated.trace);
     }
@@ -111,7 +111,7 @@ fn check_terms(trace: &Trace) {
     let metrics = metrics::compute(trace);
     let terms = metrics.terms_ms;
     let mean = metrics.tpot_ms.expect("several tokens").mean;
-    for (name, ms) in terms.rows() {
+    for (name, ms) in terms.named_terms() {
         assert!(ms >= -1e-6, "{name} is {ms} ms");
     }
     assert!((terms.sum() - mean).abs() < 1e-6 * mean.max(1.0), "{} of {mean}", terms.sum());
@@ -167,10 +167,10 @@ fn check_draft_counters(trace: &Trace, sequences: u64) {
     assert!(speculation.accepted > 0, "the draft was trained on the same text");
     assert!(speculation.accepted < speculation.drafted, "the draft model is not the target model");
     // The prompt gives one token of each sequence, and each later pass gives one token beyond the accepted drafts.
-    let passes = trace.passes.iter().filter(|pass| pass.output).count() as u64 - sequences;
+    let passes = trace.passes.iter().filter(|pass| pass.has_output).count() as u64 - sequences;
     assert_eq!(passes + speculation.accepted, (u64::from(GENERATE) - 1) * sequences);
     assert!(passes < (u64::from(GENERATE) - 1) * sequences, "passes are saved");
-    assert!(trace.records.iter().any(|record| record.kind == Kind::Draft && record.device == 0));
+    assert!(trace.records.iter().any(|record| record.kind == StepKind::Draft && record.device == 0));
     check_terms(trace);
 }
 

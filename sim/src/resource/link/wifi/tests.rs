@@ -37,7 +37,7 @@ fn wifi(stalls: StallPreset) -> Wifi {
 
 /// Returns the channels of [`wifi`], without losses and without restarts of the congestion window.
 fn lossless(stalls: StallPreset) -> Wifi {
-    let tcp = Tcp { idle_restart: false, loss: source(Fraction(0.0)), ..Tcp::default() };
+    let tcp = Tcp { slow_start_after_idle: false, loss: source(Fraction(0.0)), ..Tcp::default() };
     Wifi { tcp, ..wifi(stalls) }
 }
 
@@ -63,9 +63,9 @@ fn path<'a>(wifi: &'a Wifi, wire: &'a Link, (from, to): (usize, usize)) -> Optio
     (from < 5 || to < 5).then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
 }
 
-fn link(wifi: &Wifi, seed: u64) -> WifiLink {
+fn link(wifi: &Wifi, seed: u64) -> NetworkLinks {
     let wire = wire();
-    let mut link = WifiLink::new(Wire::from(&wire), Some(wifi), seed);
+    let mut link = NetworkLinks::new(WiredLink::from(&wire), Some(wifi), seed);
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
         if let Some(path) = path(wifi, &wire, (from, to)).filter(|_| from != to) {
@@ -94,7 +94,7 @@ fn ping_percentiles_with_awdl_stalls() {
     let mut there_or_back = |now: Nanos, from: usize, to: usize| {
         link.send(now, from, to, Bytes(64));
         let mut arrives = None;
-        while let Some(at) = link.next_event() {
+        while let Some(at) = link.next_event_time() {
             arrives = link.next_delivery(at).map(|(_, delivery)| delivery.arrival).or(arrives);
         }
         arrives.expect("a ping arrives")
@@ -167,9 +167,9 @@ fn added_stall_pauses_transmission() {
     link.send(0, 0, 1, Bytes(100_000));
     // Half a millisecond of the 1.2 ms to the access point has passed.
     link.stall_all(MILLI / 2, 40 * MILLI);
-    assert_eq!(link.next_event(), Some(40 * MILLI + 7 * MILLI / 10));
+    assert_eq!(link.next_event_time(), Some(40 * MILLI + 7 * MILLI / 10));
     let mut deliveries = Vec::new();
-    while let Some(at) = link.next_event() {
+    while let Some(at) = link.next_event_time() {
         deliveries.extend(link.next_delivery(at));
     }
     assert_eq!(deliveries[0].1.end, 40 * MILLI + 19 * MILLI / 10);

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hearth_profiles::device::quota;
-use hearth_profiles::measure::control_group::Version;
+use hearth_profiles::measure::control_group::CgroupVersion;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
 use super::{LabError, PREFIX, has_exited, owner};
@@ -32,7 +32,7 @@ pub struct DeviceLimits {
 /// The cgroup folder of each controller; with cgroup v2, the same folder for all of them.
 #[derive(Debug, Clone)]
 struct Folders {
-    version: Version,
+    version: CgroupVersion,
     memory: PathBuf,
     disk: PathBuf,
     /// `None` if the controller is not mounted, or not used by a group.
@@ -64,7 +64,7 @@ impl Cgroups {
     pub fn find(root: &Path) -> Result<Cgroups, LabError> {
         if root.join("cgroup.controllers").exists() {
             let [memory, disk, cpu] = [(); 3].map(|()| root.to_path_buf());
-            return Ok(Cgroups(Folders { version: Version::Two, memory, disk, cpu: Some(cpu) }));
+            return Ok(Cgroups(Folders { version: CgroupVersion::Two, memory, disk, cpu: Some(cpu) }));
         }
         let (memory, disk) = (root.join("memory"), root.join("blkio"));
         for (what, folder) in [("memory", &memory), ("disk reads", &disk)] {
@@ -74,7 +74,7 @@ impl Cgroups {
             }
         }
         let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
-        Ok(Cgroups(Folders { version: Version::One, memory, disk, cpu }))
+        Ok(Cgroups(Folders { version: CgroupVersion::One, memory, disk, cpu }))
     }
 
     /// Removes the control groups of labs whose process has exited.
@@ -112,7 +112,7 @@ impl Cgroups {
         let Folders { version, memory, disk, cpu } = &self.0;
         let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
         let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
-        if *version == Version::Two {
+        if *version == CgroupVersion::Two {
             // A controller must be enabled in the parent before a group can use it. An error is ignored here, because
             // setting the limit fails if the controller is not enabled.
             for controller in ["+memory", "+io"].into_iter().chain(cpu.map(|_| "+cpu")) {
@@ -142,7 +142,7 @@ impl Cgroup {
             let memory = memory.0.to_string();
             // A device has no swap: weights that do not fit must be read again, not swapped. The file does not exist
             // if the kernel does not account for swap.
-            if *version == Version::One {
+            if *version == CgroupVersion::One {
                 let with_swap = folder.join("memory.memsw.limit_in_bytes");
                 let accounts_swap = with_swap.exists();
                 if accounts_swap {
@@ -160,7 +160,7 @@ impl Cgroup {
         }
         if let Some(rate) = limits.disk_read {
             let rate = rate.0.round() as u64;
-            let (name, value) = if *version == Version::One {
+            let (name, value) = if *version == CgroupVersion::One {
                 ("blkio.throttle.read_bps_device", format!("{} {rate}", self.disk_device))
             } else {
                 ("io.max", format!("{} rbps={rate}", self.disk_device))
@@ -175,7 +175,7 @@ impl Cgroup {
         let Some(folder) = &self.folders.cpu else { return Ok(()) };
         let period = (quota::EMULATION_PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
-        if self.folders.version == Version::Two {
+        if self.folders.version == CgroupVersion::Two {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
             return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
         }
@@ -188,8 +188,8 @@ impl Cgroup {
     /// group that accesses it, and another group cannot release it.
     pub fn drop_page_cache(&self) {
         let (name, bytes) = match self.folders.version {
-            Version::One => ("memory.force_empty", 0),
-            Version::Two => ("memory.reclaim", self.memory().usage().unwrap_or(0)),
+            CgroupVersion::One => ("memory.force_empty", 0),
+            CgroupVersion::Two => ("memory.reclaim", self.memory().usage().unwrap_or(0)),
         };
         // The kernel refuses to release pages that others use. They remain, which is fine.
         let _ = fs::write(self.folders.memory.join(name), bytes.to_string());
@@ -204,8 +204,8 @@ impl Cgroup {
     pub fn throttle_counter(&self) -> ThrottleCounter {
         let version = self.folders.version;
         let file = self.folders.disk.join(match version {
-            Version::One => "blkio.throttle.io_service_bytes",
-            Version::Two => "io.stat",
+            CgroupVersion::One => "blkio.throttle.io_service_bytes",
+            CgroupVersion::Two => "io.stat",
         });
         ThrottleCounter { file, version, disk_device: self.disk_device.clone() }
     }
@@ -220,7 +220,7 @@ impl Cgroup {
 #[derive(Debug, Clone)]
 pub struct ThrottleCounter {
     file: PathBuf,
-    version: Version,
+    version: CgroupVersion,
     disk_device: String,
 }
 
@@ -229,7 +229,7 @@ impl ThrottleCounter {
     pub fn bytes_read(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.disk_device)));
-        if self.version == Version::One {
+        if self.version == CgroupVersion::One {
             let read = lines.find_map(|line| line.split_once(" Read "));
             return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
         }

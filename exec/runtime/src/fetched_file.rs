@@ -23,10 +23,10 @@ use sha2::{Digest, Sha256};
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
 /// The SHA-256 of a chunk.
-pub type Hash = [u8; 32];
+pub type ChunkHash = [u8; 32];
 
 /// The manifest entry of a missing chunk; no data with this hash is known.
-const MISSING_HASH: Hash = [0; 32];
+const MISSING_HASH: ChunkHash = [0; 32];
 
 /// A model file of which some chunks have been fetched.
 #[derive(Debug)]
@@ -34,11 +34,11 @@ pub struct FetchedFile {
     file: File,
     manifest: File,
     length: u64,
-    hashes: Vec<Hash>,
+    hashes: Vec<ChunkHash>,
 }
 
 /// Returns the SHA-256 of `bytes`.
-pub fn hash(bytes: &[u8]) -> Hash {
+pub fn sha256(bytes: &[u8]) -> ChunkHash {
     Sha256::digest(bytes).into()
 }
 
@@ -93,7 +93,7 @@ impl FetchedFile {
         let mut missing = Vec::new();
         for chunk in wanted {
             let Some(&expected) = self.hashes.get(chunk as usize) else { continue };
-            if expected == MISSING_HASH || hash(&self.read(chunk)?) != expected {
+            if expected == MISSING_HASH || sha256(&self.read(chunk)?) != expected {
                 missing.push(chunk);
             }
         }
@@ -101,11 +101,13 @@ impl FetchedFile {
     }
 
     /// Writes a chunk. Returns false, without writing, if it does not have the expected hash and length.
-    pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: Hash) -> io::Result<bool> {
+    pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: ChunkHash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK_BYTES);
         let length = self.length.saturating_sub(at).min(CHUNK_BYTES);
-        let fits =
-            length > 0 && bytes.len() as u64 == length && hash(bytes) == expected && expected != MISSING_HASH;
+        let fits = length > 0
+            && bytes.len() as u64 == length
+            && sha256(bytes) == expected
+            && expected != MISSING_HASH;
         let Some(entry) = self.hashes.get_mut(chunk as usize).filter(|_| fits) else { return Ok(false) };
         self.file.seek(SeekFrom::Start(at))?;
         self.file.write_all(bytes)?;
@@ -143,16 +145,16 @@ mod tests {
         let mut file = FetchedFile::open(&path, length).unwrap();
         assert_eq!(missing(&mut file), [0, 1, 2]);
         assert_eq!(file.missing_chunks(&[CHUNK_BYTES - 1..CHUNK_BYTES + 1, 5..5]).unwrap(), [0, 1]);
-        assert!(!file.write(0, chunk(1), hash(chunk(0))).unwrap(), "the hash is wrong");
-        assert!(!file.write(2, chunk(1), hash(chunk(1))).unwrap(), "longer than the last chunk");
-        assert!(!file.write(9, &[], hash(&[])).unwrap(), "beyond the end");
-        assert!(file.write(2, chunk(2), hash(chunk(2))).unwrap());
-        assert!(file.write(0, chunk(0), hash(chunk(0))).unwrap());
+        assert!(!file.write(0, chunk(1), sha256(chunk(0))).unwrap(), "the hash is wrong");
+        assert!(!file.write(2, chunk(1), sha256(chunk(1))).unwrap(), "longer than the last chunk");
+        assert!(!file.write(9, &[], sha256(&[])).unwrap(), "beyond the end");
+        assert!(file.write(2, chunk(2), sha256(chunk(2))).unwrap());
+        assert!(file.write(0, chunk(0), sha256(chunk(0))).unwrap());
         drop(file);
         assert!(is_partial(&path));
         let mut file = FetchedFile::open(&path, length).unwrap();
         assert_eq!(missing(&mut file), [1], "the written chunks are kept");
-        assert!(file.write(1, chunk(1), hash(chunk(1))).unwrap());
+        assert!(file.write(1, chunk(1), sha256(chunk(1))).unwrap());
         drop(file);
         assert!(!is_partial(&path), "all chunks are present");
         assert_eq!(std::fs::read(&path).unwrap(), whole);

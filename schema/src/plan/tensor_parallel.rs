@@ -104,7 +104,7 @@ impl TensorPlan {
                     index: split.len() as u32,
                     first_position: pass.first_position + done,
                     tokens,
-                    output: pass.output && done + tokens == pass.tokens,
+                    has_output: pass.has_output && done + tokens == pass.tokens,
                     ..pass
                 });
                 done += tokens;
@@ -163,7 +163,7 @@ impl TensorPlan {
         let last = self.slices.iter().rposition(|slice| slice.feed_forward > 0);
         for (index, slice) in self.slices.iter().enumerate() {
             // The down projection is split along its blocks of weights; the last device has an incomplete last block.
-            let block = plan.devices[index].residency.weights_as.map_or(1, Format::block_len);
+            let block = plan.devices[index].residency.converted_format.map_or(1, Format::block_len);
             if Some(index) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
                 return Err(DocumentError::invalid(format!(
                     "kind.tensor.slices: the {} feed-forward rows of `{}` do not end at a block of {block} weights",
@@ -209,7 +209,7 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
     if plan.sequences != 1 || plan.draft.is_some() {
         return refuse("a tensor-parallel plan must have one sequence and no draft");
     }
-    if plan.output != Processor::Cpu {
+    if plan.output_processor != Processor::Cpu {
         return refuse("the head of a tensor-parallel plan computes the output on its CPU: remove `output`");
     }
     if plan.rounds != 1 {

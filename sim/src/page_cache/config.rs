@@ -7,7 +7,7 @@
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
-use super::{Macos, MacosMetal, MgLru, PageCache, PaperLinear, Random, TwoList, ZramConfig};
+use super::{Macos, MacosMetal, MgLru, PageCache, PaperFormulaCache, RandomCache, TwoList, ZramConfig};
 
 /// Compressed size of memory as a fraction of its size: a ratio of three to one, as zram with lz4 and the macOS
 /// compressor are said to reach.
@@ -30,28 +30,30 @@ const UNWIRE_AFTER: Seconds = Seconds(1.0);
 
 /// The parameters from which the page cache of a device is built.
 #[derive(Debug, Clone, Copy)]
-pub struct CacheConfig<'a> {
+pub struct PageCacheConfig<'a> {
     pub device: &'a Device,
-    pub slot: usize,
+    pub device_slot: usize,
     pub seed: u64,
     pub memory_budget: Bytes,
-    pub share: u32,
-    pub chunk: Bytes,
+    pub share_chunks: u32,
+    pub chunk_size: Bytes,
 }
 
-impl CacheConfig<'_> {
+impl PageCacheConfig<'_> {
     /// Returns an empty page cache with the policy of the profile.
     pub fn page_cache(&self) -> Box<dyn PageCache> {
-        let (share, memory, capacity) = (self.share, &self.device.memory, self.initial_capacity());
+        let (share, memory, capacity) = (self.share_chunks, &self.device.memory, self.initial_capacity());
         let two_list = || TwoList::new(share, capacity).with_inactive_ratio_for(self.memory_budget.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
         match memory.page_cache {
-            PageCachePolicy::PaperLinear => Box::new(PaperLinear::new(share, capacity)),
+            PageCachePolicy::PaperLinear => Box::new(PaperFormulaCache::new(share, capacity)),
             PageCachePolicy::TwoList => Box::new(two_list()),
             PageCachePolicy::MgLru => Box::new(MgLru::new(share, capacity)),
-            PageCachePolicy::Random => Box::new(Random::new(share, capacity, self.seed, self.slot as u64)),
+            PageCachePolicy::Random => {
+                Box::new(RandomCache::new(share, capacity, self.seed, self.device_slot as u64))
+            }
             PageCachePolicy::Macos => {
-                let floor = or_default(reclaim.file_floor.as_ref(), FILE_FLOOR);
+                let floor = or_default(reclaim.min_file_page_fraction.as_ref(), FILE_FLOOR);
                 let floor = fraction_of(memory.total.value, floor);
                 Box::new(Macos::new(share, capacity, self.chunks(floor)))
             }
@@ -63,9 +65,12 @@ impl CacheConfig<'_> {
                 let rate = or_default(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
                 let zram = ZramConfig {
                     swappable_chunks: self.chunks(self.swappable()),
-                    swapped_per_eviction: per_mille(rate),
-                    compressed_size: per_mille(or_default(reclaim.compressed.as_ref(), COMPRESSED)),
-                    kill_threshold: self.chunks(or_default(reclaim.kill_below.as_ref(), KILL_BELOW)),
+                    swapped_per_eviction_permille: per_mille(rate),
+                    compressed_permille: per_mille(or_default(
+                        reclaim.compressed_fraction.as_ref(),
+                        COMPRESSED,
+                    )),
+                    kill_threshold: self.chunks(or_default(reclaim.kill_threshold.as_ref(), KILL_BELOW)),
                 };
                 Box::new(two_list().with_zram(zram))
             }
@@ -78,7 +83,7 @@ impl CacheConfig<'_> {
         self.capacity(match memory.page_cache {
             PageCachePolicy::Macos => {
                 let reclaim = memory.reclaim.clone().unwrap_or_default();
-                let compressed = or_default(reclaim.compressed.as_ref(), COMPRESSED);
+                let compressed = or_default(reclaim.compressed_fraction.as_ref(), COMPRESSED);
                 self.memory_budget.saturating_sub(fraction_of(self.swappable(), compressed))
             }
             PageCachePolicy::MacosMetal => self.wired(),
@@ -99,7 +104,7 @@ impl CacheConfig<'_> {
     }
 
     fn chunks(&self, bytes: Bytes) -> u32 {
-        (bytes.0 / self.chunk.0.max(1)).min(u64::from(u32::MAX)) as u32
+        (bytes.0 / self.chunk_size.0.max(1)).min(u64::from(u32::MAX)) as u32
     }
 
     /// Converts memory to a capacity in chunks, at least 2: with less than a page and what is read around it,
@@ -113,7 +118,7 @@ impl CacheConfig<'_> {
 pub fn unwire_after(device: &Device) -> Option<Seconds> {
     let reclaim = device.memory.reclaim.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
-    (metal && !reclaim.keep_alive).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
+    (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
 }
 
 /// Describes the parts of a device's page cache that are not validated; `None` if all parts are validated.

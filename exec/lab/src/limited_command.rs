@@ -12,7 +12,7 @@ use std::time::Duration;
 use hearth_profiles::Bytes;
 use serde::Serialize;
 
-use super::copies::{drop_cache, resident_bytes};
+use super::copies::{drop_page_cache, resident_bytes};
 use super::process::{command_in_group, read_all, spawn};
 use super::{Cgroup, Cgroups, DeviceLimits, LabError};
 use hearth_runtime::clock::wall_nanos;
@@ -111,22 +111,26 @@ pub struct LimitedCommand {
     pub files: Vec<PathBuf>,
     pub hog: Option<MemoryHog>,
     /// Maximum duration of the command, after which it is killed.
-    pub deadline: Duration,
+    pub timeout: Duration,
 }
 
 /// The resource usage of a command.
 #[derive(Debug, Clone, Serialize)]
 pub struct CommandUsage {
     /// Duration of the command in seconds.
-    pub seconds: f64,
+    #[serde(rename = "seconds")]
+    pub duration_seconds: f64,
     /// Bytes of the command's files in the page cache when it started, although the cache had just been dropped.
-    pub resident_before: u64,
+    #[serde(rename = "resident_before")]
+    pub resident_bytes_before: u64,
     /// Bytes read from the disk, as counted by the disk throttle; `None` without a throttle.
     pub bytes_read: Option<u64>,
     /// Maximum of the sampled unreclaimable memory, in bytes.
-    pub peak_unreclaimable: u64,
+    #[serde(rename = "peak_unreclaimable")]
+    pub peak_unreclaimable_bytes: u64,
     /// Bytes of file pages that were reclaimed from the page cache and read again.
-    pub refaults: u64,
+    #[serde(rename = "refaults")]
+    pub refaulted_bytes: u64,
     /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: u64,
     /// Standard output, if it was captured.
@@ -144,7 +148,7 @@ impl LimitedCommand {
         groups.remove_stale();
         let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
         for file in &self.files {
-            drop_cache(file)?;
+            drop_page_cache(file)?;
         }
         let resident_before = self.files.iter().map(|file| resident_bytes(file)).sum();
         let group = groups.create(0, disk, self.limits)?;
@@ -157,18 +161,18 @@ impl LimitedCommand {
             let mut command = command_in_group(Some(&group), &hog.program, &hog.arguments());
             spawn(command.stdin(Stdio::piped()), &hog.program.display().to_string())
         });
-        let (status, peak) = watch(&mut process, &group, start + self.deadline.as_nanos() as u64);
+        let (status, peak) = watch(&mut process, &group, start + self.timeout.as_nanos() as u64);
         let seconds = (wall_nanos() - start) as f64 * 1e-9;
         if let Some(Ok(hog)) = &mut hog {
             kill(hog);
         }
         let memory = group.memory();
         let usage = CommandUsage {
-            seconds,
-            resident_before,
+            duration_seconds: seconds,
+            resident_bytes_before: resident_before,
             bytes_read: self.limits.disk_read.and_then(|_| group.throttle_counter().bytes_read()),
-            peak_unreclaimable: peak,
-            refaults: memory.refaulted_bytes().unwrap_or(0),
+            peak_unreclaimable_bytes: peak,
+            refaulted_bytes: memory.refaulted_bytes().unwrap_or(0),
             oom_kills: memory.oom_kills().unwrap_or(0),
             output: output.and_then(|thread| thread.join().ok()).unwrap_or_default(),
             status,
@@ -231,7 +235,7 @@ mod tests {
         let disk_read = Some(hearth_profiles::BytesPerSecond(100e6));
         let limits = DeviceLimits { memory: Some(Bytes::mib(64)), disk_read, cpu: None };
         let (files, deadline) = (vec![file.clone()], Duration::from_secs(30));
-        let limited = LimitedCommand { limits, files, hog: None, deadline };
+        let limited = LimitedCommand { limits, files, hog: None, timeout: deadline };
         let skip = |why: String| eprintln!("SKIPPED command_is_measured_within_its_limits: {why}");
         let usage = match limited.run(Path::new("/bin/cat"), &[file.display().to_string()], true) {
             Ok(usage) => usage,
@@ -239,7 +243,7 @@ mod tests {
         };
         assert!(usage.status.is_some_and(|status| status.success()), "{usage:?}");
         assert_eq!(usage.output.len(), 3 << 20);
-        if usage.resident_before > 0 || usage.bytes_read == Some(0) {
+        if usage.resident_bytes_before > 0 || usage.bytes_read == Some(0) {
             return skip("this folder is not on a disk".into());
         }
         let read = usage.bytes_read.unwrap();
