@@ -78,7 +78,6 @@ pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Fai
 #[cfg(feature = "gpu")]
 pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
     use hearth_gpu::{CapabilityMask, Gpu, adapters, layers};
-    use hearth_profiles::measure::MeasurementOptions;
     use hearth_profiles::{Bytes, Format, Sourced};
 
     use crate::cli::GpuMeasurementMode;
@@ -117,7 +116,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         ),
         None => Sourced::new(Bytes::mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
-    let effort = if args.quick { MeasurementOptions::quick() } else { MeasurementOptions::full() };
+    let effort = crate::machine::measurement_options(args.quick);
     let measured = hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort);
     measured.map(Some).map_err(Failure::failed)
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use hearth_profiles::Device;
+use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::model::ModelProfile;
 use hearth_ring::LocalModel;
 use hearth_ring::probe::{self, ProbeEffort};
@@ -15,6 +16,21 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::progress;
 
+/// Makes measurements of a device as short as possible, for tests that need no true rates.
+const MINIMAL_MEASUREMENTS: &str = "HEARTH_MINIMAL_MEASUREMENTS";
+
+/// Returns how long to measure a device.
+pub fn measurement_options(quick: bool) -> MeasurementOptions {
+    if std::env::var_os(MINIMAL_MEASUREMENTS).is_some() {
+        tracing::warn!("the measured rates are meaningless, because {MINIMAL_MEASUREMENTS} is set");
+        MeasurementOptions::minimal()
+    } else if quick {
+        MeasurementOptions::quick()
+    } else {
+        MeasurementOptions::full()
+    }
+}
+
 /// Resolves references in scenarios by measuring this machine and opening model files.
 #[derive(Debug)]
 pub struct LocalMachineResolver;
@@ -24,10 +40,11 @@ impl Resolver for LocalMachineResolver {
         tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
         let spinner = progress::spinner();
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
+        let measurement = measurement_options(true);
         let options =
-            ProfileOptions { name: entry.name.clone(), quick: true, threads, ..ProfileOptions::default() };
+            ProfileOptions { name: entry.name.clone(), measurement, threads, ..ProfileOptions::default() };
         let links = || Ok(probe::measure_links(&[], None, ProbeEffort::quick())?);
-        profile(&options, links, |what| spinner.set_message(format!("{}: {what}", entry.name)))
+        profile(&options, links, &mut |what| spinner.set_message(format!("{}: {what}", entry.name)))
             .map_err(Error::failed)
     }
 

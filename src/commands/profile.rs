@@ -15,6 +15,7 @@ use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
 use crate::gpu;
+use crate::machine::measurement_options;
 use crate::output::say;
 use crate::progress;
 
@@ -55,7 +56,7 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
         name: args.name.clone(),
         model: args.model.clone(),
         threads: args.threads.unwrap_or(0) as usize,
-        quick: args.quick,
+        measurement: measurement_options(args.quick),
         pass_tokens: args.pass_tokens,
     };
     if args.exit_with_stdin {
@@ -64,8 +65,8 @@ fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::new(args.quick))?);
     let spinner = progress::spinner();
-    let mut device =
-        profile(&options, links, |what| spinner.set_message(what.to_string())).map_err(Failure::failed)?;
+    let mut device = profile(&options, links, &mut |what| spinner.set_message(what.to_string()))
+        .map_err(Failure::failed)?;
     spinner.set_message("GPU");
     device.gpu = gpu::measure(args, &device)?;
     device.validate().map_err(Failure::failed)?;

@@ -28,19 +28,7 @@ fn check(folder: &Folder, limits: &str) -> Value {
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let result = parse(
         &run_with_code(
-            &[
-                "lab",
-                &file,
-                "--model",
-                &model,
-                "--scratch",
-                &scratch,
-                "--profiles",
-                &shared_profiles(),
-                "--report",
-                &report,
-                "--json",
-            ],
+            &["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"],
             0,
         )
         .0,
@@ -65,12 +53,6 @@ fn check(folder: &Folder, limits: &str) -> Value {
     result
 }
 
-/// Returns the folder of device profiles that the tests share, because measuring a device takes most of a lab's time.
-/// The tests in `lab_suite` have the same prompt, model and limits, on which a profile depends.
-pub fn shared_profiles() -> String {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("profiles").display().to_string()
-}
-
 /// Returns the folder of memory control groups; `None` if this process is not allowed to create groups.
 pub fn memory_cgroup_folder(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
@@ -88,20 +70,11 @@ pub fn memory_cgroup_folder(test: &str) -> Option<PathBuf> {
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", disk_read: 10 MB/s");
     let scratch = folder.path_of("");
-    let lab = hearth(&[
-        "lab",
-        &file,
-        "--model",
-        &model_path("q8_0"),
-        "--scratch",
-        &scratch,
-        "--profiles",
-        &shared_profiles(),
-    ])
-    .stdout(Stdio::null())
-    .stderr(Stdio::null())
-    .spawn()
-    .expect("the lab starts");
+    let lab = hearth(&["lab", &file, "--model", &model_path("q8_0"), "--scratch", &scratch])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the lab starts");
     let prefix = format!("hearth-lab-{}", lab.id());
     (lab, prefix)
 }

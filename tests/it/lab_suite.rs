@@ -4,14 +4,13 @@
 //! (`hearth lab --suite scenarios/lab`).
 
 use std::fs;
-use std::os::unix::fs::symlink;
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::lab::{memory_cgroup_folder, shared_profiles};
+use crate::lab::memory_cgroup_folder;
 use crate::processes::{assert_refused, list, number, parse, run_with_code, texts};
 use crate::repository::root;
 
@@ -32,9 +31,6 @@ fn suite_skips_finished_and_failed_scenarios() {
         }
         folder.write(&format!("suite/{name}"), text);
     }
-    fs::create_dir(folder.path().join("out")).expect("a folder");
-    fs::create_dir_all(shared_profiles()).expect("a folder");
-    symlink(shared_profiles(), folder.path_of("out/profiles")).expect("a link");
     let run_suite = || {
         let [suite, scratch, out] = ["suite", "", "out"].map(|name| folder.path_of(name));
         let (stdout, stderr) =

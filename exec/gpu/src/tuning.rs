@@ -35,6 +35,9 @@ const TOKEN_COUNTS: [u32; 2] = [1, 32];
 /// source: assumed, the shape of a model of 1 to 3 billion weights
 const MATRIX_SIDE: usize = 2048;
 
+/// Rows and columns if a matmul of [`MATRIX_SIDE`] is long. source: assumed, sixteen times less work
+const SMALL_MATRIX_SIDE: usize = 512;
+
 /// Matmuls that are timed together, in one submission. source: assumed, a few milliseconds on a GPU
 const MATMULS_PER_SAMPLE: usize = 4;
 
@@ -42,7 +45,7 @@ const MATMULS_PER_SAMPLE: usize = 4;
 const SAMPLES: usize = 3;
 
 /// Matmuls that take at least so many seconds, as on a software driver, are timed one at a time. source: assumed
-const LONG_MATMUL_SECONDS: f64 = 0.025;
+const LONG_MATMUL_SECONDS: f64 = 0.005;
 
 /// The fastest matmul tiling of each GPU adapter and driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -142,12 +145,18 @@ pub fn candidates(device: Capabilities) -> Vec<Tiling> {
 pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
     let untimed = |tiling| TimedTiling { tiling, seconds: Vec::new() };
     let mut timed: Vec<TimedTiling> = candidates(gpu.capabilities()).into_iter().map(untimed).collect();
-    for format in FORMATS {
-        let bytes = random_weights(format, MATRIX_SIDE);
-        let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
-        for timed in &mut timed {
+    let Some(first) = timed.first().map(|timed| timed.tiling) else { return Ok(timed) };
+    let seconds = |format: Format, side: usize, tiling: Tiling, tokens: u32| {
+        let bytes = random_weights(format, side);
+        let matrix = Matrix { format, row_length: side, rows: side, bytes: &bytes };
+        matmul_seconds(gpu, matrix, tiling, tokens)
+    };
+    let largest = seconds(FORMATS[0], MATRIX_SIDE, first, TOKEN_COUNTS[1])?;
+    let side = if largest < LONG_MATMUL_SECONDS { MATRIX_SIDE } else { SMALL_MATRIX_SIDE };
+    for timed in &mut timed {
+        for format in FORMATS {
             for tokens in TOKEN_COUNTS {
-                timed.seconds.push(matmul_seconds(gpu, matrix, timed.tiling, tokens)?);
+                timed.seconds.push(seconds(format, side, timed.tiling, tokens)?);
             }
         }
     }

@@ -41,6 +41,12 @@ pub struct MeasurementOptions {
     pub max_file_size: Bytes,
 }
 
+impl Default for MeasurementOptions {
+    fn default() -> Self {
+        Self::full()
+    }
+}
+
 impl MeasurementOptions {
     /// Returns the limits of a quick measurement: about fifteen seconds for a whole device.
     pub fn quick() -> MeasurementOptions {

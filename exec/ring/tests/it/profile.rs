@@ -7,19 +7,15 @@ use std::time::Duration;
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::{Device, Document, Format};
 use hearth_ring::probe::{LOOPBACK, ProbeEffort, measure_links};
-use hearth_runtime::profile::{ProfileError, ProfileOptions, profile_with_effort};
+use hearth_runtime::profile::{ProfileError, ProfileOptions, profile};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 
 const PROBE: ProbeEffort =
     ProbeEffort { latency_probes: 2, max_bandwidth_probes: 1, time_limit: Duration::from_millis(50) };
 
 fn measured(options: &ProfileOptions, peers: &[String]) -> Result<Device, ProfileError> {
-    profile_with_effort(
-        options,
-        MeasurementOptions::minimal(),
-        || Ok(measure_links(peers, None, PROBE)?),
-        &mut |_| (),
-    )
+    let options = ProfileOptions { measurement: MeasurementOptions::minimal(), ..options.clone() };
+    profile(&options, || Ok(measure_links(peers, None, PROBE)?), &mut |_| ())
 }
 
 /// Collects every number of a document, with its path in the document and its source.

@@ -6,12 +6,14 @@
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
+//! use hearth_profiles::measure::MeasurementOptions;
 //! use hearth_runtime::profile::{ProfileOptions, profile};
 //!
 //! # use hearth_runtime::profile::{LinkError, MeasuredLinks, ProfileError};
 //! # fn example(measure_links: fn() -> Result<MeasuredLinks, LinkError>) -> Result<(), ProfileError> {
-//! let options = ProfileOptions { name: "laptop".into(), quick: true, ..ProfileOptions::default() };
-//! let device = profile(&options, measure_links, |step| eprintln!("{step}"))?;
+//! let measurement = MeasurementOptions::quick();
+//! let options = ProfileOptions { name: "laptop".into(), measurement, ..ProfileOptions::default() };
+//! let device = profile(&options, measure_links, &mut |step| eprintln!("{step}"))?;
 //! println!("{}", device.to_yaml());
 //! # Ok(())
 //! # }
@@ -44,7 +46,7 @@ use crate::synth::SynthError;
 use crate::{Cpu, ExecError, Pool, PoolOptions};
 
 /// The options of a profile.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProfileOptions {
     pub name: String,
     /// The model that will run on this machine: only its formats are measured, and the disk on which it is stored.
@@ -52,8 +54,8 @@ pub struct ProfileOptions {
     pub model: Option<PathBuf>,
     /// Number of compute threads; 0 for all cores.
     pub threads: usize,
-    /// Whether to measure for about 15 s (with a model) instead of a minute or more.
-    pub quick: bool,
+    /// How long to measure: by default a minute or more.
+    pub measurement: MeasurementOptions,
     /// Maximum number of tokens in a pass, which determines the size of buffers; 0 for 64.
     pub pass_tokens: u32,
 }
@@ -93,19 +95,9 @@ pub struct MeasuredLinks {
 pub fn profile(
     options: &ProfileOptions,
     links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
-    mut progress: impl FnMut(&str),
-) -> Result<Device, ProfileError> {
-    let effort = if options.quick { MeasurementOptions::quick() } else { MeasurementOptions::full() };
-    profile_with_effort(options, effort, links, &mut progress)
-}
-
-/// Measures this machine with the given effort, see [`profile`].
-pub fn profile_with_effort(
-    options: &ProfileOptions,
-    effort: MeasurementOptions,
-    links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Device, ProfileError> {
+    let effort = options.measurement;
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
     let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
     // Memory is measured before anything is allocated.
