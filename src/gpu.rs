@@ -16,7 +16,7 @@ pub const NO_GPU_MESSAGE: &str =
 
 /// Returns `None`: this build has no GPU backend.
 #[cfg(not(feature = "gpu"))]
-pub fn backend_factory(_: GpuWeights) -> Option<BackendFactory> {
+pub fn backend_factory(_: GpuWeightFormat) -> Option<BackendFactory> {
     None
 }
 
@@ -37,8 +37,8 @@ pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
         let info = gpu.info();
         if info.is_software() {
             tracing::warn!(
-                "the plan has GPU layers, but `{}` is a software driver: the CPU computes them, much slower than without \
-                 the driver; make a plan with a profile of this machine",
+                "the plan has GPU layers, but `{}` is a software driver: the CPU computes them, more slowly \
+                 than without the driver; make a plan with a profile of this machine",
                 info.name
             );
         }
@@ -72,7 +72,7 @@ pub mod tuned_kernels {
 
 #[cfg(not(feature = "gpu"))]
 pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
-    if args.gpu == crate::cli::MeasureGpu::Always { Err(Failure::invalid(NO_GPU)) } else { Ok(None) }
+    if args.gpu == crate::cli::GpuMeasurementMode::Always { Err(Failure::invalid(NO_GPU_MESSAGE)) } else { Ok(None) }
 }
 
 #[cfg(feature = "gpu")]

@@ -46,7 +46,7 @@ impl Prompts {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
             if standard && args.ring.exit_on_stdin_eof {
-                let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
+                let what = "`--messages -` and `--exit-with-stdin` cannot both use standard input";
                 return Err(Failure::invalid(what).hint("give the messages in a file"));
             }
             let text = if standard {
@@ -94,7 +94,8 @@ impl Prompts {
                 conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
             }
             Prompts::Fixed { tokens: count, .. } if *count > context => {
-                let what = format!("a prompt of {count} tokens does not fit the plan's context of {context}");
+                let what =
+                    format!("a prompt of {count} tokens does not fit in the plan's context of {context}");
                 Err(Failure::invalid(what).hint("use fewer tokens, or plan with a larger `context`"))
             }
             Prompts::Fixed { tokens: count, sequences } => {

@@ -113,8 +113,8 @@ impl LinkTable {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the plan sends from `{sender}` to `{receiver}`, which the scenario says cannot be reached from there; plan again \
-     from this scenario"
+    "the plan sends from `{sender}` to `{receiver}`, but in the scenario `{receiver}` cannot be reached from \
+     `{sender}`; plan again from this scenario"
 )]
 pub struct UnreachableReceiver {
     pub sender: String,

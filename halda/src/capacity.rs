@@ -56,7 +56,8 @@ impl LayerCapacity {
     }
 }
 
-/// Returns the capacities of all devices, if together they have memory for the model, and the head for a layer.
+/// Returns how many layers each device can hold. Fails if the devices together cannot hold the model, or the head
+/// cannot hold a layer.
 pub(crate) fn capacities(
     model: &LatencyModel,
     strategy: &'static str,

@@ -99,8 +99,8 @@ pub enum InfeasibleReason {
     )]
     NoLayerFits { device: String },
     #[error(
-        "a round has {layers_per_round} layers, only {held} fit in memory, and the disks are too slow to read weights for \
-         every token"
+        "a round has {layers_per_round} layers, but only {held} fit in memory, and the disks are too slow to \
+         read weights for every token"
     )]
     TooLittleMemory { layers_per_round: u32, held: u32 },
     #[error(
@@ -110,11 +110,13 @@ pub enum InfeasibleReason {
     #[error("`{device}` has no possible window in memory case M{}", case.number())]
     NoWindowInCase { device: String, case: MemoryCase },
     #[error(
-        "a round has {layers_per_round} layers, but with the memory cases that the search assumes it has at most {held}"
+        "a round has {layers_per_round} layers, but the memory cases that the search assumes allow \
+         at most {held}"
     )]
     CasesAllowTooFewLayers { layers_per_round: u32, held: i64 },
     #[error(
-        "a round has {layers_per_round} layers, but with the memory cases that the search assumes it has at least {least}"
+        "a round has {layers_per_round} layers, but the memory cases that the search assumes require \
+         at least {least}"
     )]
     CasesRequireMoreLayers { layers_per_round: u32, least: i64 },
     #[error(
@@ -135,8 +137,8 @@ impl InfeasibleReason {
         match self {
             Self::MoreDevicesThanLayers { .. } => "remove `keep_all`, use fewer rounds, or use fewer devices",
             Self::NoLayerFits { .. } => {
-                "give it more memory, reduce `context`, lower `planner.slow_disk` so that its disk may be read, or \
-                 remove `keep_all`, if it is set, so that the device may have no layers"
+                "give the device more memory, reduce `context`, lower `planner.slow_disk` so that its disk \
+                 may be read, or remove `keep_all` so that it may have no layers"
             }
             Self::TooLittleMemory { .. } => {
                 "add devices or memory, reduce `context`, or lower `planner.slow_disk` so that disks may be read"

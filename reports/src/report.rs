@@ -105,7 +105,11 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
             return damaged(location(), format!("device {device} is not in the header"));
         }
         if end < start || end > MAX_TIME {
-            let problem = format!("{start} to {end} ns is not a valid interval within 104 days");
+            let problem = if end < start {
+                format!("the end, {end} ns, is before the start, {start} ns")
+            } else {
+                format!("the end, {end} ns, is later than 104 days")
+            };
             return damaged(location(), problem);
         }
     }

@@ -189,13 +189,15 @@ impl Event {
             return Err(format!("`{key}` needs a `device`"));
         }
         for (name, time) in [("at", self.start_time), ("for", self.duration)] {
-            if time.is_some_and(|time| time > MAX_TIME) {
-                return Err(format!("`{name}` is longer than {MAX_TIME}"));
+            if let Some(time) = time.filter(|time| *time > MAX_TIME) {
+                return Err(format!("`{name}` is {time}: it must be at most {MAX_TIME}"));
             }
         }
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
         match self.duration {
-            Some(_) if has_no_duration => Err(format!("`{key}` has no `for`: end it with a later event")),
+            Some(_) if has_no_duration => {
+                Err(format!("`{key}` cannot have `for`: end it with a later event"))
+            }
             None if change == Change::Stalls => Err(format!("`{key}` needs `for`, a duration")),
             Some(duration) if duration.0 <= 0.0 => Err("`for` is 0 s: give a longer duration".into()),
             _ => self.check_values(change).map(|()| change),
@@ -247,7 +249,7 @@ pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), Document
     for (index, event) in events.iter().enumerate() {
         let place = format!("events[{index}]");
         if let Some(name) = event.device.as_deref().filter(|name| !names.contains(name)) {
-            let what = format!("{place} names `{name}`, which is not a device here");
+            let what = format!("{place} names `{name}`, which is not a device of this scenario");
             return Err(DocumentError::invalid(what));
         }
         let change = event.validate().map_err(|what| DocumentError::invalid(format!("{place}: {what}")))?;
@@ -300,9 +302,10 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
         for (_, index) in moves {
             let leaves = changes[index] == Change::Leaves;
             if leaves != is_present {
-                let state = if is_present { "has not left" } else { "has left already" };
+                let state = if is_present { "has not left yet" } else { "has already left" };
                 return Err(DocumentError::invalid(format!(
-                    "events[{index}]: `{}` although `{device}` {state} at that time: remove the event or change its time",
+                    "events[{index}]: `{}` is impossible, because `{device}` {state} at that time: remove \
+                     the event or change its time",
                     changes[index].key()
                 )));
             }
@@ -378,7 +381,7 @@ mod tests {
             ("- {at: 1 s, token: 2, device: a, slow: 50 %}", "either `at`"),
             ("- {token: 0, device: a, slow: 50 %}", "counts from 1"),
             ("- {at: 1 s, slow: 50 %}", "needs a `device`"),
-            ("- {at: 1 s, device: c, slow: 50 %}", "`c`, which is not a device here"),
+            ("- {at: 1 s, device: c, slow: 50 %}", "`c`, which is not a device of this scenario"),
             ("- {at: 1 s, device: a, slow: 0 %}", "1 % to 100 %"),
             ("- {at: 1 s, device: a, disk_load: 100 %}", "0 % to 99 %"),
             ("- {at: 1 s, device: a, load: 9999 threads}", "at most 1024"),
@@ -388,7 +391,7 @@ mod tests {
             ("- {at: 1 s, for: 1 s, device: a, memory: {taken: 1 B, over: 2 s}}", "longer than the event"),
             ("- {at: 1 s, device: a, swap: {rate: 1 MB/s, compression: 0.5}}", "1 to 1000"),
             ("- {at: 1 s, device: a, stalls: true}", "needs `for`"),
-            ("- {at: 1 s, for: 1 s, device: a, leaves: true}", "has no `for`"),
+            ("- {at: 1 s, for: 1 s, device: a, leaves: true}", "cannot have `for`"),
             ("- {at: 1e300 s, device: a, slow: 50 %}", "longer than"),
             ("- {at: 1 s, for: 0 s, device: a, slow: 50 %}", "`for` is 0 s"),
             (

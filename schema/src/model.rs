@@ -25,7 +25,7 @@ impl ModelRef {
     /// Checks that either `profile` or `file` is set. `place` is the key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
         if self.profile.is_some() == self.file.is_some() {
-            return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));
+            return Err(DocumentError::invalid(format!("`{place}` needs either `profile` or `file`")));
         }
         Ok(())
     }

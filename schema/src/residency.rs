@@ -211,8 +211,8 @@ impl ResidencyOptions {
     pub fn validate_in_scenario(&self, place: &str) -> Result<(), DocumentError> {
         if self.is_pinned() {
             return Err(DocumentError::invalid(format!(
-                "{place}: `{}` belongs to the plans of other systems: use `os`, `windowed` or `managed`, or plan with \
-                 `--strategy exo` or another of them",
+                "{place}: `{}` is only for the strategies of other systems: use `os`, `windowed` or \
+                 `managed`, or plan with one of these strategies, such as `--strategy exo`",
                 self.policy
             )));
         }
@@ -224,18 +224,19 @@ impl ResidencyOptions {
         self.validate_pinned(place)?;
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
         let managed = self.policy == Residency::Managed;
-        let (stray, policies, other) = if managed {
+        let (stray, policies) = if managed {
             let stray =
                 [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())];
-            (stray, "`os` and `windowed`", "`managed`")
+            (stray, "`os` and `windowed`")
         } else {
             let stray =
                 [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept_limit.is_some())];
-            (stray, "`managed`", "`os` or `windowed`")
+            (stray, "`managed`")
         };
         if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
             return refuse(format!(
-                "`{name}` is for {policies}, but the policy is {other}: remove it or change the policy"
+                "`{name}` is for {policies}, but the policy is `{}`: remove it or change the policy",
+                self.policy
             ));
         }
         if self.prefetch_in_one_call && self.policy != Residency::Os {

@@ -192,7 +192,7 @@ impl Links {
         validate_link("links.default", &self.default)?;
         for named in &self.pair_links {
             if let Some(name) = named.devices.iter().find(|name| !devices.contains(name.as_str())) {
-                let what = format!("links.between names `{name}`, which is not a device here");
+                let what = format!("links.between names `{name}`, which is not a device of this scenario");
                 return Err(DocumentError::invalid(what));
             }
             named.validate()?;

@@ -376,13 +376,17 @@ impl Trace {
             match (line, &header) {
                 (Line::Header(found), None) if found.schema == Self::SCHEMA => header = Some(found),
                 (Line::Header(found), None) => {
-                    return Err(fail(format!("schema `{}` is not `{}`", found.schema, Self::SCHEMA)));
+                    return Err(fail(format!(
+                        "the schema is `{}` instead of `{}`",
+                        found.schema,
+                        Self::SCHEMA
+                    )));
                 }
                 (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),
                 (Line::Pass(pass), _) => passes.push(pass),
                 (Line::Step(Record { start, end, .. }), _) if end < start => {
-                    return Err(fail(format!("a step ends at {end}, before its start at {start}")));
+                    return Err(fail(format!("a step ends at {end} ns, before its start at {start} ns")));
                 }
                 (Line::Step(record), _) => records.push(record),
                 (Line::Counter(reading), _) => readings.push(reading),

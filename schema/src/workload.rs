@@ -103,9 +103,11 @@ impl Workload {
         if !(1..=MAX_SEQUENCES).contains(&sequences) {
             return refuse(format!("`workload.sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}"));
         }
-        if u64::from(sequences) * u64::from(context) > u64::from(u32::MAX) {
+        let positions = u64::from(sequences) * u64::from(context);
+        if positions > u64::from(u32::MAX) {
             return refuse(format!(
-                "{sequences} sequences with a `context` of {context} need more than {} positions: lower one of them",
+                "`workload.sequences` ({sequences}) times `context` ({context}) is {positions} positions: at \
+                 most {} are possible",
                 u32::MAX
             ));
         }
@@ -121,14 +123,14 @@ impl Speculation {
         let refuse = |what: String| Err(DocumentError::invalid(what));
         if !(1..MAX_PASS_TOKENS).contains(&self.tokens) {
             return refuse(format!(
-                "`workload.speculation.tokens` is {}: it must be 1 to {}; omit `speculation` for no drafts",
+                "`workload.speculation.tokens` is {}: it must be 1 to {}; omit `speculation` to disable drafting",
                 self.tokens,
                 MAX_PASS_TOKENS - 1
             ));
         }
         let acceptance = self.acceptance.value.0;
         if !(0.0..=1.0).contains(&acceptance) {
-            let what = format!("`workload.speculation.acceptance` is {acceptance}: a share is 0 % to 100 %");
+            let what = format!("`workload.speculation.acceptance` is {acceptance}: it must be 0 % to 100 %");
             return refuse(what);
         }
         self.draft.validate("workload.speculation.draft")

@@ -37,8 +37,8 @@ pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, n
     if bearer.is_some_and(|(_, given)| equal_in_constant_time(given.trim(), token)) {
         return next.run(request).await;
     }
-    let message =
-        "the token is missing or wrong: send `Authorization: Bearer TOKEN` (the API key of a client)";
+    let message = "the token is missing or wrong: send `Authorization: Bearer TOKEN`, or set the token as the \
+                   API key of the client";
     ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
 }
 

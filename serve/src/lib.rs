@@ -274,7 +274,7 @@ impl AppState {
 
     fn chat_tokens(&self, chat: ChatRequest) -> Result<Vec<u32>, ApiError> {
         let template = self.chat_template.as_ref().map_err(|reason| {
-            let message = format!("{reason} (/v1/completions continues a text)");
+            let message = format!("{reason}: use /v1/completions instead, which continues a text");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
         let tokens = template.encode(&self.tokenizer, &chat.messages()?);
@@ -293,7 +293,7 @@ impl AppState {
             return Err(ApiError::invalid("prompt", "the prompt is empty: give some text"));
         }
         if let Some(token) = tokens.iter().find(|&&token| token >= self.vocab_size) {
-            let message = format!("there is no token {token}: the vocabulary has {}", self.vocab_size);
+            let message = format!("there is no token {token}: the vocabulary has {} tokens", self.vocab_size);
             return Err(ApiError::invalid("prompt", message));
         }
         Ok(tokens)
@@ -340,7 +340,7 @@ impl AppState {
         let wanted = params.max_tokens.map_or(left, u64::from);
         if left == 0 || wanted > left {
             let message = format!(
-                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit the context of {context} tokens: \
+                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit in the context of {context} tokens: \
                  shorten the prompt or lower `max_tokens`"
             );
             let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);

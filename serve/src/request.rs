@@ -181,7 +181,7 @@ impl CommonFields {
         };
         let max_tokens = self.max_completion_tokens.or(self.max_tokens);
         if max_tokens == Some(0) {
-            return Err(ApiError::invalid("max_tokens", "must be at least 1"));
+            return Err(ApiError::invalid("max_tokens", "`max_tokens` must be at least 1"));
         }
         let stop_strings = match &self.stop {
             None => vec![],
@@ -190,8 +190,9 @@ impl CommonFields {
         };
         let is_invalid = |text: &String| text.is_empty() || text.len() > MAX_STOP_BYTES;
         if stop_strings.len() > MAX_STOP_STRINGS || stop_strings.iter().any(is_invalid) {
-            let message =
-                format!("give at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_BYTES} bytes");
+            let message = format!(
+                "`stop` may have at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
+            );
             return Err(ApiError::invalid("stop", message));
         }
         let stream = self.stream.unwrap_or(false);

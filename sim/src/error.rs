@@ -30,12 +30,12 @@ pub enum SimError {
     #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
     UnsupportedChunkSize { bytes: u64 },
     #[error(
-        "plan devices[{index}] streams the model in pieces of {bytes} bytes, which are too many pieces; set \
-         a larger `stream_buffer`"
+        "plan devices[{index}] streams the model in too many pieces, because each has only {bytes} bytes; \
+         set a larger `stream_buffer`"
     )]
     TooManyPieces { index: usize, bytes: u64 },
     #[error(
-        "events can be simulated only for plans that the executor can run, and {why}; or remove the \
+        "events can be simulated only with a plan that the executor can run, but {why}, or remove the \
          scenario's `events`"
     )]
     EventsWithoutRing { why: String },
@@ -50,8 +50,8 @@ pub enum SimError {
     )]
     AutomaticSwap { device: String },
     #[error(
-        "the simulated run has taken {at} for {tokens} tokens and is not complete; a rate of a device or a \
-         link is far too small"
+        "the simulated run has taken {at} for {tokens} tokens and is still not complete; check the rates \
+         of the devices and links, one of which is far too low"
     )]
     RunTooLong { tokens: u32, at: Seconds },
     /// Every device waits for a message from another device: a defect of the simulator.

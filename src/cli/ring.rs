@@ -167,8 +167,8 @@ pub struct RingArgs {
     /// scenario's, else 512].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
-    /// Draft tokens on the head with this small model of the same tokenizer; the ring verifies them in one pass. The
-    /// output stays the same.
+    /// Draft tokens on the head with this smaller model, which must have the tokenizer of the main model; the ring
+    /// verifies the drafts in one pass. Does not change the output.
     #[arg(long, value_name = "GGUF")]
     pub draft_model: Option<PathBuf>,
     /// Draft this many tokens at a time [default: the scenario's, else 4].

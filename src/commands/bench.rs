@@ -24,7 +24,7 @@ use crate::progress;
 const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
 /// The default of `--peer`, and the Python interpreter that runs llama.cpp if `--peer` has this value.
 const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
-/// Exit code of [`LLAMA_CPP_SCRIPT`] if the package is missing.
+/// Exit code of [`LLAMA_CPP_SCRIPT`] if the Python package `llama_cpp` is not installed.
 const MISSING_PACKAGE: i32 = 77;
 /// Time between two checks whether an engine has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -7,7 +7,7 @@ use crate::diagnostics::Failure;
 
 #[cfg(not(feature = "gpu"))]
 pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
-    super::print_result(json, &Vec::<u8>::new(), |_| format!("{}\n", crate::gpu::NO_GPU))
+    super::print_result(json, &Vec::<u8>::new(), |_| format!("{}\n", crate::gpu::NO_GPU_MESSAGE))
 }
 
 #[cfg(feature = "gpu")]
@@ -138,7 +138,7 @@ mod listing {
         choices.set(gpu, best.tiling);
         if let Some(path) = tuned_kernels::path() {
             if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).map_err(|error| Error::file(folder, "make", &error))?;
+                std::fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))?;
             }
             write(&path, choices.to_text().as_bytes())?;
         } else {
@@ -182,7 +182,7 @@ mod listing {
         ]);
         if is_used {
             let memory = adapter.memory_bytes.map_or(
-                "unknown: the driver does not report it; larger allocations fail".to_owned(),
+                "unknown: the driver does not report it; allocations that exceed it fail".to_owned(),
                 |bytes| format!("{} available of the memory shared with the machine", Bytes(bytes)),
             );
             rows.push(("memory", memory));

@@ -67,7 +67,7 @@ fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED_FOLDER);
     let hint = "run the command in a clone of the repository, or name the documents";
     let entries =
-        std::fs::read_dir(folder).map_err(|error| Error::file(folder, "list", &error).hint(hint))?;
+        std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error).hint(hint))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|kind| kind == "yaml"));
     paths.sort();

@@ -48,7 +48,7 @@ pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
 
 pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     create_folder(&args.folder)?;
-    let failed = |error: std::io::Error| Error::file(&args.folder, "write", &error);
+    let failed = |error: std::io::Error| Error::folder(&args.folder, "write to", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
     page_names(&Cli::command(), NAME, &mut pages);

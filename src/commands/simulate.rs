@@ -43,7 +43,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.record.digest {
         tracing::warn!(
-            "the plan was made from another scenario, `{}`: its predicted times and dropped devices are of that scenario",
+            "the plan was made from another scenario, `{}`: its predicted times and dropped devices belong \
+             to that scenario",
             plan.scenario.name
         );
     }

@@ -97,7 +97,9 @@ fn with_flag(error: &SynthError) -> Failure {
         SynthError::Gain { .. } => ("--gain", "use a number from 0.001 to 1000, such as 1"),
         SynthError::Vocabulary { .. } => ("--vocab", "use a number in this range"),
         SynthError::RopeFactors { .. } => ("--rope-factors", "omit this flag, or use `--arch llama`"),
-        SynthError::Block(_) => ("--quant", "use multiples of the block size as lengths, or `--quant f16`"),
+        SynthError::Block(_) => {
+            ("--quant", "use dimensions that are multiples of the block size, or `--quant f16`")
+        }
         _ => return Failure::invalid(error),
     };
     Failure::invalid(format!("`{flag}`: {error}")).hint(hint)

@@ -34,7 +34,8 @@ pub fn warnings(device: &DeviceUsage) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(difference) = device.counter_difference() {
         found.push(format!(
-            "the trace of `{name}` has {:.0} % {} bytes than the disk throttle counted: {} instead of {} per token",
+            "the trace of `{name}` has {:.0} % {} bytes read than the disk throttle counted: {} instead \
+             of {} per token",
             difference.abs() * 100.0,
             if difference < 0.0 { "fewer" } else { "more" },
             Bytes(device.traced_read_bytes_per_token as u64),

@@ -101,7 +101,10 @@ pub fn table(plan: &Plan) -> String {
             None => windows.join(" "),
             Some(tensor) => {
                 let slice = &tensor.slices[index];
-                format!("{} heads, {} rows of each", slice.kv_heads, slice.feed_forward)
+                format!(
+                    "{} KV heads and {} feed-forward rows of each layer",
+                    slice.kv_heads, slice.feed_forward
+                )
             }
         };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");

@@ -77,7 +77,7 @@ fn scenario_errors_have_line_and_column() {
         (workload("sequences: 1000000000"), "it must be 1 to 1024", "s.yaml"),
         (workload("micro_batch: 0"), "`workload.micro_batch` is 0", "s.yaml"),
         (drafting("0", "70 %", "llama-1b"), "`workload.speculation.tokens` is 0", "s.yaml"),
-        (drafting("5", "101 %", "llama-1b"), "a share is 0 % to 100 %", "s.yaml"),
+        (drafting("5", "101 %", "llama-1b"), "it must be 0 % to 100 %", "s.yaml"),
         (drafting("5", "0.7", "llama-1b"), "with its unit", ":6:"),
         (drafting("5", "70 %", "1b"), "a vocabulary of 32000", ""),
         (drafting("5", "70 %", "9b"), "no model `9b`", ""),

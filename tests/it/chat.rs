@@ -64,7 +64,7 @@ fn wrong_messages_are_refused() {
         (&["--messages", &wrong], &["unknown field `text`", "wrong.json:1:", "\nhint:  write [{\"role\""]),
         (&["--prompt", "x", "--chat", "--prompt-tokens=8"], &["cannot be used with"]),
         (&["--prompt", "x", "--chat", "--messages=x"], &["cannot be used with"]),
-        (&["--messages", "-", "--exit-with-stdin"], &["cannot both have standard input"]),
+        (&["--messages", "-", "--exit-with-stdin"], &["cannot both use standard input"]),
     ];
     for (flags, parts) in cases {
         assert_refused(&execute_arguments(&plan, &model_path("q4_k"), flags), parts);

@@ -198,9 +198,12 @@ fn invalid_events_are_refused_and_late_events_reported() {
     let (before, _) = text.split_once("events:").expect("it has events");
     let with = |event: &str| folder.write("s.yaml", format!("{before}events:\n  - {event}\n"));
     for (event, complaint) in [
-        ("{token: 3, device: tablet, slow: 50 %}", "events[0] names `tablet`, which is not a device here"),
+        (
+            "{token: 3, device: tablet, slow: 50 %}",
+            "events[0] names `tablet`, which is not a device of this scenario",
+        ),
         ("{token: 3, device: laptop, slow: 0.5}", "slow"),
-        ("{token: 3, device: laptop, leaves: true, for: 3 s}", "has no `for`"),
+        ("{token: 3, device: laptop, leaves: true, for: 3 s}", "cannot have `for`"),
         ("{token: 3, device: laptop, sleeps: true}", "unknown field `sleeps`"),
     ] {
         assert_refused(&["simulate", &with(event)], &[complaint]);

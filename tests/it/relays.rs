@@ -45,7 +45,7 @@ fn relay_forwards_every_message() {
     let mut direct = plan;
     direct.devices.remove(1);
     folder.write("plan.yaml", direct.to_yaml());
-    let reason = "the plan sends from `desktop` to `laptop`, which the scenario says cannot";
+    let reason = "the plan sends from `desktop` to `laptop`, but in the scenario `laptop` cannot";
     assert_refused(&["simulate", &file, "--plan", &planned], &[reason]);
 }
 
@@ -55,7 +55,10 @@ fn contradictory_links_are_refused() {
     for (entry, complaint) in [
         ("{devices: [desktop, phone]}", "has no effect: give `link` or `unreachable`"),
         ("{devices: [desktop, desktop], unreachable: both}", "names one device twice"),
-        ("{devices: [desktop, tower], unreachable: both}", "names `tower`, which is not a device here"),
+        (
+            "{devices: [desktop, tower], unreachable: both}",
+            "names `tower`, which is not a device of this scenario",
+        ),
         ("{devices: [desktop, phone], unreachable: backward}", "unknown variant `backward`"),
     ] {
         let text = scenario_with_relay().replace("{devices: [desktop, laptop], unreachable: forward}", entry);

@@ -80,7 +80,7 @@ fn shards_merge_byte_for_byte() {
     let cases: [(&[&str], &[&str]); 4] = [
         (&[&first, &second, &fourth], &["rows are missing: 2\n", "--shard 3/4"]),
         (&[&third, &first, &fourth, &second, &first], &["row 0 is present twice"]),
-        (&[&first, &other], &["another sweep"]),
+        (&[&first, &other], &["a different sweep"]),
         (&[&file], &["not the table of a sweep"]),
     ];
     for (tables, parts) in cases {

@@ -21,7 +21,7 @@ fn plan_of_another_system_is_not_executed() {
         let from_file = run_json(&["simulate", &scenario, "--plan", &plan]);
         assert_eq!(from_file, run_json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
         assert_eq!(from_file["outcome"], "ok");
-        let reason = format!("the plan of `{strategy}` is simulated only");
+        let reason = format!("a plan of `{strategy}` can only be simulated");
         assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), &[&reason]);
         let findings = run_json(&["lint", &scenario, "--plan", &plan]);
         assert!(texts(&findings, "code").contains(&"simulated-only"), "{findings}");
@@ -71,7 +71,7 @@ fn hostile_plan_is_refused() {
 fn flags_of_other_systems_are_checked() {
     let scenario = scenario_path("paper/llama-8b-on-d1-d4");
     let cases: [(&[&str], &[&str]); 3] = [
-        (&["--weights-as", "q4_0"], &["--weights-as is for the plans of other systems"]),
+        (&["--weights-as", "q4_0"], &["--weights-as is for the strategies of other systems"]),
         (&["--strategy", "airinfer"], &["needs the time of one all-reduce"]),
         (&["--strategy", "exho"], &["dllama", "overlap"]),
     ];
@@ -81,5 +81,5 @@ fn flags_of_other_systems_are_checked() {
     let text = std::fs::read_to_string(&scenario).expect("a tracked file") + "residency: pinned\n";
     let folder = Folder::new();
     let pinned = folder.write("pinned.yaml", text);
-    assert_refused(&["plan", &pinned], &["belongs to the plans of other systems"]);
+    assert_refused(&["plan", &pinned], &["is only for the strategies of other systems"]);
 }

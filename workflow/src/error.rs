@@ -42,13 +42,22 @@ impl Error {
 
     /// Creates the error for a file that cannot be read or written; `action` is a verb, such as `open`.
     pub fn file(path: &Path, action: &str, error: &std::io::Error) -> Self {
+        Self::access(path, &format!("{action} the file"), error)
+    }
+
+    /// Creates the error for a folder that cannot be read or created; `action` is a verb, such as `create`.
+    pub fn folder(path: &Path, action: &str, error: &std::io::Error) -> Self {
+        Self::access(path, &format!("{action} the folder"), error)
+    }
+
+    fn access(path: &Path, action: &str, error: &std::io::Error) -> Self {
         let hint = match error.kind() {
             std::io::ErrorKind::NotFound => "check the path",
-            std::io::ErrorKind::PermissionDenied => "check the file's permissions",
+            std::io::ErrorKind::PermissionDenied => "check the permissions",
             std::io::ErrorKind::IsADirectory => "this is a folder: name a file in it",
             _ => "check the disk and the path",
         };
-        Self::invalid(format!("cannot {action} the file: {error}")).at(path.display()).hint(hint)
+        Self::invalid(format!("cannot {action}: {error}")).at(path.display()).hint(hint)
     }
 
     /// Sets the location of the error: a file, a line, or a flag.

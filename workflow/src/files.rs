@@ -114,7 +114,7 @@ fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
 /// Creates a folder inside an existing one. The folder may exist already.
 pub fn create_folder(folder: &Path) -> Result<(), Error> {
     check_folder(folder)?;
-    fs::create_dir_all(folder).map_err(|error| Error::file(folder, "create", &error))
+    fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))
 }
 
 /// Writes a file into a folder. `name` may contain folders; missing folders are created.
@@ -122,6 +122,6 @@ pub fn write_in_folder(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> R
     create_folder(folder)?;
     let path = folder.join(name);
     let own = path.parent().unwrap_or(folder);
-    fs::create_dir_all(own).map_err(|error| Error::file(own, "create", &error))?;
+    fs::create_dir_all(own).map_err(|error| Error::folder(own, "create", &error))?;
     write(&path, bytes)
 }

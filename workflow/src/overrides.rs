@@ -55,12 +55,14 @@ impl Overrides {
         let named = strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, windows.is_some()) {
             return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
-                .hint("remove one of the two, or use strategy `manual` or `refine`"));
+                .hint("remove `--windows`, or use strategy `manual` or `refine`"));
         }
         let strategy = strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
         for (flag, given) in [("--weights-as", weights_as.is_some()), ("--air-time", air_time.is_some())] {
             if given && !SYSTEM_NAMES.contains(&strategy) {
-                let what = format!("{flag} is for the plans of other systems, and `{strategy}` is not one");
+                let what = format!(
+                    "{flag} is for the strategies of other systems, and `{strategy}` is not one of them"
+                );
                 return Err(Error::invalid(what).hint(format!("use one of {}", SYSTEM_NAMES.join(", "))));
             }
         }

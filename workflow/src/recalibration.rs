@@ -29,7 +29,8 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
     let plan = &measured.header.plan_digest;
     let new_source = |source: &str| {
         format!(
-            "measured: a run of plan {plan} took {factor:.3} times the processor time predicted with this: {source}"
+            "measured: a run of plan {plan} took {factor:.3} times the CPU time predicted with the previous \
+             value ({source})"
         )
     };
     let cpu = &mut device.cpu;

@@ -86,7 +86,8 @@ pub fn prediction_interval(
     })
 }
 
-/// Returns the parameters to which the time is most sensitive, and the relative change of the time by each.
+/// Returns the parameters to which the time per token is most sensitive, each with the relative change of that time
+/// when the parameter changes by one standard deviation: the greater of up and down.
 fn most_sensitive(
     documents: &ClusterDocuments,
     parameters: &[Parameter],

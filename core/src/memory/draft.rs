@@ -34,8 +34,8 @@ pub enum DraftError {
     )]
     Vocabulary { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
     #[error(
-        "the plan drafts on the GPU of `{device}`, but its profile has no GPU with a known speed; set `processor: cpu` or \
-         complete the profile"
+        "the plan drafts on the GPU of `{device}`, but its profile has no GPU with a known speed; set \
+         `workload.speculation.processor: cpu`, or complete the profile"
     )]
     NoGpu { device: String },
     #[error(

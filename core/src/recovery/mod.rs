@@ -234,7 +234,7 @@ impl Recovery {
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
         let members: Vec<_> = available.cloned().collect();
         let Some(index) = members.iter().position(|member| member.name == head) else {
-            return Err(NoPlan { reason: format!("the scenario has no device `{head}`, which is the head") });
+            return Err(NoPlan { reason: format!("the head `{head}` is not a device of the scenario") });
         };
         let mut plan = replanner.replan(&Cluster { members, head: index, ..cluster.clone() })?;
         let first = &self.first;

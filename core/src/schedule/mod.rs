@@ -77,25 +77,28 @@ pub enum ScheduleError {
     #[error("`{device}` received pass {pass} for round {got}, but expects {expected}")]
     UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
     /// A pass with the same index as a pass in flight, but other contents.
-    #[error("`{device}` received pass {pass} with other tokens than in an earlier round")]
+    #[error("`{device}` received pass {pass} with tokens that differ from those of an earlier round")]
     ChangedPass { device: String, pass: u32 },
     #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
     DroppedPass { device: String, pass: u32, since: u32 },
     #[error("`{device}` cannot adopt the new plan: {what}")]
     IncompatiblePlan { device: String, what: String },
     #[error(
-        "pass {pass} is of sequence {sequence}, counted from 0, but the plan has caches for {sequences} sequences"
+        "pass {pass} is for sequence {sequence} (counted from 0), but the plan has caches for \
+         {sequences} sequences"
     )]
     UnknownSequence { pass: u32, sequence: u32, sequences: u32 },
-    #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
+    #[error("pass {pass} has {tokens} tokens, of which {drafted} are drafted: {why}")]
     BadDrafts { pass: u32, tokens: u32, drafted: u32, why: &'static str },
     /// The pass begins after the last cached position, so keys and values are missing.
     #[error(
-        "`{device}` received pass {pass} from position {first}, but has cached {cached} positions of its sequence"
+        "`{device}` received pass {pass}, which begins at position {first}, but only {cached} positions of \
+         the sequence are cached"
     )]
     Gap { device: String, pass: u32, first: u32, cached: u32 },
     #[error(
-        "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
+        "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS} tokens and \
+         end within the context of {context}"
     )]
     BadPass { pass: u32, tokens: u32, first: u32, context: u32 },
 }

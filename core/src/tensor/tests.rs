@@ -58,13 +58,13 @@ fn slices_are_read_and_written() {
     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()));
     assert!(plan.to_yaml().contains("kind:\n  tensor:\n    all_reduce: star\n"), "{}", plan.to_yaml());
     assert_eq!((plan.window(1, 0), plan.window(1, 1), plan.layers_per_round()), (0..32, 0..0, 32));
-    assert!(plan.simulation_only_reason().expect("a reason").contains("`dllama` is simulated only"));
+    assert!(plan.simulation_only_reason().expect("a reason").contains("`dllama` can only be simulated"));
 }
 
 #[test]
 fn contradictory_plans_are_refused() {
     let whole = [(4, 7168), (4, 7168)];
-    assert!(refused(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither heads nor rows"));
+    assert!(refused(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither KV heads nor feed-forward rows"));
     assert!(refused(&[], KIND, PINNED).contains("`devices` is empty"));
     assert!(refused(&whole, KIND, "policy: os").contains("`pinned` or `sliding`"));
     assert!(refused(&whole, KIND, "policy: sliding, weights_as: f32").contains("needs `blocks`"));

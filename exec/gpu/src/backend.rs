@@ -211,7 +211,7 @@ fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
             let mut rows = Vec::new();
             let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
             if !matches!(reserved, Some(Ok(()))) {
-                let what = format!("the saved rows of {context} positions, in main memory");
+                let what = format!("the saved rows of {context} positions in main memory");
                 return Err(GpuError::OutOfMemory { what });
             }
             all.insert((sequence, window.start), rows);

@@ -16,7 +16,9 @@ pub enum GpuError {
     Open { adapter: String, why: String },
     #[error("the GPU was lost: {why}")]
     Lost { why: String },
-    #[error("the GPU has too little memory for {what}; give it fewer layers, or reduce `context`")]
+    #[error(
+        "the GPU backend has too little memory for {what}; give the GPU fewer layers, or reduce `context`"
+    )]
     OutOfMemory { what: String },
     #[error(
         "the GPU did not finish {what} within {seconds} s: it hangs or is too slow; plan with `gpu_layers: 0`"

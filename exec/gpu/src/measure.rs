@@ -167,7 +167,7 @@ fn matmul_speed(
         gpu.wait("a matmul")
     })?;
     let what = format!(
-        "{} times {MATRIX_SIDE} by {MATRIX_SIDE} weights times {tokens} tokens on {}",
+        "{} products of {MATRIX_SIDE} by {MATRIX_SIDE} weights with {tokens} tokens on {}",
         matrices.len(),
         gpu.info().name
     );

@@ -137,7 +137,7 @@ impl InstructionSet {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// The number of bytes does not match the format and the length of a row.
-    #[error("a row of {length} {format} weights does not have {found} bytes")]
+    #[error("a row of {length} {format} weights cannot have {found} bytes")]
     RowBytes { format: Format, length: usize, found: usize },
 }
 

@@ -121,7 +121,7 @@ impl RingError {
             RingError::Interrupted => "the run was interrupted".into(),
             RingError::FetchFolder { reason, .. } => format!("cannot store fetched layers: {reason}"),
             RingError::Deadline { what, seconds, .. } => format!("{what} took longer than {seconds} s"),
-            RingError::Protocol { name, what } => format!("protocol error of `{name}`: {what}"),
+            RingError::Protocol { name, what } => format!("protocol error ({name}): {what}"),
             RingError::Schedule(error) => error.to_string(),
             RingError::Wire(error) => error.to_string(),
             RingError::Compute(error) => error.to_string(),

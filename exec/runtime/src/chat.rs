@@ -74,7 +74,7 @@ impl ChatTemplate {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
             let hint =
-                "use an instruction-tuned model, or continue a text: without --chat, or with /v1/completions";
+                "use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
         if source.len() > MAX_TEMPLATE_BYTES {
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(
             missing.to_string(),
             "the model has no chat template (key `tokenizer.chat_template`); \
-             use an instruction-tuned model, or continue a text: without --chat, or with /v1/completions"
+             use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)"
         );
         let unclosed = written("{% if messages %}", &[say("user", "x")]).unwrap_err().to_string();
         assert!(unclosed.starts_with("the model's chat template is not valid: "), "{unclosed}");

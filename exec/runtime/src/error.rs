@@ -34,21 +34,24 @@ pub enum ExecError {
     },
     #[error("key `{key}` is {found}: {hint}")]
     Metadata { key: String, found: String, hint: &'static str },
-    #[error("cannot start compute threads: {source}: use fewer threads")]
+    #[error("cannot start compute threads: {source}; use fewer threads")]
     Threads { source: std::io::Error },
     #[error("layers {requested:?} are not all in this stage, which owns {owned:?}: send them to their owner")]
     Layers { requested: Range<u32>, owned: Vec<Range<u32>> },
-    #[error("{found} activations are not {tokens} rows of {embedding}")]
+    #[error("the stage received {found} activations, which are not {tokens} rows of {embedding}")]
     Hidden { found: usize, tokens: usize, embedding: usize },
     #[error(
-        "positions {first}..{end} ({count} rows) cannot follow {filled} cached ones in a context of {context}: \
-         they must be consecutive, leave no gap and end within the context; \
+        "positions {first}..{end} ({count} rows) cannot follow {filled} cached positions in a context \
+         of {context}: positions must be consecutive and end within the context; \
          increase `context` for longer texts"
     )]
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
-    #[error("there is no cache for sequence {sequence}, counted from 0; increase `sequences` of the plan")]
+    #[error("there is no cache for sequence {sequence} (counted from 0); increase `sequences` in the plan")]
     Sequence { sequence: u32 },
-    #[error("token {token} is not in the vocabulary of {vocab_size}: the tokenizer belongs to another model")]
+    #[error(
+        "token {token} is not in the vocabulary of {vocab_size} tokens: the tokenizer belongs to \
+         another model"
+    )]
     Token { token: u32, vocab_size: u32 },
     #[error("{what}: {hint}")]
     Tokenizer { what: String, hint: &'static str },

@@ -96,7 +96,7 @@ pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Res
     let key = format!("{}.rope.dimension_count", shape.architecture);
     let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
     if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
-        let hint = "it must be even and at most the key length";
+        let hint = "it must be an even number up to the key length; convert the model again";
         return Err(ExecError::Metadata { key, found: dimensions.to_string(), hint });
     }
     Ok(dimensions)
@@ -179,11 +179,11 @@ fn check_yarn(
     let refused = |key: String, found: String, hint| Err(ExecError::Metadata { key, found, hint });
     check_positive(factor_key, factor)?;
     if factor < 1.0 {
-        let hint = "yarn extends a context by a factor of at least 1; convert the model again";
+        let hint = "YaRN extends a context by a factor of at least 1; convert the model again";
         return refused(factor_key.to_owned(), factor.to_string(), hint);
     }
     if base <= 1.0 {
-        let hint = "yarn needs a base above 1; convert the model again";
+        let hint = "YaRN needs a base above 1; convert the model again";
         return refused(key("freq_base"), base.to_string(), hint);
     }
     // source: llama.cpp's defaults, which correspond to the formulas of the paper
@@ -191,7 +191,7 @@ fn check_yarn(
     for (name, plain) in parts {
         let key = key(&format!("scaling.{name}"));
         if let Some(found) = metadata.get_f32(&key)?.filter(|found| *found != plain) {
-            let hint = "yarn is supported only without this change; use a model without it";
+            let hint = "YaRN is supported only with the default of this key; use a model that has it";
             return refused(key, found.to_string(), hint);
         }
     }

@@ -222,6 +222,6 @@ mod tests {
     #[test]
     fn unsolvable_program_is_an_error() {
         let slow = Load { capacity: capacity(2), cpu_layer: 1.0, gpu_layer: 1.0, fixed: 0.0 };
-        assert_eq!(balanced(&[slow], 3).unwrap_err(), "HiGHS ends with status Infeasible");
+        assert_eq!(balanced(&[slow], 3).unwrap_err(), "the solver returned the status `Infeasible`");
     }
 }

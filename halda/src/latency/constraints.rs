@@ -33,7 +33,10 @@ impl PlanRules {
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
-    #[error("the plan has {windows} windows and {gpu_entries} values for GPU layers for {devices} devices")]
+    #[error(
+        "the plan has {windows} windows and {gpu_entries} numbers of GPU layers, but the ring has {devices} \
+         devices"
+    )]
     DeviceCount { devices: usize, windows: usize, gpu_entries: usize },
     #[error("the head is device {head}, but there are {devices} devices, counted from 0")]
     NoSuchHead { head: usize, devices: usize },

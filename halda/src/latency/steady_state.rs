@@ -69,7 +69,8 @@ pub struct DeviceWork {
     pub layer_counts: LayerCounts,
     pub cpu_weight_bytes: i64,
     pub gpu_weight_bytes: i64,
-    /// The compute seconds of all layers; `None` if the times of single layers are unknown.
+    /// The compute seconds of this device's layers for one token, over all rounds; `None` if the times of single layers
+    /// are unknown.
     pub layer_seconds: Option<f64>,
 }
 

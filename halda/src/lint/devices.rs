@@ -76,7 +76,7 @@ impl DeviceCheck<'_> {
         if !self.budget.fits {
             let what = format!(
                 "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum memory \
-                 for weights this exceeds the {available} of `{name}`",
+                 for weights this exceeds the {available} of memory of `{name}`",
                 self.plan.context
             );
             let fix = "lower `context`, or give the device fewer layers";
@@ -119,7 +119,8 @@ impl DeviceCheck<'_> {
             let half = Bytes(available.0 / 2);
             if buffer > half {
                 let what = format!(
-                    "the stream buffer is {buffer} of the {available} for weights: it is limited to {half}"
+                    "the stream buffer of {buffer} exceeds half the {available} for weights: it is reduced \
+                     to {half}"
                 );
                 let fix = "use a smaller `stream_buffer`, which leaves more memory for kept weights";
                 let location = self.at(".residency.stream_buffer");

@@ -47,14 +47,16 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
             bytes => format!(", loading the whole model {bytes}"),
         };
         let what = format!(
-            "weights take {}{loading}, the key-value cache {} and buffers {}: this exceeds the {can} of `{name}`",
+            "weights take {}{loading}, the key-value cache {} and buffers {}: this exceeds the {can} \
+             of memory of `{name}`",
             held.weights, held.kv_cache, held.buffers
         );
         let fix = "use a smaller model or more devices";
         found.push(Finding::error("memory-exceeded", at, what, fix));
     } else if held.excess_memory() > Bytes::ZERO {
         let excess = held.excess_memory();
-        let what = format!("{excess} of the memory of `{name}` are swapped, and read again for every token");
+        let what =
+            format!("`{name}` lacks {excess} of memory: as much is swapped and read again for every token");
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
     if held.gpu_used > held.gpu_available {

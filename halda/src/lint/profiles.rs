@@ -96,7 +96,8 @@ fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut 
         let missing = rates.map(without).unwrap_or_default();
         if !missing.is_empty() {
             let what = format!(
-                "`{name}` has no rate for {}, which the model uses: that of the format nearest in size is used",
+                "`{name}` has no rate for {}, which the model uses: the rate of the format nearest in size \
+                 is used",
                 missing.join(", ")
             );
             let fix = "measure the device with the model: `hearth profile --model MODEL.gguf`";

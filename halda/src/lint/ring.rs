@@ -105,9 +105,11 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
         found.push(Finding::warning("other-scenario", "plan scenario", what, again));
     }
     if (plan.context, plan.kv_cache) != (cluster.context, cluster.kv_cache) {
+        let formats = [plan.kv_cache, cluster.kv_cache].map(|format| format!("{format:?}").to_lowercase());
         let what = format!(
-            "the key-value cache of the plan is for {} tokens in {:?}, that of the scenario for {} tokens in {:?}",
-            plan.context, plan.kv_cache, cluster.context, cluster.kv_cache
+            "the plan has a context of {} tokens and an {} KV cache, but the scenario has a context of {} \
+             tokens and an {} KV cache",
+            plan.context, formats[0], cluster.context, formats[1]
         );
         found.push(Finding::warning("other-context", "plan context", what, again));
     }
@@ -129,7 +131,8 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);
         let what = format!(
-            "all weights fit in memory, so {} rounds overlap no disk reading, and their additional hops take {more} per token",
+            "all weights fit in memory, so {} rounds have no benefit: their additional hops take {more} per \
+             token",
             plan.rounds
         );
         found.push(Finding::warning("rounds-without-reading", "plan rounds", what, "plan with `--rounds 1`"));
@@ -186,7 +189,8 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     }
     for (index, device) in plan.devices.iter().enumerate() {
         if device.role != Role::Head && device.address.is_none() {
-            let (name, fix) = (&device.name, "set its `address` to where its worker listens");
+            let (name, fix) =
+                (&device.name, "set its `address` to the host and port on which its worker listens");
             let what = format!("`{name}` has no address, so `hearth execute` cannot reach it");
             let location = format!("plan devices[{index}] `{name}`.address");
             found.push(Finding::note("no-address", location, what, fix));
@@ -221,7 +225,8 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
         {
             let (name, saved) = (&device.name, Seconds(-seconds));
             let what = format!(
-                "`{name}` has no layers; in the steady state the best plan with it saves {saved} per token"
+                "`{name}` has no layers, but by the latency model the best plan that uses it is {saved} per \
+                 token faster"
             );
             let fix = "compare the plans in the simulator with `hearth plan --compare`";
             found.push(Finding::note("dropped-device-would-help", "plan dropped", what, fix));

@@ -91,7 +91,8 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         }
         if limits.memory_share.is_some() && !has_windows {
             let what = format!(
-                "`memory_share` of `{name}` depends on the plan, so planners assume its whole memory of {total}"
+                "`memory_share` of `{name}` depends on the plan, so the planner assumes the whole \
+                 memory of the device, {total}"
             );
             let fix = "set `limits.memory`, or set the windows with `planner.windows`";
             found.push(Finding::note("memory-share-while-planning", location("memory_share"), what, fix));

@@ -23,7 +23,7 @@ use reasons::{dropped_reason, explanation_sentences};
 /// Why a solution or an assignment cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    #[error("the solution is for {solved} devices, but the cluster has no device `{name}`")]
+    #[error("the solution has {solved} devices, one of which is not in the cluster: `{name}`")]
     OtherCluster { name: String, solved: usize },
     #[error("the plan is not valid: {0}")]
     Invalid(#[from] DocumentError),

@@ -63,8 +63,9 @@ impl Instance {
             }
             for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
                 let Some(seconds) = seconds else { continue };
-                let checked =
-                    Checker { place: &|| format!("{} to `{}`", sender.label(from), self.devices[to].name) };
+                let checked = Checker {
+                    place: &|| format!("the hop from {} to `{}`", sender.label(from), self.devices[to].name),
+                };
                 checked.not_negative("t_comm_between", *seconds)?;
             }
         }
@@ -104,8 +105,12 @@ impl Device {
     fn validate(&self, index: usize, model: &Model) -> Checked {
         let checked = Checker { place: &|| self.label(index) };
         if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == Os::Macos) {
-            let requirement = "Metal requires macOS, and CUDA requires another system";
-            return checked.refuse("gpu", format!("is {:?} on {:?}: {requirement}", self.gpu, self.os));
+            let problem = if self.gpu == Gpu::Metal {
+                "is Metal, which only macOS has: change `gpu` or `os`"
+            } else {
+                "is CUDA, which macOS does not have: change `gpu` or `os`"
+            };
+            return checked.refuse("gpu", problem.to_owned());
         }
         checked.positive("T_cpu", self.cpu_memory_rate)?;
         checked.positive("s_disk", self.disk_read_rate)?;

@@ -263,7 +263,8 @@ impl Search<'_, '_> {
         let steps = (entries / MAX_TABLE_ENTRIES).ceil().max(1.0) as usize;
         let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
         self.record_limit(&format!(
-            "Only {} of {} ring sizes were searched, with the most promising head: all would take too long.",
+            "Only {} of {} ring sizes were searched, and only with the most promising head, because a full \
+             search would take too long.",
             kept.len(),
             rings.len()
         ));

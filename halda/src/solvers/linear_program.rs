@@ -84,7 +84,8 @@ mod highs {
             let terms = row.terms.iter().map(|(column, factor)| (columns[*column], *factor));
             problem.add_row(row.bounds.clone(), terms);
         }
-        let refused = |status: HighsStatus| format!("HiGHS rejects the program: {status:?}");
+        let refused =
+            |status: HighsStatus| format!("the solver rejected the program with the status `{status:?}`");
         let mut model = problem.try_optimise(Sense::Minimise).map_err(refused)?;
         model.make_quiet();
         let integer = program.columns.iter().any(|column| column.integer);
@@ -92,13 +93,13 @@ mod highs {
         let solved = model.try_solve().map_err(refused)?;
         match solved.status() {
             HighsModelStatus::Optimal => {}
-            status => return Err(format!("HiGHS ends with status {status:?}")),
+            status => return Err(format!("the solver returned the status `{status:?}`")),
         }
         let values = solved.get_solution().columns().to_vec();
         if values.len() == columns.len() && values.iter().all(|value| value.is_finite()) {
             Ok(values)
         } else {
-            Err("HiGHS returned values that are not finite".to_owned())
+            Err("the solver returned values that are not finite".to_owned())
         }
     }
 

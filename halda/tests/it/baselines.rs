@@ -106,7 +106,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
 
     instance.slow_disk_threshold = 101.0;
     let refusal = solved_instance(&PerformanceProportional, &instance).unwrap_err();
-    let expected = "no plan exists: k = 1: a round has 20 layers, only 16 fit in memory, and the disks are too slow \
+    let expected = "no plan exists: k = 1: a round has 20 layers, but only 16 fit in memory, and the disks are too slow \
                     to read weights for every token";
     assert_eq!(refusal, expected);
 }

@@ -81,7 +81,7 @@ fn dropped_device_has_its_cost() {
 fn infeasible_instance_names_the_reason() {
     let model = certified_model("slow");
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
-    let expected = "no plan exists: k = 1: a round has 40 layers, only 16 fit in memory, and the disks are too slow to \
+    let expected = "no plan exists: k = 1: a round has 40 layers, but only 16 fit in memory, and the disks are too slow to \
                     read weights for every token";
     assert_eq!(refusal.to_string(), expected);
     let model = certified_model("LltM");

@@ -142,7 +142,7 @@ fn errors_name_memory_and_unused_options() {
     let refusal = |name: &str| made(name, &cluster, None).expect_err("a refusal").to_string();
     // 14 billion weights of 4 bytes are 56 GB; D1 to D4 have less.
     let memory = refusal("hepti");
-    assert!(memory.contains("keeps all weights in memory as f32, and memory holds"), "{memory}");
+    assert!(memory.contains("keeps all weights in memory as f32, but memory holds only"), "{memory}");
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
     let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
     assert_eq!(refusal("airinfer", SystemOptions::default()), SystemError::NoAirTime);

@@ -150,8 +150,11 @@ fn invalid_hop_matrix_is_an_error() {
     assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows, but there are 2 devices");
     for (second, problem) in [
         (vec![None], "has 1 entries in the row of devices[1] `b`, but there are 2 devices"),
-        (vec![Some(-1.0), None], "of devices[1] `b` to `a` is -1: it must not be negative"),
-        (vec![Some(f64::NAN), None], "of devices[1] `b` to `a` is NaN: it must be a finite number"),
+        (vec![Some(-1.0), None], "of the hop from devices[1] `b` to `a` is -1: it must not be negative"),
+        (
+            vec![Some(f64::NAN), None],
+            "of the hop from devices[1] `b` to `a` is NaN: it must be a finite number",
+        ),
     ] {
         assert_eq!(refused(vec![row.clone(), second]), format!("`t_comm_between` {problem}"));
     }

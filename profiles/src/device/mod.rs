@@ -389,7 +389,7 @@ impl Document for Device {
             return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
         }
         if self.cpu.matvec.is_empty() {
-            let what = "`cpu.matvec` has no format; add at least the main format of the model";
+            let what = "`cpu.matvec` is empty; add at least the rate for the main weight format of the model";
             return refuse("cpu.matvec", what.into());
         }
         if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::invalid_reason) {
@@ -397,7 +397,7 @@ impl Document for Device {
         }
         for (place, rate) in self.rates() {
             if rate <= 0.0 {
-                let what = format!("`{place}` is zero, so that a run would never end; measure it again");
+                let what = format!("`{place}` is zero, so a run would never end; measure it again");
                 return refuse(&place, what);
             }
         }

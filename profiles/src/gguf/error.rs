@@ -33,6 +33,13 @@ pub enum HeaderError {
         offset = grouped(*.offset), found = grouped(*.found), limit = grouped(*.limit)
     )]
     TooLarge { what: String, offset: u64, found: u64, limit: u64 },
+    /// A count or length with which the header would be larger than in any real model.
+    #[error(
+        "{what} at byte {offset} would make the header {header_bytes} bytes long, above the limit of \
+         {limit}: the header is damaged; download the file again",
+        offset = grouped(*.offset), header_bytes = grouped(*.header_bytes), limit = grouped(*.limit)
+    )]
+    HeaderTooLarge { what: String, offset: u64, header_bytes: u64, limit: u64 },
     #[error("{what} at byte {offset} is not UTF-8: the header is damaged; download the file again", offset = grouped(*.offset))]
     NotUtf8 { what: String, offset: u64 },
     #[error("key `{key}` has value type {type_number}, which GGUF does not define: download the file again")]
@@ -57,14 +64,17 @@ pub enum HeaderError {
     )]
     UnknownTensorType { tensor: String, type_number: u32 },
     /// A tensor with no dimensions, with too many dimensions, or with a dimension of zero.
-    #[error("tensor `{tensor}` has dimensions {dims:?}: there must be 1 to {limit}, and none may be 0")]
+    #[error(
+        "tensor `{tensor}` {problem}: the header is damaged; download the file again",
+        problem = dimensions_problem(.dims, *.limit)
+    )]
     Dimensions { tensor: String, dims: Vec<u64>, limit: u32 },
     /// The number of weights or bytes of a tensor does not fit in 64 bits.
-    #[error("tensor `{tensor}` of dimensions {dims:?} is too large to address: download the file again")]
+    #[error("tensor `{tensor}` with dimensions {dims:?} is too large to address: download the file again")]
     Overflow { tensor: String, dims: Vec<u64> },
     #[error(
-        "tensor `{tensor}` has rows of {row} weights, not a multiple of the {block} of a {format} block; \
-         convert the model again, or choose a format with smaller blocks"
+        "tensor `{tensor}` has rows of {row} weights, which cannot be divided into {format} blocks of \
+         {block}; convert the model again, or choose a format with smaller blocks"
     )]
     PartialBlock { tensor: String, row: u64, format: crate::Format, block: u64 },
     /// `general.alignment` is not a power of two in the accepted range.
@@ -125,6 +135,14 @@ pub enum GgufError {
     /// Metadata that contradicts itself or the tensors.
     #[error("{what}: convert the model again with a current converter")]
     Shape { what: String },
+}
+
+fn dimensions_problem(dims: &[u64], limit: u32) -> String {
+    if dims.is_empty() || dims.len() > limit as usize {
+        format!("does not have 1 to {limit} dimensions")
+    } else {
+        format!("has dimensions {dims:?}, but none may be 0")
+    }
 }
 
 /// Formats a number with its digits grouped by three: `812 344 832`.

@@ -29,9 +29,8 @@ impl<R: Read> HeaderReader<R> {
         }
         let end = self.offset.saturating_add(needed);
         if end > MAX_HEADER_BYTES {
-            let what = format!("the end of the header, as {what} announces it,");
-            let (offset, found, limit) = (self.offset, end, MAX_HEADER_BYTES);
-            return Err(HeaderError::TooLarge { what, offset, found, limit });
+            let (what, offset, limit) = (what.to_owned(), self.offset, MAX_HEADER_BYTES);
+            return Err(HeaderError::HeaderTooLarge { what, offset, header_bytes: end, limit });
         }
         Ok(())
     }

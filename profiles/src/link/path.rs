@@ -148,7 +148,7 @@ impl<'a> WirelessPath<'a> {
             + extra(&self.sender)
             + extra(&self.receiver);
         let name = self.delay_channel().map_or("", |channel| channel.name.as_str());
-        let source = format!("mean of a message alone on the channel `{name}`");
+        let source = format!("mean for a message that is alone on the channel `{name}`");
         Link {
             latency: Sourced::new(latency, source.clone()),
             bandwidth: Sourced::new(BytesPerSecond(1.0 / each_byte), source),

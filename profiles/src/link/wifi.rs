@@ -260,10 +260,11 @@ impl WifiChannel {
                 ));
             }
             let (from, to) = (kind.min_duration, kind.max_duration);
-            if !(from <= to && to <= MAX_STALL_DURATION) {
-                return Err(format!(
-                    "stalls from {from} to {to}: give the shorter first, and the longer at most {MAX_STALL_DURATION}"
-                ));
+            if from.0.is_nan() || from > to {
+                return Err(format!("stalls from {from} to {to}: give the shorter duration first"));
+            }
+            if to.0.is_nan() || to > MAX_STALL_DURATION {
+                return Err(format!("stalls of up to {to}: choose at most {MAX_STALL_DURATION}"));
             }
         }
         let (percent, max) = (self.stall_fraction() * 100.0, MAX_STALL_FRACTION * 100.0);
@@ -303,18 +304,25 @@ impl Wifi {
         let (mut names, mut stations) = (BTreeSet::new(), BTreeSet::new());
         for channel in &self.channels {
             let name = &channel.name;
-            if name.is_empty() || !names.insert(name) {
-                return refuse(format!("the channel name `{name}` is empty or used twice"));
+            if name.is_empty() {
+                return refuse("a channel has an empty `name`".to_owned());
+            }
+            if !names.insert(name) {
+                return refuse(format!("two channels are called `{name}`"));
             }
             if channel.stations.is_empty() {
                 return refuse(format!("channel `{name}` has no `stations`"));
             }
             for station in &channel.stations {
                 if !devices.contains(station.as_str()) {
-                    return refuse(format!("channel `{name}` names `{station}`, which is not a device here"));
+                    return refuse(format!(
+                        "channel `{name}` names `{station}`, which is not a device of this scenario"
+                    ));
                 }
                 if !stations.insert(station) {
-                    return refuse(format!("`{station}` is a station twice; a device is on one channel"));
+                    return refuse(format!(
+                        "`{station}` is listed as a station twice; a device can be on only one channel"
+                    ));
                 }
             }
             channel.validate().or_else(|what| refuse(format!("channel `{name}`: {what}")))?;

@@ -34,7 +34,7 @@ pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
 fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result<()> {
     file.seek(SeekFrom::Start(from))?;
     if io::copy(&mut file.take(count), hash)? < count {
-        return Err(io::Error::new(ErrorKind::UnexpectedEof, "failed to fill whole buffer"));
+        return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends inside a tensor"));
     }
     Ok(())
 }

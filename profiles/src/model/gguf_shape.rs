@@ -42,11 +42,11 @@ fn vocab_size(model: &GgufModel, embedding: u32) -> Result<u32, GgufError> {
     let tensor = model.tensor(name).ok_or_else(|| GgufError::MissingTensor { tensor: name.into() })?;
     if tensor.dims[0] != u64::from(embedding) || tensor.dims.len() != 2 {
         let what =
-            format!("`{name}` has dimensions {:?}, with an embedding length of {embedding}", tensor.dims);
+            format!("`{name}` has dimensions {:?}, but the embedding length is {embedding}", tensor.dims);
         return Err(GgufError::Shape { what });
     }
     u32::try_from(tensor.dims[1])
-        .map_err(|_| GgufError::Shape { what: format!("`{name}` has {} rows", tensor.dims[1]) })
+        .map_err(|_| GgufError::Shape { what: format!("`{name}` has too many rows, {}", tensor.dims[1]) })
 }
 
 struct Keys<'a> {
@@ -69,7 +69,8 @@ impl Keys<'_> {
             _ => None,
         };
         let Some(items) = per_layer else { return self.model.metadata.get_u32(&key) };
-        let uneven = || GgufError::Shape { what: format!("key `{key}` differs between layers") };
+        let uneven =
+            || GgufError::Shape { what: format!("key `{key}` does not have the same value for all layers") };
         let first = items.first().copied().ok_or_else(uneven)?;
         let is_uniform = items.iter().all(|&item| item == first);
         u32::try_from(first).ok().filter(|_| is_uniform).map(Some).ok_or_else(uneven)

@@ -36,7 +36,7 @@ pub enum Quant {
 /// The error for a tensor whose rows are not a whole number of blocks of its format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "rows of `{tensor}` have {row_len} weights, not a multiple of the {block_len} of a {format} block: \
+    "rows of `{tensor}` have {row_len} weights, which cannot be divided into {format} blocks of {block_len}: \
      choose a format with smaller blocks"
 )]
 pub struct BlockError {
@@ -275,7 +275,7 @@ mod tests {
         let error = Quant::Pure(Format::Q4K).format(&list[0], &shape).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "rows of `token_embd.weight` have 896 weights, not a multiple of the 256 of a q4_k block: \
+            "rows of `token_embd.weight` have 896 weights, which cannot be divided into q4_k blocks of 256: \
              choose a format with smaller blocks"
         );
     }

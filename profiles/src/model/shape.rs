@@ -129,7 +129,8 @@ impl ModelShape {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
             let what = format!(
-                "`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: every key head needs equally many query heads"
+                "`heads` is {heads}, which is not a multiple of `kv_heads` ({kv_heads}): every KV head must \
+                 have the same number of query heads"
             );
             return Err(ShapeError { field: "kv_heads", what });
         }

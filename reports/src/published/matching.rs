@@ -66,7 +66,8 @@ pub fn find(
     }
     match system {
         Some(system) if found.is_empty() => error(format!(
-            "number of `{system}` for these scenarios; omit `--system` to compare with the other systems"
+            "published result of `{system}` for these scenarios; omit `--system` to compare with the other \
+             systems"
         )),
         _ => Ok(found),
     }

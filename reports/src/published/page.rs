@@ -39,9 +39,8 @@ pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
     for ClaimScore { text: claim, range: [from, to], ratio, .. } in
         scores.claims.iter().filter(|claim| !claim.holds)
     {
-        let ratio = ratio.map_or("no ratio".into(), |ratio| format!("{ratio:.2}"));
-        let _ =
-            writeln!(text, "  does not hold: {claim} (simulated {ratio}, the text allows {from} to {to})");
+        let ratio = ratio.map_or("no simulated ratio".into(), |ratio| format!("simulated {ratio:.2}"));
+        let _ = writeln!(text, "  does not hold: {claim} ({ratio}, the text allows {from} to {to})");
     }
     if let Some(speeds) = &scores.speeds {
         text += &speeds.text();
@@ -112,7 +111,7 @@ fn summary(published: &PublishedResults, scores: &Scores) -> Text {
         let ranks: Vec<String> = scores.rank_correlation.iter().map(rank).collect();
         sentences.push(format!("Rank correlation of the rows: {}.", ranks.join(", ")));
     }
-    sentences.push(list("Runs with another outcome than published", &scores.outcome_mismatches));
+    sentences.push(list("Runs whose outcome differs from the published one", &scores.outcome_mismatches));
     if !scores.claims.is_empty() {
         let hold = scores.claims.iter().filter(|claim| claim.holds).count();
         sentences.push(format!("{hold} of {} claims hold.", scores.claims.len()));

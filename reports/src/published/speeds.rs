@@ -127,8 +127,8 @@ pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.gpu_run.is_some(), &system.gpu, &system.planner) {
         (true, Some(_), _) | (false, _, Some(_)) => None,
-        (true, None, _) => Some(format!("is a `roofline`, and `{name}` has no `gpu`")),
-        (false, _, None) => Some(format!("is a `scenario`, and `{name}` has no `planner`")),
+        (true, None, _) => Some(format!("is a `roofline`, but `{name}` has no `gpu`")),
+        (false, _, None) => Some(format!("is a `scenario`, but `{name}` has no `planner`")),
     }
 }
 
@@ -257,7 +257,9 @@ impl SpeedScores {
 
     fn means(&self) -> String {
         let mean = |mean: Option<MeanError>| {
-            mean.map_or("none".into(), |mean| format!("{:.2} % of {}", mean.error * 100.0, mean.cells))
+            mean.map_or("none".into(), |mean| {
+                format!("{:.2} % over {} cells", mean.error * 100.0, mean.cells)
+            })
         };
         format!(
             "Mean error without fitted rows and the {} excluded numbers (*): prefill {}, decode {}.",

@@ -113,8 +113,8 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let chart = |(run, trace, token): &(&Run, &Trace, DecodeStep)| {
         let span = if longest / MAX_SCALE_RATIO <= shortest { longest } else { token.duration() };
         let caption = format!(
-            "Pass {}, the token of median duration. Empty space is waiting. Disk waits of a step, which are between \
-             its pages, are drawn at its start.",
+            "Pass {}, the token of median duration. Empty space is waiting. The disk waits of a step are \
+             spread over its pages, but are drawn together at its start.",
             token.pass
         );
         Block::Figure(gantt::draw(run, trace, *token, span), caption.into())

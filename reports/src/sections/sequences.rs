@@ -52,7 +52,7 @@ fn sequences(run: &Run) -> Table {
     };
     let more = match all.len().saturating_sub(MAX_LISTED) {
         0 => String::new(),
-        more => format!(" {more} more are not listed."),
+        more => format!(" {more} of them are not listed."),
     };
     let caption = format!("{}: {} sequences at once.{more}", run.heading(), all.len());
     let headings = ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"];

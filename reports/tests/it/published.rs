@@ -70,7 +70,7 @@ fn unmatched_documents_are_refused() {
     assert!(error.starts_with("`made-up` has no row for scenario `kitchen-3`; its rows are for"), "{error}");
     let without_two = DOCUMENT.replace("two: {outcome: out_of_memory}", "").replace("200 ms}, }", "200 ms}}");
     let error = refusal(&PublishedResults::from_yaml(&without_two).unwrap(), Some("two"));
-    assert!(error.contains("has no number of `two`"), "{error}");
+    assert!(error.contains("has no published result of `two`"), "{error}");
 }
 
 #[test]

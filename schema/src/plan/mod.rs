@@ -313,13 +313,14 @@ impl Plan {
     pub fn simulation_only_reason(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
             let device = self.devices.iter().find(|device| device.residency.is_pinned())?;
-            format!("`{}` keeps its weights `{}`", device.name, device.residency.policy)
+            format!("device `{}` has `{}` residency", device.name, device.residency.policy)
         } else {
             "it slices every layer over all devices (`kind: tensor`)".to_owned()
         };
         let strategy = &self.planner.strategy;
         Some(format!(
-            "the plan of `{strategy}` is simulated only, because {why}; plan with another strategy, such as `--strategy overlap`"
+            "a plan of `{strategy}` can only be simulated, because {why}; plan with another strategy, such \
+             as `--strategy overlap`"
         ))
     }
 
@@ -338,7 +339,12 @@ impl Document for Plan {
             return refuse("`devices` is empty; a plan needs at least a head".into());
         }
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
-            return refuse(format!("a plan must have at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
+            return refuse(format!(
+                "the plan has {} devices and {} layers: it may have at most {MAX_DEVICES} devices and \
+                 {MAX_LAYERS} layers",
+                self.devices.len(),
+                self.model.layers
+            ));
         }
         if !self.kind.is_ring() && self.activations != ActivationFormat::default() {
             return refuse("`activations: f16` is for rings; set `kind.tensor.values` instead".into());
@@ -351,21 +357,34 @@ impl Document for Plan {
             }
             let place = format!("devices[{index}] `{name}`");
             if (device.role == Role::Head) != (index == 0) {
-                return refuse(format!("{place}: the first device must be the head, and no other"));
+                let rule =
+                    if index == 0 { "the first device must be" } else { "only the first device can be" };
+                return refuse(format!("{place}: {rule} the head"));
             }
             if (device.role == Role::Relay) != (device.window == 0) && device.role != Role::Head {
-                return refuse(format!("{place}: a relay must have window 0, and a worker at least 1"));
+                let rule = if device.role == Role::Relay {
+                    "relay must have `window: 0`"
+                } else {
+                    "worker needs layers"
+                };
+                return refuse(format!("{place}: `window` is {}, but a {rule}", device.window));
             }
             device.residency.validate(&format!("{place}: `residency`"))?;
             if device.gpu_layers > device.window || device.window > self.model.layers {
                 let layers = self.model.layers;
-                return refuse(format!("{place}: 0 <= gpu_layers <= window <= {layers} must hold"));
+                let (window, gpu) = (device.window, device.gpu_layers);
+                return refuse(if gpu > window {
+                    format!("{place}: `gpu_layers` is {gpu}, more than the `window` of {window}: lower it")
+                } else {
+                    format!("{place}: `window` is {window}, more than the model's {layers} layers: lower it")
+                });
             }
         }
         let head = &self.devices[0];
         if self.output_processor == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
             return refuse(format!(
-                "`output: gpu` needs all layers of the head on its GPU, but `{}` has {} of {} there",
+                "`output: gpu` needs all layers of the head on its GPU, but `{}` has {} of {} there: raise \
+                 its `gpu_layers`, or set `output: cpu`",
                 head.name, head.gpu_layers, head.window
             ));
         }
@@ -405,7 +424,8 @@ impl Plan {
             devices.find(|(index, device)| is_idle(*index, device))
         {
             return refuse(format!(
-                "devices[{index}] `{name}` gets no layer: the {layers} layers run out before its window"
+                "devices[{index}] `{name}` gets no layer, because the windows before it cover all {layers} \
+                 layers: make them smaller, or remove the device"
             ));
         }
         let sliding = self.devices.iter().find(|device| device.residency.policy == Residency::Sliding);
@@ -426,10 +446,14 @@ impl Plan {
         if self.model.layers == 0 {
             return refuse("`model.layers` is 0: the plan assigns no layer".into());
         }
+        if !(1..=MAX_SEQUENCES).contains(&sequences) {
+            return refuse(format!("`sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}"));
+        }
         let positions = u64::from(sequences) * u64::from(context);
-        if !(1..=MAX_SEQUENCES).contains(&sequences) || positions > u64::from(u32::MAX) {
+        if positions > u64::from(u32::MAX) {
             return refuse(format!(
-                "`sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}, and times the `context` of {context} at most {}",
+                "`sequences` ({sequences}) times `context` ({context}) is {positions} positions: at most {} \
+                 are possible",
                 u32::MAX
             ));
         }

@@ -122,13 +122,16 @@ impl TensorPlan {
         }
         if let Some(slice) = self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward == 0) {
             return refuse(format!(
-                "kind.tensor.slices: `{}` has neither heads nor rows: give it some, or leave it out of the plan",
+                "kind.tensor.slices: `{}` has neither KV heads nor feed-forward rows: give it some, or leave \
+                 it out of the plan",
                 slice.device
             ));
         }
         if !PARTIAL_FORMATS.contains(&self.partial_format) {
             let (format, known) = (self.partial_format, PARTIAL_FORMATS.map(Format::name).join(", "));
-            return refuse(format!("kind.tensor.values: `{format}` cannot be added up: use one of {known}"));
+            return refuse(format!(
+                "kind.tensor.values: partial results in `{format}` cannot be added up: use one of {known}"
+            ));
         }
         if self.max_batch == Some(0) {
             return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
@@ -138,10 +141,10 @@ impl TensorPlan {
                 refuse("kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into())
             }
             (true, Some(time)) if time.0 > MAX_AIR_SECONDS => {
-                refuse(format!("kind.tensor.air_time: {time} is more than an hour"))
+                refuse(format!("kind.tensor.air_time: {time} is more than an hour: check its unit"))
             }
             (false, Some(_)) => {
-                refuse("kind.tensor.air_time: is for `all_reduce: over-the-air`: remove it".into())
+                refuse("kind.tensor: `air_time` is only for `all_reduce: over-the-air`: remove it".into())
             }
             _ => validate_devices(plan),
         }
@@ -166,7 +169,8 @@ impl TensorPlan {
             let block = plan.devices[index].residency.converted_format.map_or(1, Format::block_len);
             if Some(index) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
                 return Err(DocumentError::invalid(format!(
-                    "kind.tensor.slices: the {} feed-forward rows of `{}` do not end at a block of {block} weights",
+                    "kind.tensor.slices: the {} feed-forward rows of `{}` are not a multiple of the block \
+                     length, {block}: change the slices, or plan again",
                     slice.feed_forward, slice.device
                 )));
             }
@@ -193,7 +197,8 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
         }
         if device.window != layers || (device.gpu_layers != 0 && device.gpu_layers != layers) {
             return refuse(format!(
-                "it works on every layer: set `window: {layers}`, and `gpu_layers` to 0 or {layers}"
+                "a tensor-parallel device works on every layer: set `window: {layers}`, and `gpu_layers` to \
+                 0 or {layers}"
             ));
         }
         let policy = device.residency.policy;

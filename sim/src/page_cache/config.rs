@@ -126,7 +126,8 @@ pub fn unvalidated_parts(device: &Device) -> Option<String> {
     let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
     match (device.memory.page_cache, device.os) {
         (PageCachePolicy::TwoList, Os::Linux) => None,
-        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
+        (PageCachePolicy::TwoList, Os::Macos) => Some("page cache of macOS as classic Linux".into()),
+        (PageCachePolicy::TwoList, Os::Android) => Some("page cache of Android as classic Linux".into()),
         (PageCachePolicy::PaperLinear, _) => {
             Some("page cache by the paper's formula, not by a kernel".into())
         }

@@ -195,7 +195,7 @@ fn describe(change: &Change) -> (RunEventKind, String) {
             (RunEventKind::Memory, format!("{}{over}", memory.size))
         }
         Change::Swap(swap) => {
-            (RunEventKind::Swap, format!("{}, compressed {} times", swap.rate, swap.compression))
+            (RunEventKind::Swap, format!("{}, compressed by a factor of {}", swap.rate, swap.compression))
         }
         Change::Slow(left) => (RunEventKind::Slow, format!("{} of the clock rate remains", percent(*left))),
         Change::DiskLoad(share) => {

@@ -191,7 +191,7 @@ fn slices_of_another_model_are_refused() {
     for (slices, reason) in [
         ([(4, 7168), (4, 7000)], "`feed_forward` add up to 14168"),
         ([(8, 14336), (8, 14336)], "`kv_heads` add up to 16"),
-        ([(8, 14336), (0, 0)], "neither heads nor rows"),
+        ([(8, 14336), (0, 0)], "neither KV heads nor feed-forward rows"),
     ] {
         let error = refusal(&cluster, &plan(&cluster, AllReduce::Star, &slices, PINNED));
         assert!(matches!(error, SimError::InvalidPlan(_)) && error.to_string().contains(reason), "{error:?}");

@@ -92,7 +92,7 @@ impl<R: BufRead> Prompter<R> {
                     self.invalid += 1;
                     if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
                         return Err(Failure::invalid(format!("`{answer}`: {why}"))
-                            .hint("use flags instead, see `hearth init --help`"));
+                            .hint("use flags instead: see `hearth init --help`"));
                     }
                     crate::output::say_stderr!("`{answer}`: {why}");
                 }

@@ -24,7 +24,7 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
-            let hint = format!("use processors of {processors:?} in `limits.affinity`");
+            let hint = format!("use only processors of the list {processors:?} in `limits.affinity`");
             return Err(device_error(entry, format!("this machine has no processor {missing}")).hint(hint));
         }
     }
@@ -37,7 +37,7 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
             return Err(Failure::invalid(what).hint("write `workload.speculation.draft: {file: draft.gguf}`"));
         }
         if speculation.processor == Some(Processor::Gpu) {
-            let what = "the lab drafts on the head's CPU";
+            let what = "the lab can draft only on the head's CPU";
             return Err(Failure::invalid(what).hint("omit `workload.speculation.processor`"));
         }
     }
@@ -87,10 +87,12 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
         let needed: f64 = within.map(needed_by).sum();
         if needed > set.len() as f64 + 1e-9 {
             let what = format!(
-                "with several sequences or batches the devices compute at the same time; they need {needed} of the processors {set:?}"
+                "with several sequences or batches the devices compute at the same time: they need {needed} \
+                 processors, but only {} are available to them ({set:?})",
+                set.len()
             );
             return Err(Failure::invalid(what).hint(
-                "set `limits.affinity`, `limits.cpu` or `limits.threads` of the devices such that they fit",
+                "lower `limits.threads` or `limits.cpu`, or give the devices more processors with `limits.affinity`",
             ));
         }
     }
@@ -136,8 +138,8 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
                 return Ok(());
             }
             return Err(format!(
-                "the device computes with {threads} threads and can run on {own} processors, where a load would \
-                 not slow it down: give it `affinity` with {threads} processors"
+                "the device computes with {threads} threads but can run on {own} processors, so a load would \
+                 not slow it down: give it `limits.affinity` with {threads} processors"
             ));
         }
         Change::Memory(load) => {
@@ -146,7 +148,10 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
             }
             match &limits {
                 Limits { memory: Some(all), .. } if load.size >= *all => {
-                    return Err(format!("{} exceed the memory limit of the device, {all}", load.size));
+                    return Err(format!(
+                        "it takes {}, but the memory limit of the device is {all}",
+                        load.size
+                    ));
                 }
                 Limits { memory: None, memory_share: None, .. } => {
                     "the device has no memory limit, so the event would have no effect"
@@ -206,7 +211,10 @@ mod tests {
         for concurrent in ["micro_batch: 4", "sequences: 2"] {
             let loaded = scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
             let refused = check_processors(&loaded, &[0, 1]).expect_err("2.5 of 2").into_error().what();
-            assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
+            assert!(
+                refused.contains("2.5 processors, but only 2 are available to them ({0, 1})"),
+                "{refused}"
+            );
             assert!(check_processors(&loaded, &[0, 1, 2]).is_ok());
         }
         let pair = |cpu| {
@@ -238,7 +246,7 @@ mod tests {
         for (limits, what, complaint) in [
             (", limits: {threads: 1, affinity: [7777]}", "device: b, load: 1 threads", "no processor 7777"),
             (memory, "device: b, memory: {taken: 1 MiB, over: 1 s}", "at once"),
-            (memory, "device: b, memory: 2 GiB", "exceed the memory limit"),
+            (memory, "device: b, memory: 2 GiB", "but the memory limit of the device is"),
             ("", "device: b, memory: 1 MiB", "no memory limit"),
             ("", "device: a, leaves: true", "the head"),
             ("", "device: b, slow: 50 %", "clock"),

@@ -60,7 +60,8 @@ pub fn check(links: &Links) -> Result<(), String> {
             Err("cannot emulate stalls of a channel: omit `stalls`".into())
         }
         Some(channel) if channel.delay.median.value > MAX_LATENCY => {
-            Err(format!("can emulate delays of at most {MAX_LATENCY}"))
+            let delay = channel.delay.median.value;
+            Err(format!("can emulate delays of at most {MAX_LATENCY}, but the Wi-Fi channel has {delay}"))
         }
         _ => Ok(()),
     }
@@ -158,7 +159,7 @@ pub fn measure(links: &Links) -> Result<Links, Failure> {
 fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
     let overhead = Seconds((probed.latency.value.0 - PROBE_LATENCY.0).max(0.0));
     let shifted = |latency: &Sourced<Seconds>| {
-        let source = format!("set: of the scenario, plus {overhead} for its emulation, measured");
+        let source = format!("set: from the scenario, plus {overhead} of measured emulation overhead");
         Sourced::new(latency.value + overhead, source)
     };
     let slowed = |bandwidth: &Sourced<BytesPerSecond>| {

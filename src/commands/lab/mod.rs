@@ -112,7 +112,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
         let (number, repeats) = (repeat + 1, args.repeats);
-        spinner.set_message(format!("prediction {prediction} is written; executing, {number} of {repeats}"));
+        spinner.set_message(format!("prediction {prediction} written; executing run {number} of {repeats}"));
         if repeat > 0 {
             lab.start_workers(&mut plan)?;
         }

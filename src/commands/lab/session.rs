@@ -76,7 +76,7 @@ impl<'l> Lab<'l> {
         if let Ok(found) = &found {
             found.remove_stale();
             if found.has_other_labs() {
-                tracing::warn!("another lab runs on this machine and disturbs the measurements");
+                tracing::warn!("another lab is running on this machine and disturbs the measurements");
             }
         }
         let found = limited.then_some(found).transpose()?;

@@ -54,7 +54,8 @@ pub fn make_plan(
     budget: SearchBudget,
 ) -> Result<Plan, Error> {
     if options.choose_best_head && cluster.draft.is_some() {
-        let what = "the scenario has a draft model, which runs on the head, so that the planner cannot choose the head";
+        let what =
+            "the scenario has a draft model, which runs on the head, so the planner cannot choose the head";
         let hint = "remove `--best-head`, and write `head: true` at a device in the scenario";
         return Err(Error::invalid(what).hint(hint));
     }

@@ -67,7 +67,8 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Returns the positions of shipped models on the axis by weight size; `None` for other fields and other models.
+/// Returns the positions of the models `names` on an axis of weight size; `None` unless the field is `model.profile`
+/// and all models are shipped.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     let size = |name: &&str| Some(shipped_profile(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =

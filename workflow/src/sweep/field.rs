@@ -167,7 +167,7 @@ impl Field {
         if is_descriptive(path) {
             return Err(Error::invalid(format!("`{path}` has no effect on a plan or a run"))
                 .at(format!("--vary {text}"))
-                .hint("vary a field that has an effect on a plan or a run"));
+                .hint("vary another field, such as `devices.d2.memory.available`"));
         }
         let values = values::parse(path, values)?;
         let mut siblings = Vec::new();
@@ -251,7 +251,9 @@ fn wrong_value(path: &str, setting: &FieldValue, why: &str) -> Error {
     let failure =
         Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text)).at(format!("--vary {path}"));
     if why.starts_with("missing field") {
-        return failure.hint("its parent is absent; add that to the document and vary one of its values");
+        return failure.hint(
+            "the section of this field is absent: add it to the document, then vary one of its values",
+        );
     }
     failure.hint("write the value as in the document")
 }

@@ -29,7 +29,7 @@ pub fn merge(parts: &[ShardTable]) -> Result<String, Error> {
     let (header, columns) = parse_header(first)?;
     if header.rows > MAX_ROWS {
         let rows = header.rows;
-        let what = format!("the table has {rows} rows by its first line; a sweep has at most {MAX_ROWS}");
+        let what = format!("the first line declares {rows} rows, but a sweep has at most {MAX_ROWS}");
         return Err(Error::invalid(what).at(first.path.display()));
     }
     let mut rows: Vec<Option<FoundRow>> = Vec::new();
@@ -37,7 +37,7 @@ pub fn merge(parts: &[ShardTable]) -> Result<String, Error> {
     for part in parts {
         let (other, own) = parse_header(part)?;
         if (&other.digest, other.rows, own) != (&header.digest, header.rows, columns) {
-            let what = format!("this table belongs to another sweep than `{}`", first.path.display());
+            let what = format!("this table belongs to a different sweep than `{}`", first.path.display());
             return Err(Error::invalid(what)
                 .at(part.path.display())
                 .hint("merge tables of one scenario, one set of flags and one version of hearth"));

@@ -94,7 +94,7 @@ pub fn parse_quantity(text: &str) -> Option<(QuantityKind, f64)> {
 fn list(text: &str) -> Result<Vec<FieldValue>, String> {
     let words: Vec<&str> = text.split(',').map(str::trim).collect();
     if words.len() > MAX_ROWS {
-        return Err(format!("{} values; a sweep has at most {MAX_ROWS} rows", words.len()));
+        return Err(format!("there are {} values, but a sweep has at most {MAX_ROWS} rows", words.len()));
     }
     if words.iter().any(|word| word.is_empty()) {
         return Err("a value is empty".into());
@@ -132,14 +132,14 @@ fn setting(word: &str) -> Result<FieldValue, String> {
 
 fn range(text: &str) -> Result<Vec<FieldValue>, String> {
     let (rest, by_ratio) = text.strip_suffix("/log").map_or((text, false), |rest| (rest, true));
-    let missing = || "give the number of values at the end of the range, as `/7`".to_owned();
+    let missing = || "give the number of values at the end of the range, such as `/7`".to_owned();
     let (ends, count) = rest.rsplit_once('/').ok_or_else(missing)?;
     let count: usize = count.trim().parse().map_err(|_| missing())?;
     if count < 2 {
-        return Err(format!("{count} values; a range needs at least 2, its ends"));
+        return Err(format!("the number of values is {count}, but a range needs at least 2 (its ends)"));
     }
     if count > MAX_ROWS {
-        return Err(format!("{count} values; a sweep has at most {MAX_ROWS} rows"));
+        return Err(format!("there are {count} values, but a sweep has at most {MAX_ROWS} rows"));
     }
     let (first, last) = ends.split_once("..").ok_or_else(missing)?;
     let end = |text: &str| {

@@ -94,7 +94,7 @@ impl Gpu {
         let size = bytes.next_multiple_of(16).max(16);
         let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
         if size > max {
-            let what = format!("{what}: a buffer of {size} bytes, but the maximum is {max}");
+            let what = format!("{what} (a buffer of {size} bytes, above its maximum of {max})");
             return Err(GpuError::OutOfMemory { what });
         }
         let reservation = Arc::new(self.memory_budget.reserve(what, size)?);

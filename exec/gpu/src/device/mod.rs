@@ -70,8 +70,8 @@ impl Gpu {
             opened.map_err(|error| GpuError::Open { adapter: info.name.clone(), why: error.to_string() })?;
         let lost: Arc<Mutex<Option<String>>> = Arc::default();
         let reason_sink = Arc::clone(&lost);
-        device.set_device_lost_callback(move |reason, message| {
-            *lock(&reason_sink) = Some(format!("{reason:?}: {message}"));
+        device.set_device_lost_callback(move |_, message| {
+            *lock(&reason_sink) = Some(message);
         });
         // An error outside of all error scopes must not end the process; the next check returns it.
         let reason_sink = Arc::clone(&lost);

@@ -67,7 +67,7 @@ impl AttentionShape {
             // Kernels index the texels of all heads with 32 bits.
             let Some(texels) = texels.checked_mul(self.kv_heads) else {
                 let AttentionShape { kv_heads, context, .. } = self;
-                let shape = format!("a key-value cache of {kv_heads} heads and {context} positions");
+                let shape = format!("the key-value cache of {kv_heads} heads and {context} positions");
                 return Err(ShapeError::Large { shape });
             };
             Ok(u64::from(texels) * texel_bytes)

@@ -23,7 +23,9 @@ pub const SLICE_SIZE: u32 = 4;
 pub enum ShapeError {
     #[error("a tensor has an empty axis: {shape}; every axis must have at least one element")]
     Empty { shape: String },
-    #[error("the tensor {shape} has more texels than 32 bits can index; split it into several tensors")]
+    #[error(
+        "a tensor is too large for 32-bit indices: {shape}; lower `context`, or plan with `gpu_layers: 0`"
+    )]
     Large { shape: String },
 }
 

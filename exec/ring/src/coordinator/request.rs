@@ -54,7 +54,9 @@ impl GenerationRequest {
         let (count, planned) = (self.sequences.len(), plan.sequences);
         let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {
-            let what = format!("{count} concurrent sequences, but the plan has caches for 1 to {planned}");
+            let what = format!(
+                "the request has {count} concurrent sequences, but the plan has caches for {planned}"
+            );
             return refuse(what, "plan with more `sequences`");
         }
         let new_tokens = self.max_new_tokens;

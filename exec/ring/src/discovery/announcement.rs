@@ -45,7 +45,7 @@ impl Default for MdnsScope {
 pub enum AnnouncementError {
     /// The name, which is escaped and shortened here, is not a valid device name.
     #[error(
-        "`{name}` is not a valid device name: it is empty, longer than {MAX_NAME_LEN} bytes or has control characters"
+        "`{name}` is not a valid device name: a name has 1 to {MAX_NAME_LEN} bytes and no control characters"
     )]
     Name { name: String },
     /// Multicast DNS does not work on this system.

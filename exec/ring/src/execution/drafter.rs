@@ -126,7 +126,7 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
     let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
     let Some(planned) = &plan.draft else { return Ok(()) };
     let Some(draft) = draft else {
-        let what = format!("the plan drafts with `{}`", planned.model.name);
+        let what = format!("the plan drafts with `{}`, but no draft model was given", planned.model.name);
         return refuse(what, "give its file with --draft-model");
     };
     if planned.processor == Processor::Gpu {
@@ -146,9 +146,9 @@ fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
     let [expected, found] = [model, draft].map(|model| model.weights.shape().vocab_size);
     let reason = if expected != found {
-        format!("{found} tokens instead of {expected}")
+        format!("a vocabulary of {found} tokens instead of {expected}")
     } else if let Some(key) = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key)) {
-        format!("another value of `{key}` in its file")
+        format!("a different value of `{key}` in its file")
     } else {
         return Ok(());
     };

@@ -78,14 +78,15 @@ impl LocalModel {
             return Ok(());
         }
         let name = &plan.devices[device_index].name;
-        let several = if plan.sequences > 1 { format!(", {} times", plan.sequences) } else { String::new() };
+        let several =
+            if plan.sequences > 1 { format!(" and {} sequences", plan.sequences) } else { String::new() };
         let beside = match kept {
             0 => String::new(),
-            kept => format!(", and copies of GPU inputs take {},", Bytes(kept)),
+            kept => format!(" and copies of GPU inputs take {}", Bytes(kept)),
         };
         let what = format!(
-            "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, which \
-             has {available}",
+            "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, \
+             which has only {available} available",
             plan.context, cache
         );
         Err(RingError::invalid_plan_with_hint(what, "plan with a smaller `context`"))

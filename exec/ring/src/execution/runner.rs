@@ -247,17 +247,18 @@ impl StageRunner {
             return Ok(None);
         }
         if epoch > self.epoch {
-            let what = format!("activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
+            let what =
+                format!("it sent activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
             return Err(protocol_error(&format!("device {sender_index}"), what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         if is_f16 && !self.sends_f16() {
-            return Err(protocol_error(self.name(), "activations in f16, but the plan has f32"));
+            return Err(protocol_error(self.name(), "it received activations in f16, but the plan has f32"));
         }
         let count = pass.tokens as usize * self.embedding();
         let Some(hidden) = activations::decode(bytes, is_f16, count) else {
             let format = if is_f16 { "f16" } else { "f32" };
-            let what = format!("{} bytes of activations for {count} values in {format}", bytes.len());
+            let what = format!("it received {} bytes for {count} activations in {format}", bytes.len());
             return Err(protocol_error(self.name(), what));
         };
         self.reserve_buffers(pass);

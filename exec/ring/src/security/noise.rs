@@ -42,7 +42,7 @@ pub async fn handshake<S: ByteStream>(
     role: HandshakeRole,
 ) -> Result<(S, Box<TransportState>), EncryptionError> {
     let cipher = timeout(DEADLINE, exchange(&mut link, &key, role)).await;
-    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "it does not respond" })??;
+    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "the peer does not respond" })??;
     Ok((link, Box::new(cipher)))
 }
 
@@ -68,7 +68,7 @@ async fn exchange(
 
 /// Creates the error of a closed connection: most likely, the peer has another key and rejected the last message.
 fn closed(_: std::io::Error) -> EncryptionError {
-    EncryptionError::Key { seen: "it closed the connection" }
+    EncryptionError::Key { seen: "the peer closed it" }
 }
 
 async fn send(
@@ -88,13 +88,13 @@ async fn receive(link: &mut impl ByteStream, state: &mut HandshakeState) -> Resu
     link.read_exact(&mut prefix).await.map_err(closed)?;
     if prefix != ENCRYPTED_PREFIX {
         refuse_plain_peer(link).await;
-        return Err(EncryptionError::Key { seen: "it does not encrypt" });
+        return Err(EncryptionError::Key { seen: "the peer does not encrypt" });
     }
     let (mut message, mut empty) = ([0; NOISE_MESSAGE_LEN], [0; NOISE_MESSAGE_LEN]);
     link.read_exact(&mut message).await.map_err(closed)?;
     state
         .read_message(&message, &mut empty)
-        .map_err(|_| EncryptionError::Key { seen: "its handshake is encrypted with another key" })?;
+        .map_err(|_| EncryptionError::Key { seen: "the peer uses another key" })?;
     Ok(())
 }
 

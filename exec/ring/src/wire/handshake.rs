@@ -63,7 +63,8 @@ pub async fn open_connection<T: Transport>(
 
 /// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
 pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)> {
-    let hello = with_timeout(HELLO_DEADLINE, "a connection's first frame", Frame::read(stream, 0)).await?;
+    let reading = Frame::read(stream, 0);
+    let hello = with_timeout(HELLO_DEADLINE, "receiving a connection's first frame", reading).await?;
     let hello = hello.map_err(|error| RingError::handshake_failed("a peer", &error))?;
     let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
         return Err(protocol_error("a peer", "its first frame is not a hello"));
@@ -72,7 +73,8 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)>
         return Ok((session, purpose));
     }
     let reason = format!(
-        "this device has protocol version {PROTOCOL_VERSION}, not {protocol}; use the same version of hearth everywhere"
+        "this device has protocol version {PROTOCOL_VERSION}, not {protocol}; use the same version of hearth \
+         on all devices"
     );
     Err(refuse(stream, reason).await)
 }

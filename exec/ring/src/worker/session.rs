@@ -162,7 +162,7 @@ impl<T: Transport> Session<T> {
         let plan = Plan::from_yaml(text)
             .map_err(|error| RingError::invalid_plan(format!("the head's plan: {error}")))?;
         if device_index == 0 || usize::from(device_index) >= plan.devices.len() {
-            return Err(protocol_error("the head", "this worker's place is not in its plan"));
+            return Err(protocol_error("the head", "its plan has no worker with the index that it sent"));
         }
         self.worker.source.check(&plan)?;
         Ok(Arc::new(plan))

@@ -113,7 +113,9 @@ pub(super) fn measure(
     let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
     let token_cost = |all: f64| Seconds(all - arithmetic(embedding * u64::from(shape.vocab_size)));
     let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
-    let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
+    let what = |part: &str| {
+        format!("{part} of a model of width 256, minus the time of its products at the `matvec` rates")
+    };
     Ok(Overheads {
         per_layer: layer.sourced_median(|all| at_least_min(layer_cost(all)), &what("a layer")),
         per_token: token

@@ -46,8 +46,9 @@ impl ByteLevelBpe {
         for byte in 0..=255u8 {
             let visible = visible_char(byte).to_string();
             if !short.contains(visible.as_str()) {
-                let what =
-                    format!("no token for byte {byte:#04x} (`{visible}`): some texts cannot be encoded");
+                let what = format!(
+                    "there is no token for byte {byte:#04x} (`{visible}`): some texts cannot be encoded"
+                );
                 return Err(invalid(what, CONVERT));
             }
         }

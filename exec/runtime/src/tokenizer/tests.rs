@@ -1,5 +1,7 @@
 //! Tests with small vocabularies, whose tokens can be computed by hand.
 
+use std::sync::LazyLock;
+
 use hearth_profiles::gguf::{Array, Metadata, Value};
 use proptest::prelude::*;
 
@@ -166,11 +168,15 @@ fn the_pre_tokenizer_decides_what_can_be_merged() {
     assert_eq!(byte_level("llama-bpe").encode("é<|eot|>", true).unwrap(), [0xc3, 0xa9, 259]);
 }
 
+/// A tokenizer for each pre-tokenizer. Compiling their regular expressions takes most of the time of a test.
+static BYTE_LEVEL: LazyLock<[Tokenizer; 6]> = LazyLock::new(|| {
+    ["default", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-v3", "smollm"].map(byte_level)
+});
+
 proptest! {
     #[test]
     fn bytes_give_any_text_back(text in "\\PC{0,30}") {
-        for pre in ["default", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-v3", "smollm"] {
-            let tokenizer = byte_level(pre);
+        for tokenizer in &*BYTE_LEVEL {
             prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false).unwrap()), text.as_str());
         }
     }

@@ -146,7 +146,7 @@ impl<'a> Table<'a> {
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
-            let problem = format!("is at byte {}, so that it ends after the end of the file", extent.offset);
+            let problem = format!("begins at byte {} and would end after the end of the file", extent.offset);
             return Err(refused(name, problem, "fetch the model again"));
         }
         self.used.borrow_mut().insert(&info.name);

@@ -44,7 +44,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
         on_gpu: false,
     };
     let (used, left_out) = members.split_at(count as usize);
-    let reason = format!("slices are even over 2^n devices, and at most {count} devices divide the model");
+    let reason = format!("the model divides evenly over at most {count} devices, a power of two");
     let dropped_device =
         |member: &&Member| DroppedDevice { name: member.name.clone(), reason: reason.clone() };
     let explanation = vec![

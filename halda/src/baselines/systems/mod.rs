@@ -47,7 +47,8 @@ pub enum SystemError {
     #[error("`{system}` does not run on the head `{head}`: {why}")]
     UnsupportedHead { system: &'static str, head: String, why: &'static str },
     #[error(
-        "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}"
+        "`{system}` keeps all weights in memory as {format}, but memory holds only {held} of the {whole} \
+         {unit}"
     )]
     OutOfMemory { system: &'static str, format: String, held: u64, whole: u64, unit: &'static str },
     #[error(

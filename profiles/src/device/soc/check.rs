@@ -8,7 +8,7 @@ use crate::document::DocumentError;
 /// Maximum number of tokens in a graph or a chunk, and maximum dimension of a tile or a matmul.
 /// source: assumed, the longest context of a model
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
-/// Maximum number of NPU graph sizes in tokens. Splitting a prompt tries every set of four sizes.
+/// Maximum number of graph sizes of an NPU. Splitting a prompt tries every combination of up to four of them.
 const MAX_GRAPH_SIZES: usize = 16;
 /// Maximum number of measured matmuls of a SoC; every partition search reads all of them.
 /// source: assumed, more than a day of measuring
@@ -62,7 +62,7 @@ impl Soc {
             ("bus.together", self.memory_bandwidths.both_processors.value.0),
         ];
         let (key, _) = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0)?;
-        Some((key, "is zero, so that a run would never end; measure it again".into()))
+        Some((key, "is zero, so a run would never end; measure it again".into()))
     }
 
     fn times(&self) -> Invalid {
@@ -148,9 +148,15 @@ fn invalid_profile(profiled: &MatmulProfile) -> Invalid {
         format!("has {} matmuls: give 1 to {MAX_SHAPES}", shapes.len())
     } else {
         let index = shapes.iter().position(is_wrong)?;
-        format!(
-            "[{index}]: dimensions must be 1 to {MAX_GRAPH_TOKENS}, and a time must be above zero and at most an hour"
-        )
+        let MeasuredMatmul { outputs, inputs, tokens, time } = shapes[index];
+        if [outputs, inputs, tokens].into_iter().all(in_range) {
+            format!("[{index}] has time {time}: it must be above zero and at most an hour")
+        } else {
+            format!(
+                "[{index}] has dimensions {outputs}, {inputs} and {tokens}: each must be 1 to \
+                 {MAX_GRAPH_TOKENS}"
+            )
+        }
     };
     Some(("npu.profiled.shapes", what))
 }

@@ -36,7 +36,7 @@ pub fn write_random_scenarios(
     let layers = open_model(&model, GpuWeightFormat::AsStored)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
     create_folder(folder)?;
-    let old = fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
+    let old = fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error))?;
     for entry in old.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("random-") {

@@ -71,7 +71,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         (None, Some(count)) => {
             let folder = output.join("scenarios");
             draw::write_random_scenarios(&folder, count, args.seed, args.planning.model.as_deref())?;
-            (folder, format!("{count} scenarios drawn by seed {}", args.seed))
+            (folder, format!("{count} scenarios drawn with seed {}", args.seed))
         }
         (None, None) => return Err(Failure::invalid("give a scenario, --suite or --random")),
     };
@@ -143,7 +143,7 @@ fn time_left(elapsed: Duration, done: u32, left: usize) -> String {
 }
 
 fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
-    let found = std::fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
+    let found = std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error))?;
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
@@ -241,8 +241,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     let output: LabOutput = serde_json::from_slice(&ended.stdout).map_err(|error| error.to_string())?;
     for (run, metrics) in [("predicted", &output.predicted), ("measured", &output.measured)] {
         if metrics.outcome != Outcome::Ok {
-            let outcome = serde_json::to_value(metrics.outcome).map_err(|error| error.to_string())?;
-            return Err(format!("the {run} run did not complete: {outcome}"));
+            return Err(format!("the {run} run did not complete: {}", metrics.outcome.label()));
         }
     }
     let (predicted, measured) =

@@ -73,7 +73,7 @@ proptest! {
     fn stored_announcements_are_bounded(
         seen in proptest::collection::vec(
             ("[a-c\\PC]{0,3}|.{0,300}", ".{0,20}", any::<[u8; 4]>(), any::<u16>(), 0u8..4),
-            0..400,
+            0..100,
         ),
         repeats in 1usize..30,
     ) {

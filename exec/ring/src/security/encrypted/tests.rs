@@ -122,8 +122,8 @@ async fn wrong_key_is_refused_at_both_ends() {
 #[tokio::test]
 async fn plain_and_encrypted_peers_refuse_each_other() {
     for (role, expected) in [
-        (HandshakeRole::Responder, "it does not encrypt"),
-        (HandshakeRole::Initiator, "it closed the connection"),
+        (HandshakeRole::Responder, "the peer does not encrypt"),
+        (HandshakeRole::Initiator, "the peer closed it"),
     ] {
         let (mut plain, link) = duplex(1 << 16);
         let plain = async move {
@@ -143,7 +143,7 @@ async fn plain_and_encrypted_peers_refuse_each_other() {
 async fn silent_peer_is_disconnected_after_the_deadline() {
     let (_silent, far) = duplex(1 << 16);
     let error = soon(first_error(far, key(), HandshakeRole::Responder)).await;
-    assert!(error.to_string().contains("it does not respond"), "{error}");
+    assert!(error.to_string().contains("the peer does not respond"), "{error}");
 }
 
 #[tokio::test]

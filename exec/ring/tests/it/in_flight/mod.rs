@@ -207,7 +207,7 @@ async fn requests_that_do_not_fit_the_plan_are_refused() {
         (
             whole(),
             (&[0, 1][..], 512, 0),
-            "2 concurrent sequences, but the plan has caches for 1 to 1",
+            "2 concurrent sequences, but the plan has caches for 1",
             "sequences",
         ),
         (four, (&[0, 3], 512, 0), "context of 32 positions for each sequence", "larger `context`"),
