@@ -32,17 +32,17 @@ impl Failure {
     }
 
     /// Creates an error for a command line that clap cannot parse.
-    pub fn usage(error: &clap::Error) -> Self {
+    pub fn from_clap(error: &clap::Error) -> Self {
         let text = error.render().to_string();
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         // clap lists missing arguments on separate lines before its advice.
         let message =
             lines.take_while(|line| !["Usage:", "tip:", "For more"].iter().any(|end| line.starts_with(end)));
         let what = message.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
-        Self::invalid(what).hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
+        Self::invalid(what).with_hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
     }
 
-    pub fn json(&self) -> String {
+    pub fn to_json(&self) -> String {
         let (what, hint) = self.parts();
         let error = serde_json::json!({ "what": what, "where": self.error.location(), "hint": hint, "code": self.exit_code });
         serde_json::json!({ "error": error }).to_string()
@@ -58,13 +58,13 @@ impl Failure {
     }
 
     #[must_use]
-    pub fn at(self, location: impl fmt::Display) -> Self {
-        Self { error: self.error.at(location), ..self }
+    pub fn with_location(self, location: impl fmt::Display) -> Self {
+        Self { error: self.error.with_location(location), ..self }
     }
 
     #[must_use]
-    pub fn hint(self, hint: impl fmt::Display) -> Self {
-        Self { error: self.error.hint(hint), ..self }
+    pub fn with_hint(self, hint: impl fmt::Display) -> Self {
+        Self { error: self.error.with_hint(hint), ..self }
     }
 
     pub fn into_error(self) -> Error {
@@ -111,15 +111,15 @@ impl From<RingError> for Failure {
             _ => EXIT_FAILED,
         };
         let failure = Failure { exit_code, ..Failure::failed(error.what()) };
-        let failure = error.path().into_iter().fold(failure, Failure::at);
-        error.hint().into_iter().fold(failure, Failure::hint)
+        let failure = error.path().into_iter().fold(failure, Failure::with_location);
+        error.hint().into_iter().fold(failure, Failure::with_hint)
     }
 }
 
 impl From<KeyError> for Failure {
     fn from(error: KeyError) -> Self {
         let (location, hint) = (error.location(), error.hint());
-        Failure::invalid(error).at(location).hint(hint)
+        Failure::invalid(error).with_location(location).with_hint(hint)
     }
 }
 

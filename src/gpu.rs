@@ -3,7 +3,7 @@
 //! A build without the feature `gpu` has no GPU backend. Tuned kernels are stored in a file in the cache folder of
 //! the user; without this file, the default tiling is used.
 
-use hearth_profiles::Device;
+use hearth_profiles::DeviceProfile;
 use hearth_profiles::device::Gpu as GpuProfile;
 use hearth_runtime::BackendFactory;
 
@@ -24,13 +24,13 @@ pub fn backend_factory(_: GpuWeightFormat) -> Option<BackendFactory> {
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the build without a GPU returns `None`
 pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
-    use hearth_gpu::Conversion;
+    use hearth_gpu::WeightConversion;
     use hearth_gpu::layers::UploadOptions;
 
     let conversion = match weights {
-        GpuWeightFormat::AsStored => Conversion::None,
-        GpuWeightFormat::Q8 => Conversion::Q8,
-        GpuWeightFormat::Mixed => Conversion::Mixed,
+        GpuWeightFormat::AsStored => WeightConversion::None,
+        GpuWeightFormat::Q8 => WeightConversion::Q8,
+        GpuWeightFormat::Mixed => WeightConversion::Mixed,
     };
     let notes = std::sync::Arc::new(|note: &str| tracing::info!("{note}"));
     let upload = move |gpu: &hearth_gpu::Gpu| {
@@ -57,7 +57,7 @@ pub mod tuned_kernels {
     use hearth_gpu::tuning::TunedTilings;
 
     /// Returns the path of the file with the tuned kernels; `None` if the user has no cache folder.
-    pub fn path() -> Option<PathBuf> {
+    pub fn cache_file_path() -> Option<PathBuf> {
         let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
         Some(cache.join("hearth").join("gpu-kernels"))
@@ -65,24 +65,28 @@ pub mod tuned_kernels {
 
     /// Reads the tuned kernels; empty if the file cannot be read.
     pub fn load() -> TunedTilings {
-        let text = path().and_then(|path| std::fs::read_to_string(path).ok());
+        let text = cache_file_path().and_then(|path| std::fs::read_to_string(path).ok());
         TunedTilings::parse(&text.unwrap_or_default())
     }
 }
 
 #[cfg(not(feature = "gpu"))]
-pub fn measure(args: &ProfileArgs, _: &Device) -> Result<Option<GpuProfile>, Failure> {
-    if args.gpu == crate::cli::GpuMeasurementMode::Always { Err(Failure::invalid(NO_GPU_MESSAGE)) } else { Ok(None) }
+pub fn measure(args: &ProfileArgs, _: &DeviceProfile) -> Result<Option<GpuProfile>, Failure> {
+    if args.gpu == crate::cli::GpuMeasurementMode::Always {
+        Err(Failure::invalid(NO_GPU_MESSAGE))
+    } else {
+        Ok(None)
+    }
 }
 
 #[cfg(feature = "gpu")]
-pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>, Failure> {
-    use hearth_gpu::{CapabilityMask, Gpu, adapters, layers};
+pub fn measure(args: &ProfileArgs, device: &DeviceProfile) -> Result<Option<GpuProfile>, Failure> {
+    use hearth_gpu::{CapabilityMask, Gpu, enumerate_adapters, layers};
     use hearth_profiles::{Bytes, Format, Sourced};
 
     use crate::cli::GpuMeasurementMode;
 
-    let facts = match (args.gpu, adapters().into_iter().next()) {
+    let facts = match (args.gpu, enumerate_adapters().into_iter().next()) {
         (GpuMeasurementMode::Always, None) => return Err(Failure::invalid(hearth_gpu::GpuError::NoAdapter)),
         (GpuMeasurementMode::Always, Some(facts)) => facts,
         (GpuMeasurementMode::Auto, Some(facts)) if !facts.is_software() => facts,
@@ -91,7 +95,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let shares_memory = matches!(facts.kind, "integrated" | "software");
     let memory = match args.gpu_memory {
         Some(memory) => Sourced::new(memory, "given with --gpu-memory"),
-        None if shares_memory => device.memory.available.clone(),
+        None if shares_memory => device.memory.available_memory.clone(),
         // If the GPU was not requested explicitly, the device is profiled without it.
         None if args.gpu == GpuMeasurementMode::Auto => {
             tracing::info!("`{}` is not measured: set its usable memory with --gpu-memory", facts.name);
@@ -99,7 +103,7 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
         }
         None => {
             let what = format!("the driver does not report the memory size of `{}`", facts.name);
-            return Err(Failure::invalid(what).hint("set the usable memory with --gpu-memory"));
+            return Err(Failure::invalid(what).with_hint("set the usable memory with --gpu-memory"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::failed)?;
@@ -107,16 +111,16 @@ pub fn measure(args: &ProfileArgs, device: &Device) -> Result<Option<GpuProfile>
     let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
         let groups = model.layers.iter().chain([&model.output_head]);
-        groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect()
+        groups.flat_map(|group| group.totals_by_format().map(|(format, _)| format)).collect()
     });
     let buffers = match &model {
         Some(model) => Sourced::new(
-            Bytes(layers::buffer_bytes(&model.shape)),
+            Bytes(layers::compute_buffer_bytes(&model.shape)),
             format!("planned for a batch of prompt tokens of {}", model.name),
         ),
-        None => Sourced::new(Bytes::mib(64), "assumed: a batch of prompt tokens of an 8B model"),
+        None => Sourced::new(Bytes::from_mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
     let effort = crate::machine::measurement_options(args.quick);
-    let measured = hearth_gpu::measure::measure(&gpu, tiling, &formats, memory, buffers, &effort);
+    let measured = hearth_gpu::measure::measure_gpu(&gpu, tiling, &formats, memory, buffers, &effort);
     measured.map(Some).map_err(Failure::failed)
 }

@@ -26,7 +26,7 @@ impl CancellationGuard {
         CancellationGuard(())
     }
 
-    pub fn is_requested() -> bool {
+    pub fn is_cancelled() -> bool {
         IS_CANCELLED.load(Ordering::SeqCst)
     }
 }

@@ -38,8 +38,10 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let targets = match filter {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
             Failure::invalid(format!("invalid log filter `{filter}`: {error}"))
-                .at(location)
-                .hint("use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`")
+                .with_location(location)
+                .with_hint(
+                    "use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`",
+                )
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),
     };

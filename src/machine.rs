@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use hearth_profiles::Device;
+use hearth_profiles::DeviceProfile;
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::model::ModelProfile;
 use hearth_ring::LocalModel;
-use hearth_ring::probe::{self, ProbeEffort};
+use hearth_ring::probe::{self, ProbeOptions};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_schema::scenario::DeviceEntry;
-use hearth_workflow::{Error, LoadedScenario, Resolver, check_model_exists};
+use hearth_workflow::{Error, LoadedScenario, ReferenceResolver, check_model_exists};
 
 use crate::cli::{GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
@@ -35,15 +35,15 @@ pub fn measurement_options(quick: bool) -> MeasurementOptions {
 #[derive(Debug)]
 pub struct LocalMachineResolver;
 
-impl Resolver for LocalMachineResolver {
-    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+impl ReferenceResolver for LocalMachineResolver {
+    fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
         let spinner = progress::spinner();
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
         let measurement = measurement_options(true);
         let options =
             ProfileOptions { name: entry.name.clone(), measurement, threads, ..ProfileOptions::default() };
-        let links = || Ok(probe::measure_links(&[], None, ProbeEffort::quick())?);
+        let links = || Ok(probe::measure_links(&[], None, ProbeOptions::quick())?);
         profile(&options, links, &mut |what| spinner.set_message(format!("{}: {what}", entry.name)))
             .map_err(Error::failed)
     }
@@ -63,7 +63,7 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
 }
 
 /// Reads a scenario and applies the planning flags and the flag `--tokens`.
-pub fn read_scenario_with(
+pub fn read_scenario_with_overrides(
     path: &Path,
     planning: &PlanningArgs,
     tokens: Option<u32>,
@@ -71,7 +71,7 @@ pub fn read_scenario_with(
     let mut loaded = read_scenario(path)?;
     planning.overrides().apply(&mut loaded)?;
     if let Some(tokens) = tokens {
-        loaded.set_tokens(tokens)?;
+        loaded.set_generated_tokens(tokens)?;
     }
     Ok(loaded)
 }
@@ -79,6 +79,6 @@ pub fn read_scenario_with(
 /// Opens a model file for the CPU and GPU of this machine; `gpu_weights` is the format of the weights on the GPU.
 pub fn open_model(path: &Path, gpu_weights: GpuWeightFormat) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
-    let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
+    let model = LocalModel::open(path).map_err(|error| Failure::from(error).with_location(path.display()))?;
     Ok(model.with_backend_factory(gpu::backend_factory(gpu_weights)))
 }

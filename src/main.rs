@@ -35,11 +35,11 @@ fn main() -> ExitCode {
         }
         Err(error) if !error.use_stderr() => error.exit(),
         // If the command line is invalid, there are no parsed flags.
-        Err(error) if arguments().any(|word| word == "--json") => (true, Err(Failure::usage(&error))),
+        Err(error) if arguments().any(|word| word == "--json") => (true, Err(Failure::from_clap(&error))),
         Err(error) => error.exit(),
     };
     result.unwrap_or_else(|failure| {
-        let text = if json { failure.json() } else { failure.to_string() };
+        let text = if json { failure.to_json() } else { failure.to_string() };
         output::say_stderr!("{}", text.trim_end());
         ExitCode::from(failure.exit_code)
     })

@@ -43,7 +43,7 @@ impl Progress for TerminalProgress {
 
     fn is_cancelled(&self) -> bool {
         self.cancellation.get_or_init(CancellationGuard::begin);
-        CancellationGuard::is_requested()
+        CancellationGuard::is_cancelled()
     }
 }
 
@@ -55,7 +55,7 @@ impl Drop for TerminalProgress {
 
 /// Returns a spinner with a message and the elapsed time, for work of unknown length.
 pub fn spinner() -> ProgressBar {
-    let spinner = bar("", 0, SPINNER);
+    let spinner = progress_bar("", 0, SPINNER);
     if !spinner.is_hidden() {
         spinner.enable_steady_tick(Duration::from_millis(120));
     }
@@ -63,7 +63,7 @@ pub fn spinner() -> ProgressBar {
 }
 
 /// Returns a progress bar with a message; hidden if standard error is not a terminal.
-pub fn bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
+pub fn progress_bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -7,8 +7,8 @@ use std::io;
 use std::path::Path;
 
 use hearth_ring::LocalModel;
-use hearth_runtime::{ChatTemplate, Message, Tokenizer};
-use hearth_workflow::files::{read_at_most, read_text_from};
+use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer};
+use hearth_workflow::files::{read_text_at_most, read_text_from};
 use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
@@ -24,7 +24,7 @@ const FIXED_TEXT: &str =
 
 pub enum Prompts {
     Texts(Vec<String>),
-    Conversations(Vec<Vec<Message>>),
+    Conversations(Vec<Vec<ChatMessage>>),
     /// The first `tokens` tokens of a fixed text, in each of several sequences.
     Fixed {
         tokens: u32,
@@ -42,17 +42,17 @@ enum Line {
 
 impl Prompts {
     /// Reads prompts from flags and from the files that they name.
-    pub fn read(args: &ExecuteArgs) -> Result<Self, Failure> {
+    pub fn from_args(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
             if standard && args.ring.exit_on_stdin_eof {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both use standard input";
-                return Err(Failure::invalid(what).hint("give the messages in a file"));
+                return Err(Failure::invalid(what).with_hint("give the messages in a file"));
             }
             let text = if standard {
                 read_text_from(io::stdin(), path, MAX_FILE_LEN)?
             } else {
-                read_at_most(path, MAX_FILE_LEN)?
+                read_text_at_most(path, MAX_FILE_LEN)?
             };
             return Ok(Prompts::Conversations(vec![conversation(path, &text)?]));
         }
@@ -61,13 +61,13 @@ impl Prompts {
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts_file {
-            let text = read_at_most(path, MAX_FILE_LEN)?;
+            let text = read_text_at_most(path, MAX_FILE_LEN)?;
             texts.extend(lines(path, &text)?);
         }
         if !args.chat {
             return Ok(Prompts::Texts(texts));
         }
-        let message = |role: &str, content: String| Message { role: role.into(), content };
+        let message = |role: &str, content: String| ChatMessage { role: role.into(), content };
         let system = || args.system.iter().map(|text| message("system", text.clone()));
         let conversation = |text| system().chain([message("user", text)]).collect();
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
@@ -81,7 +81,7 @@ impl Prompts {
         }
     }
 
-    pub fn tokens(
+    pub fn encode(
         &self,
         model: &LocalModel,
         tokenizer: &Tokenizer,
@@ -96,7 +96,7 @@ impl Prompts {
             Prompts::Fixed { tokens: count, .. } if *count > context => {
                 let what =
                     format!("a prompt of {count} tokens does not fit in the plan's context of {context}");
-                Err(Failure::invalid(what).hint("use fewer tokens, or plan with a larger `context`"))
+                Err(Failure::invalid(what).with_hint("use fewer tokens, or plan with a larger `context`"))
             }
             Prompts::Fixed { tokens: count, sequences } => {
                 Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
@@ -117,22 +117,22 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
         }
         if tokens.len() <= previous_len {
             return Err(Failure::invalid("the tokenizer of the model has no tokens for English text")
-                .hint("use another text with --prompt"));
+                .with_hint("use another text with --prompt"));
         }
         previous_len = tokens.len();
         text = text.repeat(2);
     }
 }
 
-fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
+fn conversation(path: &Path, text: &str) -> Result<Vec<ChatMessage>, Failure> {
     serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         let reason = error.to_string();
         let place = format!(" at line {line} column {column}");
         let reason = reason.strip_suffix(&place).unwrap_or(&reason);
         Failure::invalid(format!("this is not a list of messages: {reason}"))
-            .at(format!("{}:{line}:{column}", path.display()))
-            .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
+            .with_location(format!("{}:{line}:{column}", path.display()))
+            .with_hint(r#"write [{"role": "user", "content": "Hello"}]"#)
     })
 }
 
@@ -148,15 +148,17 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
         });
         read.map_err(|_| {
             Failure::invalid("this line begins like JSON but is not a prompt")
-                .at(format!("{}:{}", path.display(), number + 1))
-                .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
+                .with_location(format!("{}:{}", path.display(), number + 1))
+                .with_hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })
     };
     let non_empty = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let prompts: Vec<String> = non_empty.map(prompt).collect::<Result<_, _>>()?;
     if prompts.is_empty() {
         let what = "this file has no prompts";
-        return Err(Failure::invalid(what).at(path.display()).hint("write one prompt on each line"));
+        return Err(Failure::invalid(what)
+            .with_location(path.display())
+            .with_hint("write one prompt on each line"));
     }
     Ok(prompts)
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use hearth_profiles::Bytes;
 use hearth_ring::{
-    DelayedTransport, EmulatedTransport, EncryptedTransport, Key, LocalModel, MdnsScope, OnFetch,
+    DelayedTransport, EmulatedTransport, EncryptedTransport, Key, LocalModel, MdnsScope, OnFetchProgress,
     RecoveryPolicy, Ring, RingError, RingOptions, TcpTransport, Transport, discovery, plan_for_sequences,
-    plan_with_draft,
+    plan_with_draft_model,
 };
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -52,20 +52,20 @@ impl RingBuilder {
         let mut plan = plan_for_sequences(plan, sequences);
         let open_draft = |path| open_model(path, GpuWeightFormat::AsStored).map(Arc::new);
         let draft = args.draft_model.as_deref().map(open_draft).transpose()?;
-        if let (Some(draft), None) = (&draft, &plan.draft) {
-            plan = plan_with_draft(plan, &model, draft)?;
+        if let (Some(draft), None) = (&draft, &plan.draft_model) {
+            plan = plan_with_draft_model(plan, &model, draft)?;
         }
         let workload = scenario.as_ref().map(|loaded| &loaded.scenario.workload);
         let drafts =
             args.draft_tokens.or_else(|| workload.map(Workload::drafted_tokens).filter(|&drafts| drafts > 0));
-        let draft_tokens = plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DEFAULT_DRAFT_TOKENS));
+        let draft_tokens = plan.draft_model.as_ref().map_or(0, |_| drafts.unwrap_or(DEFAULT_DRAFT_TOKENS));
         let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
             threads: args.threads.unwrap_or(0),
             pass_timeout: Duration::from_secs(args.pass_timeout_seconds),
-            draft,
+            draft_model: draft,
             recovery: recovery_policy(args, scenario, path)?,
-            on_fetch: Some(report_fetching()),
+            on_fetch_progress: Some(report_fetching()),
             ..RingOptions::default()
         };
         let micro_batch = args.micro_batch.unwrap_or(default_batch);
@@ -102,7 +102,7 @@ pub trait TransportTask {
 
 /// The flags of a command that delay what this device sends; at most one is given.
 #[derive(Debug, Clone, Copy)]
-pub struct LinkEmulation<'a> {
+pub struct LinkEmulationOptions<'a> {
     /// The delay of all messages.
     pub delay: Option<Duration>,
     /// The file with the emulated paths to other devices.
@@ -112,7 +112,7 @@ pub struct LinkEmulation<'a> {
 /// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
 pub fn run_over_transport<K: TransportTask>(
     key: Option<Key>,
-    emulation: LinkEmulation<'_>,
+    emulation: LinkEmulationOptions<'_>,
     task: K,
 ) -> Result<K::Output, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
@@ -129,7 +129,7 @@ pub fn run_over_transport<K: TransportTask>(
 
 async fn run_emulated<K: TransportTask>(
     transport: impl Transport,
-    emulation: LinkEmulation<'_>,
+    emulation: LinkEmulationOptions<'_>,
     task: K,
 ) -> K::Output {
     let (output, delay) = match (emulation.emulated_links_file, emulation.delay) {
@@ -146,7 +146,7 @@ async fn run_emulated<K: TransportTask>(
 }
 
 /// Returns a callback that logs, in steps of 10 %, the share of its layers that each worker has fetched.
-fn report_fetching() -> OnFetch {
+fn report_fetching() -> OnFetchProgress {
     let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {
         let tenth = done.saturating_mul(10) / total.max(1);
@@ -165,7 +165,7 @@ fn recovery_policy(
     let Some(loaded) = scenario else {
         return Ok(if args.stop_on_device_loss { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
     };
-    let cluster = Arc::new(loaded.cluster(Some(model))?);
+    let cluster = Arc::new(loaded.resolve_cluster(Some(model))?);
     Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)) })
 }
 

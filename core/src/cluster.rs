@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use hearth_profiles::link::path::{Endpoint, WirelessPath};
 use hearth_profiles::link::wifi::Wifi;
+use hearth_profiles::link::wifi_path::{Endpoint, WirelessPath};
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Device, Link};
+use hearth_profiles::{DeviceProfile, Link};
 
 use crate::schedule::Schedule;
 use crate::tensor::Collective;
@@ -19,7 +19,7 @@ pub struct Member {
     pub name: String,
     /// The address (`HOST:PORT`) of the device's worker.
     pub address: Option<String>,
-    pub device: Device,
+    pub device: DeviceProfile,
     /// The residency options of the device; the planner chooses them if absent.
     pub residency: Option<ResidencyOptions>,
 }
@@ -43,7 +43,7 @@ impl LinkTable {
 
     /// Returns the link between two devices for which the scenario has no entry in `links.between`.
     pub fn default_link(&self) -> &Link {
-        &self.links.default
+        &self.links.default_link
     }
 
     pub fn wifi(&self) -> Option<&Wifi> {
@@ -55,7 +55,7 @@ impl LinkTable {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
         if let Some(named) = self.links.pair_links.iter().find(|named| joins(&named.devices)) {
-            match named.unreachable {
+            match named.unreachable_directions {
                 Some(UnreachableDirections::Both) => return None,
                 Some(UnreachableDirections::Forward) if forward(&named.devices) => return None,
                 Some(UnreachableDirections::Forward) | None => {}
@@ -64,7 +64,10 @@ impl LinkTable {
                 return Some(Connection::Link(link));
             }
         }
-        Some(self.wireless_path(from, to).map_or(Connection::Link(&self.links.default), Connection::Wireless))
+        Some(
+            self.wireless_path(from, to)
+                .map_or(Connection::Link(&self.links.default_link), Connection::Wireless),
+        )
     }
 
     /// Returns the link from one device to another, by name; `None` if the first cannot send to the second. A Wi-Fi
@@ -88,17 +91,17 @@ impl LinkTable {
         let (sender, receiver) = (station(from), station(to));
         let is_wireless = sender.is_some() || receiver.is_some();
         let [sender, receiver] =
-            [sender, receiver].map(|station| station.unwrap_or(Endpoint::Wire(&self.links.default)));
+            [sender, receiver].map(|station| station.unwrap_or(Endpoint::Wire(&self.links.default_link)));
         is_wireless.then_some(WirelessPath { sender, receiver, tcp: &wifi.tcp })
     }
 
     /// Checks that every device of a valid plan can reach all devices that it sends to.
-    pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachableReceiver> {
+    pub fn check_reachability(&self, plan: &Plan) -> Result<(), UnreachableReceiver> {
         let (shared, devices) = (Arc::new(plan.clone()), plan.devices.len());
         for (index, sender) in plan.devices.iter().enumerate() {
-            let receivers = match plan.kind.tensor_parallel() {
+            let receivers = match plan.kind.tensor_plan() {
                 None => Schedule::new(shared.clone(), index).receivers(),
-                Some(tensor) => Collective { pattern: tensor.all_reduce, devices }.receivers(index),
+                Some(tensor) => Collective { algorithm: tensor.all_reduce, devices }.receivers(index),
             };
             for to in receivers {
                 let (sender, receiver) = (&sender.name, &plan.devices[to].name);
@@ -131,11 +134,11 @@ pub struct Cluster {
     pub links: LinkTable,
     pub model: ModelProfile,
     /// The draft model, if the workload uses speculative decoding.
-    pub draft: Option<ModelProfile>,
+    pub draft_model: Option<ModelProfile>,
     /// Capacity of the key-value cache of a sequence, in tokens.
-    pub context: u32,
-    pub kv_cache: KvFormat,
-    pub activations: ActivationFormat,
+    pub context_length: u32,
+    pub kv_cache_format: KvFormat,
+    pub activation_format: ActivationFormat,
     pub workload: Workload,
     pub seed: u64,
 }

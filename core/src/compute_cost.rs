@@ -10,25 +10,25 @@
 //!
 //! Not here: waiting for weights and contention for the cores, which are simulated.
 
-use hearth_profiles::device::{Cpu, Device, Disk, Gpu, Transfer, nearest_rate};
+use hearth_profiles::device::{Cpu, DeviceProfile, Disk, Gpu, TransferCost, nearest_format_rate};
 use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup};
-use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, FormatMap, Seconds, Sourced};
 
 use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
 
 /// CPU time of the operating system to read this many bytes ahead: it allocates, charges and queues the pages.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
-pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
+pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::from_mib(200));
 
 /// CPU time of the operating system to unmap and free this many bytes with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
-pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
+pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::from_mib(400));
 
 /// CPU time of the operating system to scan this many bytes for pages to evict.
 /// source: measured on Linux 6.18: with 200 MiB to age and 200 MiB to evict, the calls for 200 MiB took 60 to 70 ms
 /// instead of 28 ms
-pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
+pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::from_mib(400));
 
 /// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
 /// disk: the rate in the profile, or a default from [`PAGE_INSERT_COST`] and [`PAGE_DISCARD_COST`].
@@ -54,7 +54,7 @@ pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.read_ahead_rate().0.min(page_replacement_rate(disk).0))
 }
 
-type Rates = PerFormat<Sourced<FlopsPerSecond>>;
+type Rates = FormatMap<Sourced<FlopsPerSecond>>;
 
 #[derive(Debug, Clone)]
 pub struct ComputeCost<'a> {
@@ -66,7 +66,7 @@ pub struct ComputeCost<'a> {
     matmul: &'a Rates,
     bandwidth: BytesPerSecond,
     attention: Option<FlopsPerSecond>,
-    kv_copy: &'a Transfer,
+    kv_copy: &'a TransferCost,
     layer_overhead: Seconds,
     /// The latency model of the SoC that computes layers and the output matrix instead of the CPU, if there is one.
     soc_model: Option<SocLatencyModel<'a>>,
@@ -74,7 +74,7 @@ pub struct ComputeCost<'a> {
 
 impl<'a> ComputeCost<'a> {
     /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if it has none.
-    pub fn for_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_element));
         Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_element) }
     }
@@ -87,7 +87,7 @@ impl<'a> ComputeCost<'a> {
             streamed: Some(&cpu.matvec_streamed).filter(|rates| !rates.is_empty()),
             matmul: &cpu.matmul,
             bandwidth: cpu.read_bandwidth.value,
-            attention: cpu.attention.as_ref().map(|rate| rate.value),
+            attention: cpu.attention_rate.as_ref().map(|rate| rate.value),
             kv_copy: &cpu.kv_copy,
             layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
             soc_model: None,
@@ -118,7 +118,7 @@ impl<'a> ComputeCost<'a> {
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
             + self.attention(pass)
-            + self.kv_copy.time(new)
+            + self.kv_copy.transfer_time(new)
             + self.layer_overhead
     }
 
@@ -132,7 +132,7 @@ impl<'a> ComputeCost<'a> {
     }
 
     /// Returns the time to look up the embedding rows of `tokens` tokens.
-    pub fn embed_time(&self, tokens: u32) -> Seconds {
+    pub fn embedding_time(&self, tokens: u32) -> Seconds {
         self.model.embedding_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
@@ -140,13 +140,13 @@ impl<'a> ComputeCost<'a> {
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         let streamed = self.streamed.filter(|_| tokens == 1);
         let time = |(format, share): (Format, FormatTotals)| {
-            if let Some(rate) = streamed.and_then(|rates| nearest_rate(rates, format)) {
+            if let Some(rate) = streamed.and_then(|rates| nearest_format_rate(rates, format)) {
                 return share.flops / rate;
             }
             let arithmetic = share.flops * f64::from(tokens) / self.rate(format, tokens);
             longer(arithmetic, share.bytes / self.bandwidth)
         };
-        group.by_format().map(time).sum()
+        group.totals_by_format().map(time).sum()
     }
 
     /// Returns the time of attention in one layer for all tokens of a pass. Each token attends to one position more
@@ -163,8 +163,8 @@ impl<'a> ComputeCost<'a> {
 
     /// Returns the arithmetic rate for a weight format; infinite if the profile has none, which is refused earlier.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
-        let batched = if tokens > 1 { nearest_rate(self.matmul, format) } else { None };
-        batched.or_else(|| nearest_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))
+        let batched = if tokens > 1 { nearest_format_rate(self.matmul, format) } else { None };
+        batched.or_else(|| nearest_format_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))
     }
 }
 

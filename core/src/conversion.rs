@@ -11,7 +11,7 @@ use hearth_profiles::{Bytes, Flops, Format};
 /// Whether the tensors of a group that have this format are matrices. In a group with several formats, the tensors in
 /// f32 are norms.
 pub fn is_matrix_format(group: &TensorGroup, format: Format) -> bool {
-    format != Format::F32 || group.by_format().count() == 1
+    format != Format::F32 || group.totals_by_format().count() == 1
 }
 
 /// Returns the group with its matrices converted to `format`, unchanged if `format` is `None`.
@@ -19,7 +19,7 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
     let Some(to) = format else { return group.clone() };
     let mut result = TensorGroup::default();
     let (mut weights, mut work) = (0u128, Flops(0.0));
-    for (from, share) in group.by_format() {
+    for (from, share) in group.totals_by_format() {
         if is_matrix_format(group, from) {
             let elements = u128::from(share.bytes.0) * u128::from(from.block_len());
             weights += elements / u128::from(from.block_bytes());

@@ -18,7 +18,7 @@ pub(crate) struct LayerCapacity {
     pub max_gpu_layers: u32,
     pub max_cpu_layers: u32,
     /// Whether the device has a GPU that is at least as fast as its CPU.
-    pub gpu_first: bool,
+    pub fills_gpu_first: bool,
 }
 
 impl LayerCapacity {
@@ -40,7 +40,11 @@ impl LayerCapacity {
             (true, false) => (0, fit),
             (false, _) => (gpu, fit),
         };
-        Self { max_gpu_layers: gpu.min(most) as u32, max_cpu_layers: cpu.min(most) as u32, gpu_first }
+        Self {
+            max_gpu_layers: gpu.min(most) as u32,
+            max_cpu_layers: cpu.min(most) as u32,
+            fills_gpu_first: gpu_first,
+        }
     }
 
     pub(crate) fn layers(self) -> u32 {
@@ -48,7 +52,7 @@ impl LayerCapacity {
     }
 
     pub(crate) fn gpu_layers(self, window: u32) -> u32 {
-        if self.gpu_first {
+        if self.fills_gpu_first {
             window.min(self.max_gpu_layers)
         } else {
             window.saturating_sub(self.max_cpu_layers).min(self.max_gpu_layers)
@@ -87,8 +91,8 @@ mod tests {
 
     #[test]
     fn faster_processor_is_filled_first() {
-        let fast_gpu = LayerCapacity { max_gpu_layers: 3, max_cpu_layers: 4, gpu_first: true };
-        let slow_gpu = LayerCapacity { gpu_first: false, ..fast_gpu };
+        let fast_gpu = LayerCapacity { max_gpu_layers: 3, max_cpu_layers: 4, fills_gpu_first: true };
+        let slow_gpu = LayerCapacity { fills_gpu_first: false, ..fast_gpu };
         let split = |capacity: LayerCapacity| [2, 3, 5, 7].map(|window| capacity.gpu_layers(window));
         assert_eq!(split(fast_gpu), [2, 3, 3, 3]);
         assert_eq!(split(slow_gpu), [0, 0, 1, 3]);

@@ -7,8 +7,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::overlap::{ChoiceTables, best_choice, fastest_plan};
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, Breakdown, DeviceTiming, Exact, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel,
-    Objective, OrderChoice, Overlap, PlanRules, Proposal, SearchStep, Strategy,
+    Assignment, DeviceTiming, ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyBreakdown,
+    LatencyModel, Objective, OrderChoice, OverlapSearch, PlanRules, Proposal, SearchStep, Strategy,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -18,7 +18,7 @@ pub struct Explanation {
     /// One explanation for each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
     /// The optimal seconds per token (T) with the same objective and head; the plan's T if the strategy is optimal.
-    pub optimal_seconds: Option<f64>,
+    pub optimal_seconds_per_token: Option<f64>,
     /// The excess of the plan's time per token (T) over the optimum: T / optimum - 1.
     pub optimality_gap: Option<f64>,
     /// What the search skipped; `None` if it covered every allowed plan.
@@ -39,8 +39,8 @@ pub struct DeviceExplanation {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPlacement {
-    pub from: String,
-    pub to: String,
+    pub previous_device: String,
+    pub next_device: String,
     /// Whether `from` also has a direct, slower link to `to`.
     pub has_direct_link: bool,
 }
@@ -81,7 +81,7 @@ const MAX_DEVICES_COMPARED: usize = 24;
 pub(crate) struct PlanToExplain<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     pub assignment: &'a Assignment,
-    pub breakdown: &'a Breakdown,
+    pub breakdown: &'a LatencyBreakdown,
     pub rules: PlanRules,
     pub objective: Objective,
     pub is_optimal: bool,
@@ -95,7 +95,13 @@ impl Explanation {
         let mut tables = None;
         let devices = 0..plan.model.device_count();
         let devices = devices.map(|device| plan.explain_device(device, &mut tables)).collect();
-        Self { search_steps, devices, optimal_seconds: optimum, optimality_gap: gap, incomplete_search: None }
+        Self {
+            search_steps,
+            devices,
+            optimal_seconds_per_token: optimum,
+            optimality_gap: gap,
+            incomplete_search: None,
+        }
     }
 }
 
@@ -106,14 +112,14 @@ impl PlanToExplain<'_, '_> {
         let model = self.model;
         let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
         let head = HeadChoice::Fixed(self.assignment.head);
-        let order = if self.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
+        let order = if self.assignment.ring_order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
         let proposal = match self.objective {
             // By this objective one round is never slower than several.
-            Objective::Paper => Exact { rules, head, rounds: Some(1), order }.propose(model),
-            Objective::SteadyState => Overlap { rules, head, rounds: None, order }.propose(model),
+            Objective::Paper => ExactSearch { rules, head, rounds: Some(1), order }.propose(model),
+            Objective::SteadyState => OverlapSearch { rules, head, rounds: None, order }.propose(model),
         };
         let Proposal { assignment, residencies, incomplete_search: limit, .. } = proposal.ok()?;
-        let limited = limit.is_some_and(|limit| limit.lower_bound.is_some());
+        let limited = limit.is_some_and(|limit| limit.lower_bound_seconds.is_some());
         let optimum = (!limited).then(|| match self.objective {
             Objective::Paper => model.seconds_per_token(&assignment),
             Objective::SteadyState => model.steady_state_seconds(&assignment, &residencies),
@@ -126,13 +132,13 @@ impl PlanToExplain<'_, '_> {
         let model = self.model;
         let terms = &self.breakdown.devices[device];
         let window = self.assignment.window_layers[device];
-        let wider = RoundWindow { layers: window + 1, ..model.round_window(self.assignment, device) };
+        let wider = RoundWindow { window_layers: window + 1, ..model.round_window(self.assignment, device) };
         let timing = self.wider_window_timing(wider);
         // If hops depend on the next device, this is an estimate; it is the same before and after.
         let hops = f64::from(terms.layer_counts.windows) * model.devices[device].hop;
-        let (slowest, wait) = self.breakdown.disk_wait.unwrap_or((device, 0.0));
-        let own =
-            terms.compute + terms.memory + terms.disk + hops - if slowest == device { wait } else { 0.0 };
+        let (slowest, wait) = self.breakdown.slowest_disk_and_wait_seconds.unwrap_or((device, 0.0));
+        let own = terms.compute_seconds + terms.memory_seconds + terms.disk_seconds + hops
+            - if slowest == device { wait } else { 0.0 };
         DeviceExplanation {
             name: model.device_name(device),
             binding_constraints: self.binding_constraints(wider, timing.as_ref()),
@@ -158,15 +164,19 @@ impl PlanToExplain<'_, '_> {
         match self.objective {
             Objective::Paper => {
                 let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
-                Some(DeviceTiming { terms: model.terms(device, head, share), disk_busy_seconds: 0.0 })
+                Some(DeviceTiming {
+                    terms: model.device_latency_terms(device, head, share),
+                    disk_busy_seconds: 0.0,
+                })
             }
             // A window cannot have more layers than the model.
-            Objective::SteadyState if window.layers > model.model_layers() => None,
+            Objective::SteadyState if window.window_layers > model.model_layers() => None,
             Objective::SteadyState => {
                 let choice = best_choice(model, window)?;
                 let work = model.device_work(window, choice.gpu_layers);
-                let mut timing = model.timing(&work, &choice.residency)?;
-                timing.terms.communication = f64::from(work.layer_counts.windows) * model.devices[device].hop;
+                let mut timing = model.device_timing(&work, &choice.residency)?;
+                timing.terms.communication_seconds =
+                    f64::from(work.layer_counts.windows) * model.devices[device].hop;
                 Some(timing)
             }
         }
@@ -177,7 +187,11 @@ impl PlanToExplain<'_, '_> {
         let position = ring.iter().position(|other| *other == device).unwrap_or(0);
         let (from, to) = (ring[(position + ring.len() - 1) % ring.len()], ring[(position + 1) % ring.len()]);
         let has_direct_link = model.hops.seconds(from, to) < f64::INFINITY;
-        RelayPlacement { from: model.device_name(from), to: model.device_name(to), has_direct_link }
+        RelayPlacement {
+            previous_device: model.device_name(from),
+            next_device: model.device_name(to),
+            has_direct_link,
+        }
     }
 
     fn binding_constraints(
@@ -221,7 +235,7 @@ impl PlanToExplain<'_, '_> {
         if self.is_optimal && model.device_count() > MAX_DEVICES_COMPARED {
             return DropReason::NotFaster;
         }
-        let order: Vec<usize> = match &self.assignment.order {
+        let order: Vec<usize> = match &self.assignment.ring_order {
             Some(order) => with_missing_devices(model, order.clone()),
             None => ring_order(head, model.device_count()).collect(),
         };

@@ -47,19 +47,19 @@ pub use explanation::{BindingConstraint, DeviceExplanation, DropReason, Explanat
 pub use latency::coefficients::MemoryCase;
 pub use latency::constraints::{PlanRules, Violation, violations};
 pub use latency::steady_state::DeviceTiming;
-pub use latency::{Breakdown, DeviceTerms, LatencyModel};
+pub use latency::{DeviceTerms, LatencyBreakdown, LatencyModel};
 pub use plan_document::{PlanError, empty_plan, plan_from_assignment, plan_from_solution};
 pub use problem::assignment::{Assignment, LayerCounts, RoundWindow, valid_rounds};
 pub use problem::exo_memory_by_device;
-pub use problem::instance::{Device, Gpu, Instance, Model};
+pub use problem::instance::{Device, GpuApi, Instance, Model};
 pub use problem::validation::InstanceError;
-pub use registry::{LookupError, StrategyOptions, strategy_by_name};
+pub use registry::{StrategyLookupError, StrategyOptions, strategy_by_name};
 pub use runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
 pub use solve::{Solution, solve};
-pub use solvers::exact::Exact;
+pub use solvers::exact_search::ExactSearch;
 pub use solvers::halda::{CostTerms, Halda};
-pub use solvers::overlap::Overlap;
-pub use solvers::refine::{RefineOptions, Refinement, refine};
+pub use solvers::local_search::{RefineOptions, RefinedPlan, refine};
+pub use solvers::overlap::OverlapSearch;
 pub use solvers::search_space::HeadChoice;
 pub use strategy::{
     IncompleteSearch, InfeasibleReason, Objective, Proposal, SearchStep, Strategy, StrategyError,

@@ -3,8 +3,9 @@
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::{
-    EdgeShard, EvenWindows, Exact, ExhaustiveSearch, Halda, HeadChoice, LinguaLinked, ManualPlan,
-    MemoryProportional, OrderChoice, Overlap, PerformanceProportional, PlanRules, SingleDevice, Strategy,
+    EdgeShard, EvenWindows, ExactSearch, ExhaustiveSearch, Halda, HeadChoice, LinguaLinked, ManualPlan,
+    MemoryProportional, OrderChoice, OverlapSearch, PerformanceProportional, PlanRules, SingleDevice,
+    Strategy,
 };
 
 /// The options of all strategies. Each strategy uses those that apply to it.
@@ -22,7 +23,7 @@ pub struct StrategyOptions {
     pub window_layers: Option<Vec<u32>>,
     pub gpu_layers: Option<Vec<u32>>,
     /// The total memory of each device in bytes, in the instance's order, for `mem-total`.
-    pub total_memory: Option<Vec<u64>>,
+    pub total_bytes_by_device: Option<Vec<u64>>,
 }
 
 impl From<&PlannerOptions> for StrategyOptions {
@@ -41,7 +42,7 @@ impl From<&PlannerOptions> for StrategyOptions {
 
 /// The error of an unknown strategy name or a missing option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LookupError {
+pub enum StrategyLookupError {
     #[error("no strategy is called `{name}`: use one of {}", STRATEGY_NAMES.join(", "))]
     UnknownStrategy { name: String },
     #[error("strategy `{strategy}` needs {needs}")]
@@ -69,13 +70,16 @@ pub const STRATEGY_NAMES: [&str; 13] = [
 ///
 /// # Errors
 /// If there is no such strategy, or it lacks an option that it needs.
-pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
+pub fn strategy_by_name(
+    name: &str,
+    options: &StrategyOptions,
+) -> Result<Box<dyn Strategy>, StrategyLookupError> {
     let StrategyOptions { rules, rounds, order, .. } = *options;
     let first = options.head.unwrap_or(0);
     let head = if options.choose_best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
     Ok(match name {
-        "exact" => Box::new(Exact { rules, head, rounds, order }),
-        "overlap" => Box::new(Overlap { rules, head, rounds, order }),
+        "exact" => Box::new(ExactSearch { rules, head, rounds, order }),
+        "overlap" => Box::new(OverlapSearch { rules, head, rounds, order }),
         "halda" | "halda-shipped" => {
             let base = if name == "halda" { Halda::default() } else { Halda::PRIMA_CPP };
             Box::new(Halda { may_drop_devices: rules.may_drop_devices, head: first, rounds, ..base })
@@ -83,8 +87,11 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
         "single" => Box::new(SingleDevice { device: options.head }),
         "mem" => Box::new(MemoryProportional::Available),
         "mem-total" => {
-            let total =
-                required("mem-total", options.total_memory.clone(), "the total memory of every device")?;
+            let total = required(
+                "mem-total",
+                options.total_bytes_by_device.clone(),
+                "the total memory of every device",
+            )?;
             Box::new(MemoryProportional::Total(total))
         }
         "perf" => Box::new(PerformanceProportional),
@@ -99,12 +106,16 @@ pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn
             residencies: Vec::new(),
         }),
         "exhaustive" => Box::new(ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }),
-        _ => return Err(LookupError::UnknownStrategy { name: name.to_owned() }),
+        _ => return Err(StrategyLookupError::UnknownStrategy { name: name.to_owned() }),
     })
 }
 
-fn required<T>(strategy: &'static str, option: Option<T>, needs: &'static str) -> Result<T, LookupError> {
-    option.ok_or(LookupError::MissingOption { strategy, needs })
+fn required<T>(
+    strategy: &'static str,
+    option: Option<T>,
+    needs: &'static str,
+) -> Result<T, StrategyLookupError> {
+    option.ok_or(StrategyLookupError::MissingOption { strategy, needs })
 }
 
 #[cfg(test)]
@@ -115,7 +126,7 @@ mod tests {
     fn every_name_selects_its_strategy() {
         let options = StrategyOptions {
             window_layers: Some(vec![1]),
-            total_memory: Some(vec![1]),
+            total_bytes_by_device: Some(vec![1]),
             ..StrategyOptions::default()
         };
         for name in STRATEGY_NAMES {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct RuntimeModel {
     /// The residencies that a planner may choose. If several are equally fast, it chooses the first of them.
-    pub residencies: Vec<ResidencyOptions>,
+    #[serde(rename = "residencies")]
+    pub allowed_residencies: Vec<ResidencyOptions>,
     /// What the page cache reads again for each token if the weights do not fit.
     #[serde(rename = "rereads")]
     pub reread_scope: RereadScope,
@@ -18,7 +19,8 @@ pub struct RuntimeModel {
     #[serde(rename = "processors")]
     pub cpu_count: u32,
     /// Seconds per token that the head spends outside the layers.
-    pub token_overhead: f64,
+    #[serde(rename = "token_overhead")]
+    pub token_overhead_seconds: f64,
     /// Disk read rates by access pattern; if `None`, the instance's single rate (`s_disk`) is used.
     #[serde(rename = "reads", skip_serializing_if = "Option::is_none")]
     pub read_rates: Option<ReadRates>,
@@ -39,7 +41,7 @@ pub struct ReadRates {
     pub read_ahead_rate: f64,
     /// The rate of streaming by a thread, which also releases the pages, in bytes per second.
     #[serde(rename = "stream")]
-    pub stream_rate: f64,
+    pub stream_read_rate: f64,
 }
 
 /// Compute times of one token in seconds, with all weights in memory.
@@ -60,10 +62,10 @@ pub struct ComputeTimes {
     pub gpu_output_seconds: Option<f64>,
     /// The overhead of a window with layers on the CPU, in seconds.
     #[serde(rename = "cpu_window")]
-    pub cpu_window_overhead: f64,
+    pub cpu_window_overhead_seconds: f64,
     /// The overhead of a window with layers on the GPU, in seconds.
     #[serde(rename = "gpu_window")]
-    pub gpu_window_overhead: f64,
+    pub gpu_window_overhead_seconds: f64,
 }
 
 /// What a page cache reads again for each token if the weights do not fit.
@@ -80,10 +82,10 @@ pub enum RereadScope {
 impl Default for RuntimeModel {
     fn default() -> Self {
         Self {
-            residencies: vec![ResidencyOptions::default()],
+            allowed_residencies: vec![ResidencyOptions::default()],
             reread_scope: RereadScope::default(),
             cpu_count: 1,
-            token_overhead: 0.0,
+            token_overhead_seconds: 0.0,
             read_rates: None,
             compute_times: None,
         }

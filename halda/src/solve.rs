@@ -6,7 +6,7 @@ use crate::explanation::PlanToExplain;
 use crate::latency::constraints::{ring_violations, shape_violations};
 use crate::solvers::relays::with_relays;
 use crate::{
-    Assignment, Breakdown, Explanation, LatencyModel, Objective, Proposal, SearchStep, Strategy,
+    Assignment, Explanation, LatencyBreakdown, LatencyModel, Objective, Proposal, SearchStep, Strategy,
     StrategyError, violations,
 };
 
@@ -14,11 +14,11 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
     pub strategy: &'static str,
-    pub options: Vec<String>,
+    pub strategy_options: Vec<String>,
     pub assignment: Assignment,
     pub residencies: Vec<ResidencyOptions>,
     /// The time per token and its terms, by the strategy's objective.
-    pub breakdown: Breakdown,
+    pub breakdown: LatencyBreakdown,
     pub explanation: Explanation,
 }
 
@@ -38,7 +38,8 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
-        residencies = model.instance().devices.iter().map(|device| device.runtime.residencies[0]).collect();
+        residencies =
+            model.instance().devices.iter().map(|device| device.runtime.allowed_residencies[0]).collect();
     }
     let (broken, breakdown) = match objective {
         Objective::Paper => (violations(model, &assignment, rules), model.evaluate(&assignment)),
@@ -47,7 +48,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             if shape_violations(model, &assignment).is_empty() {
                 broken.extend(model.memory_violations(&assignment, &residencies));
             }
-            (broken, model.steady_state(&assignment, &residencies))
+            (broken, model.evaluate_steady_state(&assignment, &residencies))
         }
     };
     let breaks = |violations| StrategyError::ConstraintsViolated { strategy: strategy.name(), violations };
@@ -63,12 +64,12 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             outcome: Ok(breakdown.seconds_per_token),
         });
     }
-    let is_limited = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    let is_limited = limit.as_ref().is_some_and(|limit| limit.lower_bound_seconds.is_some());
     let is_optimal = strategy.is_optimal() && !is_limited;
     let (planned, times) = (&assignment, &breakdown);
     let explained =
         PlanToExplain { model, assignment: planned, breakdown: times, rules, objective, is_optimal };
     let explanation = Explanation { incomplete_search: limit, ..Explanation::new(&explained, search_steps) };
     let (strategy, options) = (strategy.name(), strategy.options());
-    Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
+    Ok(Solution { strategy, strategy_options: options, assignment, residencies, breakdown, explanation })
 }

@@ -68,7 +68,7 @@ pub struct IncompleteSearch {
     /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
     /// A lower bound of the time per token (T) in seconds; `None` if the skipped part contains no faster plan.
-    pub lower_bound: Option<f64>,
+    pub lower_bound_seconds: Option<f64>,
 }
 
 impl Proposal {

@@ -24,7 +24,7 @@ macro_rules! formats {
             pub const ALL: &'static [Format] = &[$(Format::$name,)+];
 
             /// Returns the format with this ggml type number, `None` if it is unknown.
-            pub fn from_ggml(id: u32) -> Option<Format> {
+            pub fn from_ggml_id(id: u32) -> Option<Format> {
                 match id {
                     $($id => Some(Format::$name),)+
                     _ => None,
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn ids_and_names_are_unique() {
         for &format in Format::ALL {
-            assert_eq!(Format::from_ggml(format.ggml_id()), Some(format));
+            assert_eq!(Format::from_ggml_id(format.ggml_id()), Some(format));
             assert_eq!(format.name().parse(), Ok(format));
         }
-        assert_eq!(Format::from_ggml(4), None, "Q4_2 was removed from the format");
+        assert_eq!(Format::from_ggml_id(4), None, "Q4_2 was removed from the format");
     }
 
     #[test]

@@ -13,10 +13,10 @@ mod shipped;
 pub mod units;
 pub mod values;
 
-pub use device::Device;
+pub use device::DeviceProfile;
 pub use document::{Document, DocumentError};
 pub use format::Format;
 pub use link::Link;
-pub use shipped::UnknownName;
+pub use shipped::UnknownDocument;
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts};
-pub use values::{PerFormat, Sourced};
+pub use values::{FormatMap, Sourced};

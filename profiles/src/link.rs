@@ -1,11 +1,11 @@
 //! Links: latency and bandwidth of messages between devices.
 //!
-//! `t_comm` of the latency model is [`Link::time`] of one activation vector (4 bytes times the embedding length).
-//! [`wifi`] describes Wi-Fi channels, and [`path`] computes the mean time of a message on an otherwise idle channel.
+//! `t_comm` of the latency model is [`Link::message_time`] of one activation vector (4 bytes times the embedding length).
+//! [`wifi`] describes Wi-Fi channels, and [`wifi_path`] computes the mean time of a message on an otherwise idle channel.
 //! Contention is simulated (`hearth_sim`).
 
-pub mod path;
 pub mod wifi;
+pub mod wifi_path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Link {
 
 impl Link {
     /// Returns the time of a message of `bytes`, from the first byte sent to the last byte received.
-    pub fn time(&self, bytes: Bytes) -> Seconds {
+    pub fn message_time(&self, bytes: Bytes) -> Seconds {
         self.latency.value + bytes / self.bandwidth.value
     }
 }

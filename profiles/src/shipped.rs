@@ -3,7 +3,7 @@
 /// The error for a name that no shipped document has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no {kind} `{name}` is shipped: use one of {known_names}")]
-pub struct UnknownName {
+pub struct UnknownDocument {
     pub kind: &'static str,
     pub name: String,
     /// All names of shipped documents of this kind, separated by commas.
@@ -24,9 +24,9 @@ macro_rules! shipped {
         }
 
         /// Returns the text of a shipped document.
-        pub fn shipped_yaml(name: &str) -> Result<&'static str, $crate::UnknownName> {
+        pub fn shipped_yaml(name: &str) -> Result<&'static str, $crate::UnknownDocument> {
             let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
-            found.map(|&(_, text)| text).ok_or_else(|| $crate::UnknownName {
+            found.map(|&(_, text)| text).ok_or_else(|| $crate::UnknownDocument {
                 kind: $kind,
                 name: name.to_owned(),
                 known_names: shipped_names().collect::<Vec<_>>().join(", "),

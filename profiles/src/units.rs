@@ -68,14 +68,14 @@ pub enum UnitError {
 const MIN_NUMBER: f64 = 1e-3;
 
 /// A quantity that can be rounded for display.
-pub trait Rounded {
+pub trait RoundForDisplay {
     /// Rounds to the value with the shortest decimal text of at most four significant digits, which is finer than the
     /// precision of a measurement.
     #[must_use]
     fn rounded(self) -> Self;
 }
 
-impl<Q: Unit> Rounded for Q {
+impl<Q: Unit> RoundForDisplay for Q {
     fn rounded(self) -> Self {
         let base = self.to_base();
         // Excludes KiB, Mbit and min.
@@ -354,7 +354,7 @@ impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
 
     /// Creates a size of `count` MiB.
-    pub const fn mib(count: u64) -> Bytes {
+    pub const fn from_mib(count: u64) -> Bytes {
         Bytes(count << 20)
     }
 

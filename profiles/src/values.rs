@@ -1,6 +1,6 @@
 //! Types of values in documents: a value with its source, and a map from weight formats to values.
 //!
-//! The source of a quantity is a citation, a measurement, or the word `assumed`. [`PerFormat`] refuses duplicate
+//! The source of a quantity is a citation, a measurement, or the word `assumed`. [`FormatMap`] refuses duplicate
 //! keys; a plain map would silently keep the second value.
 
 use std::borrow::Cow;
@@ -56,15 +56,15 @@ fn non_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
 /// A map from weight formats to values. Not every format has a value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct PerFormat<T>(pub BTreeMap<Format, T>);
+pub struct FormatMap<T>(pub BTreeMap<Format, T>);
 
-impl<T> Default for PerFormat<T> {
+impl<T> Default for FormatMap<T> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<T> PerFormat<T> {
+impl<T> FormatMap<T> {
     pub fn get(&self, format: Format) -> Option<&T> {
         self.0.get(&format)
     }
@@ -78,13 +78,13 @@ impl<T> PerFormat<T> {
     }
 }
 
-impl<T> FromIterator<(Format, T)> for PerFormat<T> {
+impl<T> FromIterator<(Format, T)> for FormatMap<T> {
     fn from_iter<I: IntoIterator<Item = (Format, T)>>(items: I) -> Self {
         Self(items.into_iter().collect())
     }
 }
 
-impl<T: JsonSchema> JsonSchema for PerFormat<T> {
+impl<T: JsonSchema> JsonSchema for FormatMap<T> {
     fn schema_name() -> Cow<'static, str> {
         format!("PerFormat_{}", T::schema_name()).into()
     }
@@ -98,11 +98,11 @@ impl<T: JsonSchema> JsonSchema for PerFormat<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerFormat<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for FormatMap<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = PerFormat<T>;
+            type Value = FormatMap<T>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
                     "weight formats and their values, such as `q4_k: {value: 200 GFLOP/s, source: \"measured\"}`",
@@ -116,7 +116,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerFormat<T> {
                         return Err(de::Error::custom(format!("duplicate entry `{name}`")));
                     }
                 }
-                Ok(PerFormat(values))
+                Ok(FormatMap(values))
             }
         }
         deserializer.deserialize_map(Entries(PhantomData))

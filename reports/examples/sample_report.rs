@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "out/sample-report".into()));
     let report = Report::new(sample::pair(21))?;
     fs::create_dir_all(&folder)?;
-    for (name, contents) in report.files() {
+    for (name, contents) in report.render_files() {
         println!("{:>8} bytes  {}", contents.len(), folder.join(&name).display());
         fs::write(folder.join(name), contents)?;
     }

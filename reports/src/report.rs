@@ -10,10 +10,10 @@ use hearth_schema::Trace;
 
 use crate::charts::lines::LineChart;
 use crate::comparison::Comparison;
-use crate::document::json;
+use crate::document::to_json;
 use crate::exports::{csv, perfetto};
-use crate::published::PublishedResults;
-use crate::published::matching::{self, MatchError};
+use crate::published_results::PublishedResults;
+use crate::published_results::matching::{self, MatchError};
 use crate::sections;
 use crate::text::escape;
 
@@ -53,33 +53,39 @@ impl Report {
     }
 
     /// Adds the published results of the same scenarios: those of `system`, or of all systems if `system` is `None`.
-    pub fn with_published(
+    pub fn with_published_results(
         mut self,
         published: &PublishedResults,
         system: Option<&str>,
     ) -> Result<Report, MatchError> {
-        self.comparison.published_cells.extend(matching::find(published, system, &self.comparison.runs)?);
-        self.comparison.caveats.extend(published.caveats.iter().map(|caveat| escape::paragraph(caveat)));
+        self.comparison.published_cells.extend(matching::find_cells(
+            published,
+            system,
+            &self.comparison.runs,
+        )?);
+        self.comparison
+            .caveats
+            .extend(published.caveats.iter().map(|caveat| escape::sanitize_paragraph(caveat)));
         Ok(self)
     }
 
     /// Adds the chart of a sweep to the section on scaling.
     #[must_use]
-    pub fn with_sweep(mut self, chart: LineChart) -> Report {
+    pub fn with_sweep_chart(mut self, chart: LineChart) -> Report {
         self.sweeps.push(chart);
         self
     }
 
     /// Returns all files: names relative to the report's folder, and contents.
-    pub fn files(&self) -> Vec<(String, Vec<u8>)> {
-        let mut files = sections::document(&self.comparison, &self.traces, &self.sweeps).files();
-        files.push(("comparison.csv".to_owned(), csv::comparison(&self.comparison)));
-        files.push(("comparison.json".to_owned(), json(&self.comparison)));
+    pub fn render_files(&self) -> Vec<(String, Vec<u8>)> {
+        let mut files = sections::build_document(&self.comparison, &self.traces, &self.sweeps).render_files();
+        files.push(("comparison.csv".to_owned(), csv::export_comparison(&self.comparison)));
+        files.push(("comparison.json".to_owned(), to_json(&self.comparison)));
         for (run, trace) in self.comparison.runs.iter().zip(&self.traces) {
             files.push((format!("{}.perfetto.json", run.label), perfetto::export(&[(None, trace)])));
         }
-        for pair in &self.comparison.pairs {
-            let both = [pair.predicted_run, pair.measured_run];
+        for pair in &self.comparison.run_comparisons {
+            let both = [pair.predicted_run_index, pair.measured_run_index];
             let labels = both.map(|run| self.comparison.runs[run].label.as_str());
             let traces = both.map(|run| (Some(self.comparison.runs[run].label.as_str()), &self.traces[run]));
             files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export(&traces)));
@@ -95,9 +101,10 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
     }
     let damaged = |location: String, problem: String| Err(ReportError::Damaged { location, problem });
     // The kind, the device (`None` if the trace only has its name), the start and the end of each line.
-    let events = trace.run_events.iter().map(|it| ("event", None, it.start, it.end.unwrap_or(it.start)));
-    let steps = trace.records.iter().map(|it| ("step", Some(it.device), it.start, it.end));
-    let counters = trace.readings.iter().map(|it| ("counter", Some(it.device), it.time_ns, it.time_ns));
+    let events =
+        trace.run_events.iter().map(|it| ("event", None, it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
+    let steps = trace.records.iter().map(|it| ("step", Some(it.device_index), it.start_ns, it.end_ns));
+    let counters = trace.readings.iter().map(|it| ("counter", Some(it.device_index), it.time_ns, it.time_ns));
     let lines = events.enumerate().chain(steps.enumerate()).chain(counters.enumerate());
     for (index, (what, device, start, end)) in lines {
         let location = || format!("trace {number}, {what} {index}");
@@ -113,7 +120,7 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
             return damaged(location(), problem);
         }
     }
-    match TokenTimes::from_trace(trace).decode_steps.iter().find(|token| token.end < token.start) {
+    match TokenTimes::from_trace(trace).decode_steps.iter().find(|token| token.end_ns < token.start_ns) {
         Some(DecodeStep { pass, .. }) => {
             let problem = format!("the token of pass {pass} ends before the previous token");
             damaged(format!("trace {number}"), problem)

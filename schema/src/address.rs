@@ -10,7 +10,7 @@ use core::net::Ipv6Addr;
 /// assert_eq!(host_and_port("[fe80::1]:9001"), Some(("[fe80::1]", 9001)));
 /// assert_eq!(host_and_port("192.168.1.7"), None);
 /// ```
-pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
+pub fn split_host_port(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).is_some_and(|inside| {
         let address = inside.split_once('%').map_or(inside, |(address, _)| address);
@@ -24,8 +24,8 @@ pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
 }
 
 /// Returns an address from the command line if it is valid; the error explains the format.
-pub fn parse(address: &str) -> Result<String, String> {
-    match host_and_port(address) {
+pub fn validate(address: &str) -> Result<String, String> {
+    match split_host_port(address) {
         Some(_) => Ok(address.to_owned()),
         None => Err("write HOST:PORT, such as 127.0.0.1:9001, with a port up to 65535".into()),
     }
@@ -40,10 +40,10 @@ mod tests {
         let wrong = "|:|9001|:9001|laptop|laptop:|laptop:http|laptop:65536|laptop:+1|laptop:-1|fe80::1|[]:9001|\
             [::1]|::1:9001|[a b]:1|[http://x]:1|[::1]]:1|http://laptop:9001|a b:1|me@laptop:9001";
         for wrong in wrong.split('|') {
-            assert_eq!(host_and_port(wrong), None, "{wrong}");
-            assert!(parse(wrong).is_err());
+            assert_eq!(split_host_port(wrong), None, "{wrong}");
+            assert!(validate(wrong).is_err());
         }
-        assert_eq!(host_and_port("0.0.0.0:0"), Some(("0.0.0.0", 0)));
-        assert_eq!(parse("[::1]:9001").as_deref(), Ok("[::1]:9001"));
+        assert_eq!(split_host_port("0.0.0.0:0"), Some(("0.0.0.0", 0)));
+        assert_eq!(validate("[::1]:9001").as_deref(), Ok("[::1]:9001"));
     }
 }

@@ -5,7 +5,7 @@
 //! contradictions between keys.
 
 use hearth_profiles::model::ModelDocument;
-use hearth_profiles::{Device, Document};
+use hearth_profiles::{DeviceProfile, Document};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{Plan, Scenario};
@@ -14,11 +14,11 @@ use crate::{Plan, Scenario};
 pub const DOCUMENT_KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 
 /// Returns the JSON Schema of a document kind, `None` if it has none.
-pub fn schema(kind: &str) -> Option<Schema> {
+pub fn json_schema(kind: &str) -> Option<Schema> {
     match kind {
         "scenario" => Some(of::<Scenario>()),
         "plan" => Some(of::<Plan>()),
-        "device" => Some(of::<Device>()),
+        "device" => Some(of::<DeviceProfile>()),
         "model" => Some(of::<ModelDocument>()),
         _ => None,
     }

@@ -54,13 +54,13 @@ pub struct Event {
     pub device: Option<String>,
     /// Other programs use CPU and GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub load: Option<Load>,
+    pub load: Option<ProcessorLoad>,
     /// Other programs take memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryLoad>,
     /// The system swaps out memory of other programs, which frees memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub swap: Option<Swap>,
+    #[serde(rename = "swap", default, skip_serializing_if = "Option::is_none")]
+    pub compressed_swap: Option<CompressedSwap>,
     /// The share of the clock rate of CPU and GPU that remains, for example during thermal throttling.
     #[serde(default, rename = "slow", skip_serializing_if = "Option::is_none")]
     pub clock_rate_fraction: Option<Fraction>,
@@ -68,26 +68,26 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_load: Option<Fraction>,
     /// Whether the device leaves: from then on it neither sends nor receives messages.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub leaves: bool,
+    #[serde(rename = "leaves", default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_ring: bool,
     /// A device that had left returns; the value says when it rejoins the ring.
     #[serde(rename = "returns", default, skip_serializing_if = "Option::is_none")]
     pub rejoin_time: Option<RejoinTime>,
     /// Whether messages to and from the device are delayed until the event ends.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stalls: bool,
+    #[serde(rename = "stalls", default, skip_serializing_if = "std::ops::Not::not")]
+    pub stalls_links: bool,
 }
 
 /// CPU and GPU load of other programs. A document may give the number of threads alone: `load: 4 threads`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_threads)]
-pub struct Load {
+pub struct ProcessorLoad {
     /// The number of threads of other programs that are always runnable.
     pub threads: u32,
     /// The share of the GPU that remains for the run; all of it if absent.
     #[serde(default, rename = "gpu", skip_serializing_if = "Option::is_none")]
-    pub gpu_available: Option<Fraction>,
+    pub available_gpu_fraction: Option<Fraction>,
 }
 
 /// Memory that other programs allocate. A document may give the size alone: `memory: 2 GiB`.
@@ -107,11 +107,13 @@ pub struct MemoryLoad {
 /// Compressed swap in memory (zram).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "compressed swap, such as `{rate: 200 MB/s, compression: 3}`")]
-pub struct Swap {
+pub struct CompressedSwap {
     /// The rate at which memory is swapped out.
-    pub rate: BytesPerSecond,
+    #[serde(rename = "rate")]
+    pub swap_out_rate: BytesPerSecond,
     /// The compression ratio r: s bytes of swapped memory occupy s/r bytes, so s (1 - 1/r) bytes are freed.
-    pub compression: f64,
+    #[serde(rename = "compression")]
+    pub compression_ratio: f64,
 }
 
 /// The time at which a returned device rejoins the ring.
@@ -127,9 +129,9 @@ pub enum RejoinTime {
 /// What an event changes. An event has exactly one change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
-    Load(Load),
+    Load(ProcessorLoad),
     Memory(MemoryLoad),
-    Swap(Swap),
+    Swap(CompressedSwap),
     Slow(Fraction),
     DiskLoad(Fraction),
     Leaves,
@@ -159,12 +161,12 @@ impl Event {
         let changes = [
             self.load.map(Change::Load),
             self.memory.map(Change::Memory),
-            self.swap.map(Change::Swap),
+            self.compressed_swap.map(Change::Swap),
             self.clock_rate_fraction.map(Change::Slow),
             self.disk_load.map(Change::DiskLoad),
-            self.leaves.then_some(Change::Leaves),
+            self.leaves_ring.then_some(Change::Leaves),
             self.rejoin_time.map(Change::Returns),
-            self.stalls.then_some(Change::Stalls),
+            self.stalls_links.then_some(Change::Stalls),
         ];
         let mut changes = changes.into_iter().flatten();
         let first = changes.next();
@@ -189,8 +191,8 @@ impl Event {
             return Err(format!("`{key}` needs a `device`"));
         }
         for (name, time) in [("at", self.start_time), ("for", self.duration)] {
-            if let Some(time) = time.filter(|time| *time > MAX_TIME) {
-                return Err(format!("`{name}` is {time}: it must be at most {MAX_TIME}"));
+            if time.is_some_and(|time| time > MAX_TIME) {
+                return Err(format!("`{name}` must be at most {MAX_TIME}"));
             }
         }
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
@@ -210,7 +212,7 @@ impl Event {
             Change::Load(load) if load.threads > MAX_THREADS => {
                 Err(format!("`load` must be at most {MAX_THREADS} threads"))
             }
-            Change::Load(Load { gpu_available: Some(left), .. }) if !within(left) => {
+            Change::Load(ProcessorLoad { available_gpu_fraction: Some(left), .. }) if !within(left) => {
                 Err("`load.gpu` is the share of the GPU that remains: it must be 1 % to 100 %".into())
             }
             Change::Slow(left) if !within(left) => {
@@ -224,8 +226,10 @@ impl Event {
             {
                 Err("`memory.over` is longer than the event: it must be at most as long as `for`".into())
             }
-            Change::Swap(swap) if swap.rate.0 <= 0.0 => Err("`swap.rate` must be more than 0".into()),
-            Change::Swap(swap) if !(1.0..=1000.0).contains(&swap.compression) => {
+            Change::Swap(swap) if swap.swap_out_rate.0 <= 0.0 => {
+                Err("`swap.rate` must be more than 0".into())
+            }
+            Change::Swap(swap) if !(1.0..=1000.0).contains(&swap.compression_ratio) => {
                 Err("`swap.compression` is original over compressed size: it must be 1 to 1000".into())
             }
             _ => Ok(()),
@@ -243,16 +247,17 @@ impl Event {
 pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
     if events.len() > MAX_EVENTS {
         let what = format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len());
-        return Err(DocumentError::invalid(what));
+        return Err(DocumentError::invalid_document(what));
     }
     let mut changes = Vec::new();
     for (index, event) in events.iter().enumerate() {
         let place = format!("events[{index}]");
         if let Some(name) = event.device.as_deref().filter(|name| !names.contains(name)) {
             let what = format!("{place} names `{name}`, which is not a device of this scenario");
-            return Err(DocumentError::invalid(what));
+            return Err(DocumentError::invalid_document(what));
         }
-        let change = event.validate().map_err(|what| DocumentError::invalid(format!("{place}: {what}")))?;
+        let change =
+            event.validate().map_err(|what| DocumentError::invalid_document(format!("{place}: {what}")))?;
         changes.push(change);
     }
     validate_overlaps(events, &changes)?;
@@ -272,7 +277,7 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
                 event.device == other.device || event.device.is_none() || other.device.is_none();
             let is_same = same_device && their.key() == change.key();
             if is_same && other.span().is_some_and(|(begins, ends)| from < ends && begins < to) {
-                return Err(DocumentError::invalid(format!(
+                return Err(DocumentError::invalid_document(format!(
                     "events[{index}]: `{}` overlaps that of events[{earlier}]: shorten one (`for`) or merge them",
                     change.key()
                 )));
@@ -303,7 +308,7 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
             let leaves = changes[index] == Change::Leaves;
             if leaves != is_present {
                 let state = if is_present { "has not left yet" } else { "has already left" };
-                return Err(DocumentError::invalid(format!(
+                return Err(DocumentError::invalid_document(format!(
                     "events[{index}]: `{}` is impossible, because `{device}` {state} at that time: remove \
                      the event or change its time",
                     changes[index].key()
@@ -323,16 +328,16 @@ fn or_size(map: &mut Schema) {
     or_text(map, &Bytes::json_schema(&mut SchemaGenerator::default()));
 }
 
-map_or_text!(Load, "threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`");
+map_or_text!(ProcessorLoad, "threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`");
 map_or_text!(MemoryLoad, "a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`");
 
-impl Load {
-    fn from_text(words: &str) -> Result<Load, String> {
+impl ProcessorLoad {
+    fn from_text(words: &str) -> Result<ProcessorLoad, String> {
         let count = words.strip_suffix("threads").or_else(|| words.strip_suffix("thread"));
         let threads = count.and_then(|count| count.trim().parse().ok());
         let threads =
             threads.ok_or_else(|| format!("`{words}` is not a number of threads, such as `4 threads`"))?;
-        Ok(Load { threads, gpu_available: None })
+        Ok(ProcessorLoad { threads, available_gpu_fraction: None })
     }
 }
 
@@ -392,7 +397,7 @@ mod tests {
             ("- {at: 1 s, device: a, swap: {rate: 1 MB/s, compression: 0.5}}", "1 to 1000"),
             ("- {at: 1 s, device: a, stalls: true}", "needs `for`"),
             ("- {at: 1 s, for: 1 s, device: a, leaves: true}", "cannot have `for`"),
-            ("- {at: 1e300 s, device: a, slow: 50 %}", "longer than"),
+            ("- {at: 1e300 s, device: a, slow: 50 %}", "`at` must be at most"),
             ("- {at: 1 s, for: 0 s, device: a, slow: 50 %}", "`for` is 0 s"),
             (
                 "- {at: 1 s, device: a, slow: 50 %}\n- {at: 2 s, device: a, slow: 30 %}",
@@ -405,7 +410,7 @@ mod tests {
             ("- {at: 1 s, device: a, returns: next-request}", "has not left"),
             (
                 "- {at: 2 s, device: a, leaves: true}\n- {at: 1 s, device: a, leaves: true}",
-                "has left already",
+                "has already left",
             ),
             ("- {at: 1 s, device: a, level: 3}", "unknown field `level`"),
         ] {

@@ -25,7 +25,9 @@ impl ModelRef {
     /// Checks that either `profile` or `file` is set. `place` is the key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
         if self.profile.is_some() == self.file.is_some() {
-            return Err(DocumentError::invalid(format!("`{place}` needs either `profile` or `file`")));
+            return Err(DocumentError::invalid_document(format!(
+                "`{place}` needs either `profile` or `file`"
+            )));
         }
         Ok(())
     }
@@ -55,7 +57,7 @@ pub enum KvFormat {
 
 impl KvFormat {
     /// Returns the bytes per element.
-    pub fn element_bytes(self) -> u64 {
+    pub fn bytes_per_element(self) -> u64 {
         match self {
             KvFormat::F16 => 2,
             KvFormat::F32 => 4,
@@ -76,8 +78,8 @@ pub enum ActivationFormat {
 
 impl ActivationFormat {
     /// Returns the size of the activations of one token in a message, in bytes.
-    pub fn token_bytes(self, shape: &ModelShape) -> Bytes {
-        let wide = shape.activation_bytes();
+    pub fn bytes_per_token(self, shape: &ModelShape) -> Bytes {
+        let wide = shape.hidden_state_bytes();
         match self {
             ActivationFormat::F16 => Bytes(wide.0 / 2),
             ActivationFormat::F32 => wide,

@@ -24,8 +24,8 @@ pub struct Pass {
     #[serde(rename = "output")]
     pub has_output: bool,
     /// The index of the sequence, from 0.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub sequence: u32,
+    #[serde(rename = "sequence", default, skip_serializing_if = "is_default")]
+    pub sequence_index: u32,
     /// The number of drafted tokens. They are the last tokens of the pass, and a token is sampled after each of them
     /// too.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -40,7 +40,7 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Pass {
     /// Creates a pass of sequence 0 without drafted tokens.
     pub const fn new(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
-        Self { index, first_position, tokens, has_output: output, sequence: 0, drafted: 0 }
+        Self { index, first_position, tokens, has_output: output, sequence_index: 0, drafted: 0 }
     }
 
     /// Returns the number of positions after which a token is sampled: 0 without `output`, else the last one
@@ -50,7 +50,7 @@ impl Pass {
     }
 
     /// Returns the position after the last token, `None` if it overflows.
-    pub fn end(&self) -> Option<u32> {
+    pub fn end_position(&self) -> Option<u32> {
         self.first_position.checked_add(self.tokens)
     }
 }

@@ -72,14 +72,14 @@ pub struct ResidencyOptions {
     pub stream_buffer: Option<Bytes>,
     /// `managed`: the maximum size of the kept set; limited only by the available memory if absent.
     #[serde(rename = "kept", default, skip_serializing_if = "Option::is_none")]
-    pub kept_limit: Option<Bytes>,
+    pub kept_set_limit: Option<Bytes>,
     /// `pinned`, `sliding`: the format to which matrices are converted; not converted if absent.
     #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
-    pub converted_format: Option<Format>,
+    pub conversion_format: Option<Format>,
     /// `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in main
     /// memory. If absent, they are stored only in GPU memory.
     #[serde(rename = "gpu_weights_as", default, skip_serializing_if = "Option::is_none")]
-    pub gpu_converted_format: Option<Format>,
+    pub gpu_conversion_format: Option<Format>,
     /// `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
     #[serde(rename = "blocks", default, skip_serializing_if = "Option::is_none")]
     pub resident_blocks: Option<u32>,
@@ -87,7 +87,7 @@ pub struct ResidencyOptions {
 
 /// Default size of a managed device's stream buffer, so that some pieces can be in flight while others are in use.
 /// source: assumed
-pub const DEFAULT_STREAM_BUFFER: Bytes = Bytes::mib(8);
+pub const DEFAULT_STREAM_BUFFER: Bytes = Bytes::from_mib(8);
 
 /// Minimum size of the stream buffer of a managed device: eight pieces of 64 KiB.
 const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
@@ -138,16 +138,16 @@ impl ResidencyOptions {
             prefetch_in_one_call: false,
             evict_after_use: false,
             stream_buffer: None,
-            kept_limit: None,
-            converted_format: None,
-            gpu_converted_format: None,
+            kept_set_limit: None,
+            conversion_format: None,
+            gpu_conversion_format: None,
             resident_blocks: None,
         }
     }
 
     /// Creates the options for weights copied into anonymous memory, converted to `weights_as` if it is given.
     pub const fn pinned(weights_as: Option<Format>) -> Self {
-        Self { converted_format: weights_as, ..Self::with_policy(Residency::Pinned) }
+        Self { conversion_format: weights_as, ..Self::with_policy(Residency::Pinned) }
     }
 
     /// Returns the options without prefetch.
@@ -177,13 +177,13 @@ impl ResidencyOptions {
     }
 
     /// Whether the weights are copied into anonymous memory.
-    pub fn is_pinned(&self) -> bool {
+    pub fn uses_anonymous_memory(&self) -> bool {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
     /// Returns the format to which matrices are converted, on the GPU if `gpu` is true; `None` for no conversion.
     pub fn weight_format(&self, gpu: bool) -> Option<Format> {
-        if gpu { self.gpu_converted_format.or(self.converted_format) } else { self.converted_format }
+        if gpu { self.gpu_conversion_format.or(self.conversion_format) } else { self.conversion_format }
     }
 
     /// Whether weights are evicted after use.
@@ -197,8 +197,8 @@ impl ResidencyOptions {
     }
 
     /// Returns how many bytes of weights a device may keep in memory, if its part of the model has `share` bytes.
-    pub fn max_kept(&self, share: u64) -> u64 {
-        self.kept_limit.map_or(share, |kept| kept.0.min(share))
+    pub fn max_kept_bytes(&self, share: u64) -> u64 {
+        self.kept_set_limit.map_or(share, |kept| kept.0.min(share))
     }
 
     /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
@@ -209,8 +209,8 @@ impl ResidencyOptions {
 
     /// Checks the options in a scenario, in which `pinned` and `sliding` are errors. `place` is the key.
     pub fn validate_in_scenario(&self, place: &str) -> Result<(), DocumentError> {
-        if self.is_pinned() {
-            return Err(DocumentError::invalid(format!(
+        if self.uses_anonymous_memory() {
+            return Err(DocumentError::invalid_document(format!(
                 "{place}: `{}` is only for the strategies of other systems: use `os`, `windowed` or \
                  `managed`, or plan with one of these strategies, such as `--strategy exo`",
                 self.policy
@@ -222,7 +222,7 @@ impl ResidencyOptions {
     /// Checks that the options do not contradict each other. `place` is the key in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
         self.validate_pinned(place)?;
-        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
         let managed = self.policy == Residency::Managed;
         let (stray, policies) = if managed {
             let stray =
@@ -230,7 +230,7 @@ impl ResidencyOptions {
             (stray, "`os` and `windowed`")
         } else {
             let stray =
-                [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept_limit.is_some())];
+                [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept_set_limit.is_some())];
             (stray, "`managed`")
         };
         if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
@@ -256,15 +256,23 @@ impl ResidencyOptions {
 
     /// Checks that `pinned` and `sliding` have only keys that apply to them, and that no other policy has their keys.
     fn validate_pinned(&self, place: &str) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
         let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
         let stray = [
-            ("weights_as", self.converted_format.is_some() && !self.is_pinned(), "`pinned` and `sliding`"),
-            ("gpu_weights_as", self.gpu_converted_format.is_some() && !pinned, "`pinned`"),
+            (
+                "weights_as",
+                self.conversion_format.is_some() && !self.uses_anonymous_memory(),
+                "`pinned` and `sliding`",
+            ),
+            ("gpu_weights_as", self.gpu_conversion_format.is_some() && !pinned, "`pinned`"),
             ("blocks", self.resident_blocks.is_some() && !sliding, "`sliding`"),
-            ("prefetch", !self.prefetch && self.is_pinned(), "`os` and `windowed`"),
-            ("prefetch_budget", self.prefetch_budget.is_some() && self.is_pinned(), "`os` and `windowed`"),
-            ("release", self.evict_after_use && self.is_pinned(), "`os` and `windowed`"),
+            ("prefetch", !self.prefetch && self.uses_anonymous_memory(), "`os` and `windowed`"),
+            (
+                "prefetch_budget",
+                self.prefetch_budget.is_some() && self.uses_anonymous_memory(),
+                "`os` and `windowed`",
+            ),
+            ("release", self.evict_after_use && self.uses_anonymous_memory(), "`os` and `windowed`"),
         ];
         if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
             let policy = self.policy;

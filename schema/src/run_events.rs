@@ -63,10 +63,11 @@ pub struct RunEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Start in nanoseconds from the start of the run.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// End in nanoseconds from the start of the run; absent if the event lasted until the end of the run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end: Option<u64>,
+    #[serde(rename = "end", default, skip_serializing_if = "Option::is_none")]
+    pub end_ns: Option<u64>,
     /// Details of the event as text for users, such as the allocated memory or the cause of a loss.
     #[serde(rename = "what", default, skip_serializing_if = "String::is_empty")]
     pub details: String,

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::device::{MAX_BYTES, Quota, SocOptions};
+use hearth_profiles::device::{MAX_MEMORY_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
 use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::address::host_and_port;
+use crate::address::split_host_port;
 use crate::events::{self, Event};
 use crate::pass::is_default;
 use crate::residency::ResidencyOptions;
@@ -33,13 +33,14 @@ pub struct Scenario {
     pub seed: u64,
     pub model: ModelRef,
     /// Capacity of the key-value cache of a sequence, in tokens.
-    pub context: u32,
+    #[serde(rename = "context")]
+    pub context_length: u32,
     /// The element format of the key-value cache.
-    #[serde(default)]
-    pub kv_cache: KvFormat,
+    #[serde(rename = "kv_cache", default)]
+    pub kv_cache_format: KvFormat,
     /// The format of activations in messages between devices.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub activations: ActivationFormat,
+    #[serde(rename = "activations", default, skip_serializing_if = "is_default")]
+    pub activation_format: ActivationFormat,
     pub workload: Workload,
     /// The devices; the first is the head unless another says `head: true`.
     pub devices: Vec<DeviceEntry>,
@@ -82,14 +83,14 @@ pub struct DeviceEntry {
     pub soc: Option<SocOptions>,
     /// The limits of the device in the lab.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
+    pub limits: Option<ResourceLimits>,
 }
 
 impl DeviceEntry {
     fn validate(&self) -> Result<(), DocumentError> {
-        let is_invalid = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
+        let is_invalid = |address: &&String| split_host_port(address).is_none_or(|(_, port)| port == 0);
         if let Some(address) = self.address.as_ref().filter(is_invalid) {
-            return Err(DocumentError::invalid(format!(
+            return Err(DocumentError::invalid_document(format!(
                 "device `{}`: `{address}` is not the address of a worker; write `address: HOST:PORT`, such as 192.168.1.7:9001",
                 self.name
             )));
@@ -101,7 +102,7 @@ impl DeviceEntry {
 /// Resource limits of a device in the lab.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, such as `{memory: 2 GiB, threads: 2}`")]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Memory limit as a share of the weights that the plan assigns to the device, in addition to the other memory of
     /// its process. Planners cannot use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,14 +111,14 @@ pub struct Limits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Maximum rate of disk reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk_read: Option<BytesPerSecond>,
+    #[serde(rename = "disk_read", default, skip_serializing_if = "Option::is_none")]
+    pub disk_read_rate: Option<BytesPerSecond>,
     /// The number of computing threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
     /// Maximum CPU time of all threads together, in processors: `0.5` is half of a processor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<f64>,
+    #[serde(rename = "cpu", default, skip_serializing_if = "Option::is_none")]
+    pub cpu_cores: Option<f64>,
     /// The numbers of the processors of this machine on which the device can run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Vec<u32>>,
@@ -127,25 +128,28 @@ pub struct Limits {
 /// source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
 const MAX_PROCESSORS: u32 = 8192;
 
-impl Limits {
+impl ResourceLimits {
     fn validate(&self, device: &str) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(format!("device `{device}`: {what}")));
+        let refuse =
+            |what: String| Err(DocumentError::invalid_document(format!("device `{device}`: {what}")));
         if self.memory.is_some() && self.memory_share.is_some() {
             return refuse("give `memory` or `memory_share`, not both".into());
         }
         let nothing = [
             ("memory", self.memory == Some(Bytes::ZERO)),
             ("memory_share", self.memory_share.is_some_and(|share| share.0 <= 0.0)),
-            ("disk_read", self.disk_read.is_some_and(|rate| rate.0 <= 0.0)),
+            ("disk_read", self.disk_read_rate.is_some_and(|rate| rate.0 <= 0.0)),
             ("threads", self.threads == Some(0)),
         ];
         if let Some((key, _)) = nothing.into_iter().find(|(_, nothing)| *nothing) {
             return refuse(format!("`limits.{key}` is 0: no run would finish; give more, or leave it out"));
         }
-        if let Some(memory) = self.memory.filter(|memory| *memory > MAX_BYTES) {
-            return refuse(format!("`limits.memory` is {memory}, more than {MAX_BYTES}: check its unit"));
+        if let Some(memory) = self.memory.filter(|memory| *memory > MAX_MEMORY_BYTES) {
+            return refuse(format!(
+                "`limits.memory` is {memory}, more than {MAX_MEMORY_BYTES}: check its unit"
+            ));
         }
-        if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::is_valid_cores(cpu)) {
+        if let Some(cpu) = self.cpu_cores.filter(|&cpu| !Quota::is_valid_core_count(cpu)) {
             return refuse(format!(
                 "`limits.cpu` is {cpu}: give a number of processors from 0.01 to 1024, such as `0.5`"
             ));
@@ -169,7 +173,8 @@ impl Limits {
 )]
 pub struct Links {
     /// The link between any two devices without an entry in `between`.
-    pub default: Link,
+    #[serde(rename = "default")]
+    pub default_link: Link,
     /// Links between two named devices, in both directions.
     #[serde(rename = "between", default, skip_serializing_if = "Vec::is_empty")]
     pub pair_links: Vec<PairLink>,
@@ -178,26 +183,26 @@ pub struct Links {
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
     pub wifi: Option<Wifi>,
     /// Whether the lab emulates these links. Otherwise it uses the loopback of this machine for all links.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub emulated: bool,
+    #[serde(rename = "emulated", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_emulated: bool,
 }
 
 impl Links {
     /// Creates links with the latency and the bandwidth of `default` between any two devices, without Wi-Fi.
     pub fn uniform(default: Link) -> Self {
-        Self { default, pair_links: Vec::new(), wifi: None, emulated: false }
+        Self { default_link: default, pair_links: Vec::new(), wifi: None, is_emulated: false }
     }
 
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
-        validate_link("links.default", &self.default)?;
+        validate_link("links.default", &self.default_link)?;
         for named in &self.pair_links {
             if let Some(name) = named.devices.iter().find(|name| !devices.contains(name.as_str())) {
                 let what = format!("links.between names `{name}`, which is not a device of this scenario");
-                return Err(DocumentError::invalid(what));
+                return Err(DocumentError::invalid_document(what));
             }
             named.validate()?;
         }
-        self.wifi.as_ref().map_or(Ok(()), |wifi| wifi.validate(devices, &self.default))
+        self.wifi.as_ref().map_or(Ok(()), |wifi| wifi.validate(devices, &self.default_link))
     }
 }
 
@@ -217,11 +222,11 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
             "{place}: `bandwidth` is {bandwidth}, but must be at least 1 kbit/s; mark devices that cannot communicate as \
              `unreachable` in `links.between`"
         );
-        return Err(DocumentError::invalid_at(place, what));
+        return Err(DocumentError::invalid_value(place, what));
     }
     if latency > MAX_LATENCY {
         let what = format!("{place}: `latency` is {latency}, but must be at most an hour");
-        return Err(DocumentError::invalid_at(place, what));
+        return Err(DocumentError::invalid_value(place, what));
     }
     Ok(())
 }
@@ -237,8 +242,8 @@ pub struct PairLink {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
     /// The directions in which the devices cannot send; none if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unreachable: Option<UnreachableDirections>,
+    #[serde(rename = "unreachable", default, skip_serializing_if = "Option::is_none")]
+    pub unreachable_directions: Option<UnreachableDirections>,
 }
 
 /// The directions in which a pair cannot send.
@@ -256,14 +261,14 @@ impl PairLink {
     fn validate(&self) -> Result<(), DocumentError> {
         let [first, second] = &self.devices;
         let place = format!("links.between [{first}, {second}]");
-        let refuse = |what: &str| Err(DocumentError::invalid(format!("{place}{what}")));
+        let refuse = |what: &str| Err(DocumentError::invalid_document(format!("{place}{what}")));
         if first == second {
             return refuse(" names one device twice");
         }
         if let Some(link) = &self.link {
             validate_link(&place, link)?;
         }
-        match (&self.link, self.unreachable) {
+        match (&self.link, self.unreachable_directions) {
             (None, None) => refuse(" has no effect: give `link` or `unreachable`"),
             (Some(_), Some(UnreachableDirections::Both)) => {
                 refuse(": give `link` or `unreachable: both`, not both")
@@ -324,7 +329,7 @@ pub enum RingOrder {
 
 impl Scenario {
     /// Returns the index of the head in `devices`.
-    pub fn head(&self) -> usize {
+    pub fn head_index(&self) -> usize {
         self.devices.iter().position(|device| device.is_head).unwrap_or(0)
     }
 }
@@ -334,7 +339,7 @@ impl Document for Scenario {
     const RENAMED_KEYS: &'static [RenamedKey] = &[RenamedKey { old_key: "links.air", new_key: "links.wifi" }];
 
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         if self.devices.is_empty() {
             return refuse("`devices` is empty; a scenario needs at least one".into());
         }
@@ -359,7 +364,7 @@ impl Document for Scenario {
         self.links.validate(&names)?;
         events::validate(&self.events, &names)?;
         self.model.validate("model")?;
-        self.workload.validate(self.context)?;
+        self.workload.validate(self.context_length)?;
         if self.workload.speculation.is_some() && self.planner.choose_best_head {
             return refuse(
                 "`planner.best_head` cannot be combined with `workload.speculation`, because the head stores the draft \

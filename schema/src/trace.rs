@@ -48,7 +48,8 @@ pub struct TracedDevice {
     #[serde(default, rename = "profile", skip_serializing_if = "Option::is_none")]
     pub profile_digest: Option<String>,
     /// Total memory in bytes. Memory pressure is relative to it.
-    pub memory_total: u64,
+    #[serde(rename = "memory_total")]
+    pub total_memory_bytes: u64,
     /// Operating system and kernel version of a measured device.
     #[serde(rename = "kernel", default, skip_serializing_if = "Option::is_none")]
     pub os_and_kernel: Option<String>,
@@ -56,8 +57,8 @@ pub struct TracedDevice {
     #[serde(rename = "unvalidated", default, skip_serializing_if = "Option::is_none")]
     pub unvalidated_parts: Option<String>,
     /// The page-cache policy of a simulated device.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<PageCachePolicy>,
+    #[serde(rename = "policy", default, skip_serializing_if = "Option::is_none")]
+    pub page_cache_policy: Option<PageCachePolicy>,
 }
 
 /// The first line of a trace file.
@@ -68,18 +69,21 @@ pub struct Header {
     pub schema: String,
     pub origin: Origin,
     /// The name of the scenario.
-    pub scenario: String,
+    #[serde(rename = "scenario")]
+    pub scenario_name: String,
     /// The digest of the plan.
     #[serde(rename = "plan")]
     pub plan_digest: String,
     /// The name of the model.
-    pub model: String,
+    #[serde(rename = "model")]
+    pub model_name: String,
     /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block, two per layer.
-    #[serde(default, skip_serializing_if = "Parallelism::is_ring")]
-    pub kind: Parallelism,
+    #[serde(rename = "kind", default, skip_serializing_if = "Parallelism::is_ring")]
+    pub parallelism: Parallelism,
     pub seed: u64,
     /// The version of the program that wrote the trace.
-    pub version: String,
+    #[serde(rename = "version")]
+    pub program_version: String,
     /// The devices in ring order; `device` in other lines is an index into this list.
     pub devices: Vec<TracedDevice>,
 }
@@ -137,7 +141,7 @@ pub enum StepKind {
 /// The cost of a computing step: times in nanoseconds, and bytes of weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cost {
+pub struct StepCost {
     /// CPU time of the thread on the critical path.
     #[serde(rename = "cpu")]
     pub cpu_ns: u64,
@@ -158,20 +162,24 @@ pub struct Cost {
 /// A step of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct StepRecord {
     /// The index of the device in [`Header::devices`].
-    pub device: u16,
+    #[serde(rename = "device")]
+    pub device_index: u16,
     pub resource: Resource,
     pub kind: StepKind,
-    pub pass: u32,
+    #[serde(rename = "pass")]
+    pub pass_index: u32,
     pub round: u32,
     /// The layers that the step works on: index of the first layer, and index after the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<[u32; 2]>,
     /// Start in nanoseconds from the start of the run.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// End in nanoseconds from the start of the run.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Bytes of the weights used, the message sent or received, or the data prefetched or copied.
     #[serde(default, skip_serializing_if = "is_default")]
     pub bytes: u64,
@@ -179,13 +187,13 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cost: Option<Cost>,
+    pub cost: Option<StepCost>,
 }
 
-impl Record {
+impl StepRecord {
     /// Returns the duration in nanoseconds.
-    pub fn duration(&self) -> u64 {
-        self.end.saturating_sub(self.start)
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
     }
 
     /// Returns the layers as a range, empty if there are none.
@@ -214,12 +222,14 @@ pub enum Counter {
 /// The value of a counter at a point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reading {
+pub struct CounterReading {
     /// The index of the device in [`Header::devices`].
-    pub device: u16,
+    #[serde(rename = "device")]
+    pub device_index: u16,
     pub counter: Counter,
     /// The pass after which the counter was read.
-    pub pass: u32,
+    #[serde(rename = "pass")]
+    pub pass_index: u32,
     /// Time in nanoseconds from the start of the run.
     #[serde(rename = "at")]
     pub time_ns: u64,
@@ -241,8 +251,10 @@ pub enum MemoryKind {
 #[serde(deny_unknown_fields)]
 pub struct Shortage {
     /// The index of the device in [`Header::devices`].
-    pub device: u16,
-    pub memory: MemoryKind,
+    #[serde(rename = "device")]
+    pub device_index: u16,
+    #[serde(rename = "memory")]
+    pub memory_kind: MemoryKind,
     /// The minimum memory that the run needs on the device, in bytes.
     #[serde(rename = "needed")]
     pub needed_bytes: u64,
@@ -279,8 +291,8 @@ impl Outcome {
 enum Line {
     Header(Header),
     Pass(Pass),
-    Step(Record),
-    Counter(Reading),
+    Step(StepRecord),
+    Counter(CounterReading),
     Shortage(Shortage),
     Event(RunEvent),
     End(Outcome),
@@ -289,9 +301,9 @@ enum Line {
 impl Line {
     fn device(&self) -> Option<u16> {
         match self {
-            Line::Step(Record { device, .. })
-            | Line::Counter(Reading { device, .. })
-            | Line::Shortage(Shortage { device, .. }) => Some(*device),
+            Line::Step(StepRecord { device_index: device, .. })
+            | Line::Counter(CounterReading { device_index: device, .. })
+            | Line::Shortage(Shortage { device_index: device, .. }) => Some(*device),
             _ => None,
         }
     }
@@ -303,8 +315,8 @@ pub struct Trace {
     pub header: Header,
     pub passes: Vec<Pass>,
     /// The steps, ordered by start time within each device.
-    pub records: Vec<Record>,
-    pub readings: Vec<Reading>,
+    pub records: Vec<StepRecord>,
+    pub readings: Vec<CounterReading>,
     /// Devices with too little memory, if the run ended out of memory.
     pub shortages: Vec<Shortage>,
     /// The run events, ordered by start time.
@@ -385,7 +397,7 @@ impl Trace {
                 (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),
                 (Line::Pass(pass), _) => passes.push(pass),
-                (Line::Step(Record { start, end, .. }), _) if end < start => {
+                (Line::Step(StepRecord { start_ns: start, end_ns: end, .. }), _) if end < start => {
                     return Err(fail(format!("a step ends at {end} ns, before its start at {start} ns")));
                 }
                 (Line::Step(record), _) => records.push(record),
@@ -395,7 +407,7 @@ impl Trace {
                     return Err(fail(format!("the trace has more than {MAX_RUN_EVENTS} events")));
                 }
                 (Line::Event(run_event), _) => {
-                    if run_event.end.is_some_and(|end| end < run_event.start) {
+                    if run_event.end_ns.is_some_and(|end| end < run_event.start_ns) {
                         return Err(fail("an event ends before it starts".into()));
                     }
                     run_events.push(run_event);

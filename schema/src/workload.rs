@@ -48,7 +48,8 @@ pub struct Workload {
 )]
 pub struct Speculation {
     /// The draft model. It must have the vocabulary of the large model. The head stores the whole draft model.
-    pub draft: ModelRef,
+    #[serde(rename = "draft")]
+    pub draft_model: ModelRef,
     /// The number of tokens drafted for one pass of the large model.
     pub tokens: u32,
     /// The probability that the large model accepts a drafted token, given that it accepted the previous ones.
@@ -88,7 +89,7 @@ impl Workload {
 
     /// Checks the values, and that each request fits in a context of `context` tokens.
     pub fn validate(&self, context: u32) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         if self.prompt_tokens == 0 || self.generated_tokens == 0 {
             return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
         }
@@ -120,7 +121,7 @@ impl Workload {
 
 impl Speculation {
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         if !(1..MAX_PASS_TOKENS).contains(&self.tokens) {
             return refuse(format!(
                 "`workload.speculation.tokens` is {}: it must be 1 to {}; omit `speculation` to disable drafting",
@@ -133,6 +134,6 @@ impl Speculation {
             let what = format!("`workload.speculation.acceptance` is {acceptance}: it must be 0 % to 100 %");
             return refuse(what);
         }
-        self.draft.validate("workload.speculation.draft")
+        self.draft_model.validate("workload.speculation.draft")
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use hearth_ring::ResponseEvent;
-use hearth_runtime::{TextStream, Tokenizer};
+use hearth_runtime::{IncrementalDetokenizer, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -35,7 +35,7 @@ pub enum Chunk {
 pub struct Generation {
     events: mpsc::UnboundedReceiver<ResponseEvent>,
     tokenizer: Arc<Tokenizer>,
-    text: TextStream,
+    text: IncrementalDetokenizer,
     stop: StopMatcher,
     /// The numbers of prompt, cached and generated tokens so far.
     pub usage: Usage,
@@ -57,7 +57,7 @@ impl Generation {
         Self {
             events,
             tokenizer,
-            text: TextStream::default(),
+            text: IncrementalDetokenizer::default(),
             stop: StopMatcher { stops, buffered: String::new() },
             usage: Usage { prompt_tokens, ..Usage::default() },
             active,

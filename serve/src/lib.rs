@@ -69,7 +69,7 @@ pub struct AppState {
     /// The plan of the running ring.
     pub plan: Mutex<Plan>,
     /// The time at which the server started, as a Unix timestamp in seconds.
-    pub start_time: u64,
+    pub start_unix_time: u64,
     pub request_count: AtomicU64,
 }
 
@@ -177,7 +177,7 @@ async fn create_completion(
     let id = state.next_request_id();
     let parsed = body.0.and_then(|completion| {
         let params = state.params(&completion.common, id)?;
-        let prompts = completion.prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
+        let prompts = completion.into_prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
         Ok((prompts.collect::<Result<_, _>>()?, GenerationParams { max_tokens, ..params }))
     });
@@ -199,7 +199,7 @@ async fn respond(
     let response = match started {
         Err(error) => error.into_response(),
         Ok((generations, params)) => {
-            let id = format!("{id_prefix}-{}-{id}", state.start_time);
+            let id = format!("{id_prefix}-{}-{id}", state.start_unix_time);
             let header = ResponseMetadata { kind, id, created: unix_time(), model: state.model_name.clone() };
             if params.stream {
                 response::stream(header, generations, params.include_usage)
@@ -256,7 +256,7 @@ impl AppState {
     }
 
     fn model_object(&self) -> Value {
-        json!({"id": &*self.model_name, "object": "model", "created": self.start_time, "owned_by": "hearth"})
+        json!({"id": &*self.model_name, "object": "model", "created": self.start_unix_time, "owned_by": "hearth"})
     }
 
     fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
@@ -269,7 +269,7 @@ impl AppState {
     fn params(&self, common: &CommonFields, id: u64) -> Result<GenerationParams, ApiError> {
         self.check_model(common.model.as_deref())?;
         // Each request has its own random numbers; `seed` makes it repeatable.
-        common.params(self.start_time.wrapping_mul(1 << 20).wrapping_add(id))
+        common.to_generation_params(self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id))
     }
 
     fn chat_tokens(&self, chat: ChatRequest) -> Result<Vec<u32>, ApiError> {
@@ -277,7 +277,7 @@ impl AppState {
             let message = format!("{reason}: use /v1/completions instead, which continues a text");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
-        let tokens = template.encode(&self.tokenizer, &chat.messages()?);
+        let tokens = template.encode(&self.tokenizer, &chat.into_messages()?);
         tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearth_schema::trace::{Counter as TraceCounter, Reading, Record, Resource, StepKind};
+use hearth_schema::trace::{Counter as TraceCounter, CounterReading, Resource, StepKind, StepRecord};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -80,7 +80,8 @@ pub struct DeviceActivity {
 /// The state of a server at one moment, for the chat page.
 #[derive(Debug, Serialize)]
 pub struct Snapshot {
-    pub is_up: bool,
+    #[serde(rename = "is_up")]
+    pub is_ring_up: bool,
     /// Number of running and waiting requests.
     #[serde(rename = "active")]
     pub active_requests: u64,
@@ -164,16 +165,17 @@ impl Metrics {
     }
 
     /// Adds the times, the bytes read and the resident bytes of a part of a device's trace to its activity.
-    pub fn record_device(&self, device: &str, records: &[Record], readings: &[Reading]) {
+    pub fn record_device_activity(&self, device: &str, records: &[StepRecord], readings: &[CounterReading]) {
         let mut added = DeviceActivity::default();
         for record in records {
-            let seconds = record.duration() as f64 * 1e-9;
+            let seconds = record.duration_ns() as f64 * 1e-9;
             match (record.kind, record.cost) {
                 (StepKind::Receive, _) => added.receive_wait_s += seconds,
                 (StepKind::Prefetch, _) => added.read_bytes += record.bytes,
                 (_, Some(cost)) => {
                     added.computing_s += cost.cpu_ns as f64 * 1e-9;
-                    let waited = record.duration().saturating_sub(cost.cpu_ns.saturating_add(cost.queue_ns));
+                    let waited =
+                        record.duration_ns().saturating_sub(cost.cpu_ns.saturating_add(cost.queue_ns));
                     added.disk_wait_s += waited as f64 * 1e-9;
                     added.read_bytes += cost.faulted_bytes;
                 }
@@ -206,7 +208,7 @@ impl Metrics {
     /// Returns the current state of the server.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            is_up: self.is_ring_up(),
+            is_ring_up: self.is_ring_up(),
             active_requests: self.active_requests(),
             generated_tokens: self.tokens.get_or_create(&[("kind", "generated".to_owned())]).get(),
             uptime_s: self.started.elapsed().as_secs_f64(),
@@ -281,7 +283,7 @@ mod tests {
         finished.record_usage(Usage { prompt_tokens: 3, cached_tokens: 1, generated_tokens: 2 });
         drop(finished);
         drop(metrics.start_request());
-        metrics.record_device("a \"b\"", &[], &[]);
+        metrics.record_device_activity("a \"b\"", &[], &[]);
         let encoded = metrics.encode();
         for line in [
             "hearth_ring_up 1",

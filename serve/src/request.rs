@@ -3,7 +3,7 @@
 //! Unsupported fields that would change the result are refused by name. Fields without effect (`user`, `metadata`,
 //! ...) are ignored.
 
-use hearth_runtime::{Message, SamplerOptions};
+use hearth_runtime::{ChatMessage, SamplerOptions};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -122,13 +122,13 @@ pub struct GenerationParams {
 }
 
 impl ChatRequest {
-    pub fn messages(self) -> Result<Vec<Message>, ApiError> {
+    pub fn into_messages(self) -> Result<Vec<ChatMessage>, ApiError> {
         self.messages.into_iter().map(MessageField::message).collect()
     }
 }
 
 impl MessageField {
-    fn message(self) -> Result<Message, ApiError> {
+    fn message(self) -> Result<ChatMessage, ApiError> {
         let text = |part: Part| match (&*part.kind, part.text) {
             ("text", Some(text)) => Ok(text),
             (kind, _) => {
@@ -143,12 +143,12 @@ impl MessageField {
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
         };
-        Ok(Message { role: self.role, content })
+        Ok(ChatMessage { role: self.role, content })
     }
 }
 
 impl CompletionRequest {
-    pub fn prompts(self) -> Result<Vec<Prompt>, ApiError> {
+    pub fn into_prompts(self) -> Result<Vec<Prompt>, ApiError> {
         let prompts: Vec<Prompt> = match self.prompt {
             None => vec![],
             Some(PromptField::Text(text)) => vec![Prompt::Text(text)],
@@ -169,7 +169,7 @@ impl CompletionRequest {
 
 impl CommonFields {
     /// Validates the fields. A request that has no seed gets `seed`.
-    pub fn params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
+    pub fn to_generation_params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
         self.check_supported()?;
         let default = SamplerOptions::default();
         // OpenAI's default temperature is 1.
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn fields_without_effect_are_accepted() {
-        let params = |more: Value| chat(&more).common.params(7).expect("valid");
+        let params = |more: Value| chat(&more).common.to_generation_params(7).expect("valid");
         let GenerationParams { max_tokens, sampler, stream, .. } =
             params(json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}));
         assert_eq!((max_tokens, sampler.temperature, sampler.seed, stream), (None, 1.0, 7, false));
@@ -262,18 +262,19 @@ mod tests {
         ];
         for more in unsupported {
             let key = more.as_object().and_then(|all| all.keys().next().cloned()).expect("a key");
-            let refused = chat(&more).common.params(0).expect_err("refused");
+            let refused = chat(&more).common.to_generation_params(0).expect_err("refused");
             assert!(refused.param == Some(&*key) && refused.message.contains(&key), "{refused:?}");
         }
         for more in [json!({"stop": ""}), json!({"stop": vec!["x"; 17]}), json!({"max_tokens": 0})] {
-            assert!(chat(&more).common.params(0).is_err());
+            assert!(chat(&more).common.to_generation_params(0).is_err());
         }
     }
 
     #[test]
     fn text_parts_are_joined_and_images_are_refused() {
-        let messages =
-            |content: &Value| chat(&json!({"messages": [{"role": "user", "content": content}]})).messages();
+        let messages = |content: &Value| {
+            chat(&json!({"messages": [{"role": "user", "content": content}]})).into_messages()
+        };
         let text =
             messages(&json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])).expect("text");
         assert_eq!(text[0].content, "ab");
@@ -286,7 +287,7 @@ mod tests {
     fn prompts_are_texts_or_tokens() {
         let prompts = |prompt: &Value| {
             let request = serde_json::from_value(json!({"prompt": prompt}));
-            CompletionRequest::prompts(request.expect("a request"))
+            CompletionRequest::into_prompts(request.expect("a request"))
         };
         assert_eq!(prompts(&json!("a")), Ok(vec![Prompt::Text("a".into())]));
         assert_eq!(prompts(&json!(["a", "b"])).map(|all| all.len()), Ok(2));

@@ -3,7 +3,7 @@
 use hearth_core::Cluster;
 use hearth_core::memory::draft;
 use hearth_core::recovery::Replanner;
-use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -32,9 +32,9 @@ pub struct Options {
     /// and closer to the kernel.
     pub chunk_size: Bytes,
     /// Whether the page cache starts in the state in which earlier tokens would have left it.
-    pub warm_start: bool,
+    pub starts_warm: bool,
     /// Whether to run plans that need more memory than the devices have.
-    pub ignore_memory: bool,
+    pub ignore_memory_shortages: bool,
     /// Maximum memory of a device's process beyond what its profile states; the seed determines the actual amount. If
     /// the weights of a device only just fit, this amount and the position of a token's first fault (the embedding
     /// row, which aligns the read-ahead) determine how much is read for a token.
@@ -48,8 +48,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             chunk_size: Bytes(CHUNK_BYTES),
-            warm_start: false,
-            ignore_memory: false,
+            starts_warm: false,
+            ignore_memory_shortages: false,
             max_extra_process_memory: Bytes::ZERO,
             read_around_embedding_rows: false,
         }
@@ -68,26 +68,26 @@ pub struct ScenarioEvents<'a> {
 pub struct SimulationResult {
     pub trace: Trace,
     /// The plans made during the run, in order of time.
-    pub plans: Vec<Plan>,
+    pub new_plans: Vec<Plan>,
     /// The indices of the scenario's events that had not begun when the run ended.
-    pub unreached_events: Vec<usize>,
+    pub unreached_event_indices: Vec<usize>,
 }
 
 impl SimulationResult {
     pub fn without_events(trace: Trace) -> Self {
-        Self { trace, plans: vec![], unreached_events: vec![] }
+        Self { trace, new_plans: vec![], unreached_event_indices: vec![] }
     }
 }
 
 /// Checks the input and returns the plan's devices in ring order.
-pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
+pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
     if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk_size.0) {
         return Err(SimError::UnsupportedChunkSize { bytes: input.options.chunk_size.0 });
     }
     let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
-    let digest = plan.model.digest.as_ref();
+    let digest = plan.model.file_digest.as_ref();
     let same_file = digest.is_some_and(|it| cluster.model.match_digest(it) != DigestMatch::Different);
     if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
         let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
@@ -113,11 +113,11 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         }
         devices.push(&member.device);
     }
-    if let Some(tensor) = plan.kind.tensor_parallel() {
-        tensor.validate_cover(plan, &cluster.model.shape)?;
+    if let Some(tensor) = plan.kind.tensor_plan() {
+        tensor.validate_coverage(plan, &cluster.model.shape)?;
     }
-    cluster.links.check_plan(plan)?;
-    draft::check_plan(plan, cluster)?;
+    cluster.links.check_reachability(plan)?;
+    draft::check_planned_draft(plan, cluster)?;
     Ok(devices)
 }
 
@@ -129,7 +129,7 @@ pub fn check_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<(
     for event in scenario_events.events {
         let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
         let memory = input.cluster.member(name).map(|member| &member.device.memory);
-        if memory.is_none_or(|memory| memory.obtainable_bytes() == memory.available.value) {
+        if memory.is_none_or(|memory| memory.obtainable_bytes() == memory.available_memory.value) {
             return Err(SimError::NoSwap { device: name.clone() });
         }
         let swaps_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];

@@ -37,9 +37,9 @@ pub struct MobileGpu {
 /// Measured speeds of one model in tokens per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredSpeeds {
-    pub weights: WeightFormat,
-    pub prefill_speed: f64,
-    pub decode_speed: f64,
+    pub weight_format: WeightFormat,
+    pub prefill_tokens_per_second: f64,
+    pub decode_tokens_per_second: f64,
 }
 
 struct WeightCounts {
@@ -54,7 +54,7 @@ fn weight_counts(shape: &ModelShape) -> WeightCounts {
     let rows = (shape.query_width() + shape.key_width() + shape.value_width()) as f64;
     WeightCounts {
         attention: layers * wide * (rows + mixed),
-        feed_forward: layers * 3.0 * wide * f64::from(shape.feed_forward),
+        feed_forward: layers * 3.0 * wide * f64::from(shape.feed_forward_length),
         embedding: f64::from(shape.vocab_size) * wide,
     }
 }
@@ -95,24 +95,26 @@ impl MobileGpu {
             let logarithms: f64 = measured.iter().map(|one| of(one).ln()).sum();
             Some((logarithms / measured.len() as f64).exp()).filter(|mean| mean.is_finite())
         };
-        let compute =
-            |one: &MeasuredSpeeds| prefill_flops(shape, prompt).0 * one.prefill_speed / f64::from(prompt);
-        let bytes = |one: &MeasuredSpeeds| weight_bytes(shape, one.weights) + cache_bytes(shape, position);
+        let compute = |one: &MeasuredSpeeds| {
+            prefill_flops(shape, prompt).0 * one.prefill_tokens_per_second / f64::from(prompt)
+        };
+        let bytes =
+            |one: &MeasuredSpeeds| weight_bytes(shape, one.weight_format) + cache_bytes(shape, position);
         Some(MobileGpu {
             arithmetic_rate: FlopsPerSecond(mean(&compute)?),
-            bandwidth: BytesPerSecond(mean(&|one| bytes(one) * one.decode_speed)?),
+            bandwidth: BytesPerSecond(mean(&|one| bytes(one) * one.decode_tokens_per_second)?),
         })
     }
 
     /// Returns the prefill speed in tokens per second.
-    pub fn prefill_speed(&self, shape: &ModelShape, weights: WeightFormat, prompt: u32) -> f64 {
+    pub fn prefill_tokens_per_second(&self, shape: &ModelShape, weights: WeightFormat, prompt: u32) -> f64 {
         let work = prefill_flops(shape, prompt).0 / self.arithmetic_rate.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
     /// Returns the decode speed in tokens per second for a token that attends to `position` positions.
-    pub fn decode_speed(&self, shape: &ModelShape, weights: WeightFormat, position: u32) -> f64 {
+    pub fn decode_tokens_per_second(&self, shape: &ModelShape, weights: WeightFormat, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }
 }
@@ -131,10 +133,10 @@ mod tests {
     fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
         let shape = shipped_profile("llama-8b").expect("shipped").shape;
         // A prompt of one token takes W / BW, as decoding without a cache does.
-        let one = GPU.prefill_speed(&shape, Q8, 1);
-        assert!((one / GPU.decode_speed(&shape, Q8, 0) - 1.0).abs() < 1e-9);
-        assert!(GPU.prefill_speed(&shape, Mixed, 1) > one * 1.5);
-        let long = |weights| GPU.prefill_speed(&shape, weights, 1024);
+        let one = GPU.prefill_tokens_per_second(&shape, Q8, 1);
+        assert!((one / GPU.decode_tokens_per_second(&shape, Q8, 0) - 1.0).abs() < 1e-9);
+        assert!(GPU.prefill_tokens_per_second(&shape, Mixed, 1) > one * 1.5);
+        let long = |weights| GPU.prefill_tokens_per_second(&shape, weights, 1024);
         assert_eq!(long(Q8), long(Mixed));
     }
 
@@ -142,9 +144,9 @@ mod tests {
     fn fit_inverts_predictions() {
         let shape = shipped_profile("llama-8b").expect("shipped").shape;
         let measured = [Q8, Mixed].map(|weights| MeasuredSpeeds {
-            weights,
-            prefill_speed: GPU.prefill_speed(&shape, weights, 1024),
-            decode_speed: GPU.decode_speed(&shape, weights, 1152),
+            weight_format: weights,
+            prefill_tokens_per_second: GPU.prefill_tokens_per_second(&shape, weights, 1024),
+            decode_tokens_per_second: GPU.decode_tokens_per_second(&shape, weights, 1152),
         });
         let found = MobileGpu::fit(&shape, &measured, 1024, 1152).expect("measurements");
         assert!((found.arithmetic_rate.0 / GPU.arithmetic_rate.0 - 1.0).abs() < 1e-9, "{found:?}");

@@ -7,32 +7,32 @@ use hearth_core::cluster::Connection;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::StepRecord;
 
 use crate::engine::{Engine, Timer};
 use crate::resource::link::{Delivery, NetworkLinks, SendOutcome, WiredLink};
 
 /// The links of a run and the messages in flight; `E` is the type of the simulation's events.
 #[derive(Debug)]
-pub struct Network<E> {
+pub struct NetworkSim<E> {
     pub links: NetworkLinks,
     /// The arrival event and the index of the send record of each message whose delivery is not known yet.
     in_flight: BTreeMap<u64, (E, usize)>,
     timer: Timer,
 }
 
-impl<E> Network<E> {
+impl<E> NetworkSim<E> {
     pub fn new(cluster: &Cluster, plan: &Plan, engine: &mut Engine<E>) -> Self {
         let timer = engine.new_timer();
         Self { links: cluster_links(cluster, plan), in_flight: BTreeMap::new(), timer }
     }
 
     /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns
-    /// whether the delivery is known already; if not, call [`Network::schedule_arrivals`].
+    /// whether the delivery is known already; if not, call [`NetworkSim::schedule_arrivals`].
     pub fn send(
         &mut self,
         engine: &mut Engine<E>,
-        records: &mut [Record],
+        records: &mut [StepRecord],
         [from, to]: [usize; 2],
         bytes: Bytes,
         event: E,
@@ -52,8 +52,8 @@ impl<E> Network<E> {
 
     /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` at the links' next
     /// event.
-    pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [Record], wifi: E) {
-        while let Some((number, delivery)) = self.links.next_delivery(engine.now()) {
+    pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [StepRecord], wifi: E) {
+        while let Some((number, delivery)) = self.links.pop_delivery(engine.now()) {
             // Dropped messages have no event.
             if let Some((event, record)) = self.in_flight.remove(&number) {
                 schedule_arrival(engine, &mut records[record], event, delivery);
@@ -65,13 +65,13 @@ impl<E> Network<E> {
     }
 
     /// Drops all messages whose delivery is not known yet. Their bytes still occupy the channel.
-    pub fn drop_pending(&mut self) {
+    pub fn drop_pending_messages(&mut self) {
         self.in_flight.clear();
     }
 }
 
-fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut Record, event: E, delivery: Delivery) {
-    record.end = delivery.end.max(record.start);
+fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut StepRecord, event: E, delivery: Delivery) {
+    record.end_ns = delivery.end.max(record.start_ns);
     engine.schedule_at(delivery.arrival, event);
 }
 
@@ -94,9 +94,9 @@ fn cluster_links(cluster: &Cluster, plan: &Plan) -> NetworkLinks {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
             match table.connection(sender, receiver) {
                 Some(Connection::Link(link)) => {
-                    links.wires.wires.insert((from, to), WiredLink::from(link));
+                    links.wired_links.links_by_pair.insert((from, to), WiredLink::from(link));
                 }
-                Some(Connection::Wireless(path)) => links.add_path(from, to, &path),
+                Some(Connection::Wireless(path)) => links.add_wireless_path(from, to, &path),
                 // Unreachable pairs have no wire of their own: `check` has verified that none is used.
                 None => {}
             }

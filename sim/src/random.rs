@@ -12,7 +12,7 @@ const PURPOSE_SHIFT: u32 = 40;
 const SEQUENCE_SHIFT: u32 = 44;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum StreamPurpose {
     EmbeddingRow = 1,
     /// Whether a draft is accepted.
     Acceptance = 2,
@@ -26,7 +26,7 @@ pub enum Purpose {
 }
 
 /// Returns the random stream of a position, device or channel (`subject`); without sequences `sequence` is 0.
-pub fn stream(seed: u64, purpose: Purpose, sequence: u32, subject: u64) -> ChaCha8Rng {
+pub fn stream(seed: u64, purpose: StreamPurpose, sequence: u32, subject: u64) -> ChaCha8Rng {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let below = subject & ((1 << PURPOSE_SHIFT) - 1);
     stream.set_stream((purpose as u64) << PURPOSE_SHIFT | u64::from(sequence) << SEQUENCE_SHIFT | below);
@@ -39,7 +39,7 @@ pub fn uniform(stream: &mut impl Rng) -> f64 {
 }
 
 /// Draws the first number of the random stream that [`stream`] returns, from [0, 1).
-pub fn draw(seed: u64, purpose: Purpose, sequence: u32, subject: u64) -> f64 {
+pub fn draw(seed: u64, purpose: StreamPurpose, sequence: u32, subject: u64) -> f64 {
     uniform(&mut stream(seed, purpose, sequence, subject))
 }
 
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn streams_are_distinct() {
-        use Purpose::{Acceptance, EmbeddingRow, Eviction, PageBoundary, Process, Wifi};
+        use StreamPurpose::{Acceptance, EmbeddingRow, Eviction, PageBoundary, Process, Wifi};
         let mut first = Vec::new();
         for purpose in [EmbeddingRow, Acceptance, Process, Wifi, Eviction, PageBoundary] {
             for sequence in [0, 1, 15, 16, 300] {

@@ -2,7 +2,7 @@
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::Trace;
 
@@ -23,25 +23,26 @@ pub fn simulate_with_events(
 ) -> Result<SimulationResult, SimError> {
     let devices = input::check(input)?;
     input::check_events(input, scenario_events)?;
-    let header = trace::header(input, &devices);
-    if let Some(tensor) = input.plan.kind.tensor_parallel() {
+    let header = trace::build_header(input, &devices);
+    if let Some(tensor) = input.plan.kind.tensor_plan() {
         return Ok(SimulationResult::without_events(tensor::simulate(input, tensor, &devices, header)?));
     }
-    let memory = |(index, device): (usize, &&Device)| setup::device_memory(input, index, device);
+    let memory = |(index, device): (usize, &&DeviceProfile)| setup::device_memory(input, index, device);
     let memories: Vec<Option<DeviceMemory>> = devices.iter().enumerate().map(memory).collect();
     let drafts_fit = memories.iter().all(Option::is_some);
     let memories: Vec<DeviceMemory> = memories.into_iter().flatten().collect();
-    let short = !input.options.ignore_memory && memories.iter().any(|memory| !memory.shortages.is_empty());
+    let short =
+        !input.options.ignore_memory_shortages && memories.iter().any(|memory| !memory.shortages.is_empty());
     if short || !drafts_fit {
         // The passes that do not depend on the acceptance of drafts.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.simulation_only_reason().is_some();
-        let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable);
+        let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable_memory);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
         return Ok(SimulationResult {
             trace: trace::out_of_memory_trace(header, passes, unreclaimable, shortages),
-            plans: vec![],
-            unreached_events: (0..scenario_events.events.len()).collect(),
+            new_plans: vec![],
+            unreached_event_indices: (0..scenario_events.events.len()).collect(),
         });
     }
     if let Some(soc) = soc::standalone_soc(input, scenario_events, devices[0], &memories[0]) {

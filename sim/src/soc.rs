@@ -13,18 +13,20 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::Generation;
 use hearth_core::soc::sync::poll_time;
 use hearth_core::soc::{SocLatencyModel, SyncInterval};
-use hearth_profiles::device::{Device, Soc};
+use hearth_profiles::device::{DeviceProfile, Soc};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{Cost, Counter, Header, Outcome, Reading, Record, Resource, StepKind, Trace};
+use hearth_schema::trace::{
+    Counter, CounterReading, Header, Outcome, Resource, StepCost, StepKind, StepRecord, Trace,
+};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Input, ScenarioEvents};
 use crate::speculation::{AcceptanceSampler, Drafter};
-use crate::trace::{TraceCollector, memory_readings, start_record};
+use crate::trace::{TraceCollector, memory_readings, new_record};
 
 /// Maximum number of records of kernels and waits: enough for a few hundred passes of an 8B model.
 const MAX_DETAIL_RECORDS: usize = 400_000;
@@ -33,14 +35,14 @@ const MAX_DETAIL_RECORDS: usize = 400_000;
 pub fn standalone_soc<'a>(
     input: &Input,
     scenario_events: &ScenarioEvents,
-    device: &'a Device,
+    device: &'a DeviceProfile,
     memory: &DeviceMemory,
 ) -> Option<&'a Soc> {
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && scenario_events.events.is_empty();
-    let is_in_memory =
-        input.options.warm_start && (input.options.ignore_memory || memory.weights <= memory.weight_cache);
-    let is_plain = !plan.devices[0].residency.is_pinned() && plan.kind.is_ring();
+    let is_in_memory = input.options.starts_warm
+        && (input.options.ignore_memory_shortages || memory.weights <= memory.weight_cache);
+    let is_plain = !plan.devices[0].residency.uses_anonymous_memory() && plan.kind.is_ring();
     device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain)
 }
 
@@ -57,18 +59,18 @@ enum Event {
 pub fn simulate(
     input: &Input,
     soc: &Soc,
-    device: &Device,
+    device: &DeviceProfile,
     memory: &DeviceMemory,
     header: Header,
 ) -> Result<Trace, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let kv_element = Bytes(plan.kv_cache.element_bytes());
+    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
     let latency_model = SocLatencyModel::new(soc, &cluster.model, kv_element);
     let workload = with_graph_batches(&cluster.workload, latency_model.max_graph_size());
-    let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
+    let drafter = plan.draft_model.as_ref().zip(cluster.draft_model.as_ref());
     let mut run = SocSimulation {
         layers: cluster.model.shape.layers.0,
-        bytes: cluster.model.layers_bytes(),
+        bytes: cluster.model.all_layers_bytes(),
         work: ComputeCost::for_main_memory(device, &cluster.model, kv_element),
         latency_model,
         sleep: soc.sync_costs.min_sleep.value,
@@ -91,11 +93,17 @@ pub fn simulate(
         }
         let accepted = acceptance.accepted_drafts(pass);
         tokens += generation.complete_pass(pass.index, accepted)?;
-        let bytes = [Bytes::ZERO, cluster.model.total_bytes(), memory.unreclaimable];
+        let bytes = [Bytes::ZERO, cluster.model.total_bytes(), memory.unreclaimable_memory];
         readings.extend(memory_readings(0, pass.index, at, bytes));
         if pass.drafted > 0 {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
-            readings.push(Reading { device: 0, counter, pass: pass.index, time_ns: at, value });
+            readings.push(CounterReading {
+                device_index: 0,
+                counter,
+                pass_index: pass.index,
+                time_ns: at,
+                value,
+            });
         }
     }
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
@@ -119,7 +127,7 @@ struct SocSimulation<'a> {
     sleep: Seconds,
     drafter: Option<Drafter<'a>>,
     engine: Engine<Event>,
-    records: Vec<Record>,
+    records: Vec<StepRecord>,
     detail_records: usize,
 }
 
@@ -130,27 +138,27 @@ impl SocSimulation<'_> {
             let resource = if processor == Processor::Gpu { Resource::Gpu } else { Resource::Cpu };
             self.step(StepKind::Draft, resource, pass, time);
         }
-        let embed = self.work.embed_time(pass.tokens);
+        let embed = self.work.embedding_time(pass.tokens);
         self.step(StepKind::Embed, Resource::Cpu, pass, embed);
         let forward = self.latency_model.forward_cost(pass);
         if forward.preparation_time.0 > 0.0 {
             self.step(StepKind::Prepare, Resource::Cpu, pass, forward.preparation_time);
         }
-        let compute = Record {
+        let compute = StepRecord {
             layers: Some([0, self.layers]),
             bytes: self.bytes.0,
-            ..start_record(0, Resource::Gpu, StepKind::Compute, (pass.index, 0), self.engine.now())
+            ..new_record(0, Resource::Gpu, StepKind::Compute, (pass.index, 0), self.engine.now())
         };
         for layer in 0..self.layers {
             for (index, interval) in (0..).zip(&forward.layer_intervals) {
                 self.run_interval(interval, pass, index, Some([layer, layer + 1]));
             }
         }
-        self.records.push(Record { end: self.engine.now(), ..compute });
+        self.records.push(StepRecord { end_ns: self.engine.now(), ..compute });
         if pass.has_output {
-            let output = start_record(0, Resource::Gpu, StepKind::Output, (pass.index, 1), self.engine.now());
+            let output = new_record(0, Resource::Gpu, StepKind::Output, (pass.index, 1), self.engine.now());
             self.run_interval(&forward.output_interval, pass, forward.layer_intervals.len() as u32, None);
-            self.records.push(Record { end: self.engine.now(), ..output });
+            self.records.push(StepRecord { end_ns: self.engine.now(), ..output });
         }
         self.engine.now()
     }
@@ -159,9 +167,10 @@ impl SocSimulation<'_> {
     fn step(&mut self, kind: StepKind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, step) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
-        let cost = (resource == Resource::Cpu).then(|| Cost { cpu_ns: time.to_nanos(), ..Cost::default() });
+        let cost =
+            (resource == Resource::Cpu).then(|| StepCost { cpu_ns: time.to_nanos(), ..StepCost::default() });
         let end = self.engine.now();
-        self.records.push(Record { end, cost, ..start_record(0, resource, kind, step, start) });
+        self.records.push(StepRecord { end_ns: end, cost, ..new_record(0, resource, kind, step, start) });
     }
 
     /// Runs the kernels of a sync interval until the CPU can continue.
@@ -176,8 +185,8 @@ impl SocSimulation<'_> {
             let (times, at) = (kernels[processor], next[processor]);
             let (end, time) = (self.engine.now(), Seconds(times[at]).to_nanos());
             let (resource, start) = (PROCESSORS[processor], end.saturating_sub(time));
-            let record = start_record(0, resource, StepKind::Kernel, (pass.index, index), start);
-            self.push_detail(Record { end, layers, ..record });
+            let record = new_record(0, resource, StepKind::Kernel, (pass.index, index), start);
+            self.push_detail(StepRecord { end_ns: end, layers, ..record });
             next[processor] += 1;
             self.begin_kernel(processor, times.get(at + 1));
         }
@@ -185,9 +194,9 @@ impl SocSimulation<'_> {
             let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
             self.run_cpu(events);
             let polled = poll_time(Seconds::from_nanos(waited), self.sleep);
-            let cost = Some(Cost { cpu_ns: polled.to_nanos(), copy_ns: events, ..Cost::default() });
-            let record = start_record(0, Resource::Cpu, StepKind::Synchronise, (pass.index, index), begin);
-            self.push_detail(Record { end: self.engine.now(), cost, layers, ..record });
+            let cost = Some(StepCost { cpu_ns: polled.to_nanos(), copy_ns: events, ..StepCost::default() });
+            let record = new_record(0, Resource::Cpu, StepKind::Synchronise, (pass.index, index), begin);
+            self.push_detail(StepRecord { end_ns: self.engine.now(), cost, layers, ..record });
         }
     }
 
@@ -203,7 +212,7 @@ impl SocSimulation<'_> {
         }
     }
 
-    fn push_detail(&mut self, record: Record) {
+    fn push_detail(&mut self, record: StepRecord) {
         if self.detail_records < MAX_DETAIL_RECORDS {
             self.detail_records += 1;
             self.records.push(record);

@@ -20,21 +20,21 @@
 use std::collections::BTreeMap;
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
 
-use crate::random::{self, Purpose};
+use crate::random::{self, StreamPurpose};
 
 /// Bytes of a token ID, and of a logit.
 const ELEMENT_BYTES: Bytes = Bytes(4);
 
 #[derive(Debug, Clone)]
 pub struct Drafter<'a> {
-    device: &'a Device,
+    device: &'a DeviceProfile,
     model: &'a ModelProfile,
     kv_element: Bytes,
     pub processor: Processor,
@@ -43,13 +43,18 @@ pub struct Drafter<'a> {
 }
 
 impl<'a> Drafter<'a> {
-    pub fn new(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes, processor: Processor) -> Self {
+    pub fn new(
+        device: &'a DeviceProfile,
+        model: &'a ModelProfile,
+        kv_element: Bytes,
+        processor: Processor,
+    ) -> Self {
         Self { device, model, kv_element, processor, cached: BTreeMap::new() }
     }
 
     /// Returns the draft model's time to generate the drafts of a pass, or to process a pass without drafts.
     pub fn pass_time(&mut self, pass: Pass) -> Seconds {
-        let Pass { sequence, first_position, tokens, drafted, .. } = pass;
+        let Pass { sequence_index: sequence, first_position, tokens, drafted, .. } = pass;
         let cached = self.cached.get(&sequence).copied().unwrap_or(0).min(first_position);
         self.cached.insert(sequence, first_position + tokens - u32::from(drafted > 0));
         if drafted == 0 {
@@ -63,10 +68,11 @@ impl<'a> Drafter<'a> {
         let pass = Pass::new(0, first_position, tokens, output);
         let gpu = self.device.gpu.as_ref().filter(|_| self.processor == Processor::Gpu);
         let (work, fixed, copies) = if let Some(gpu) = gpu {
-            let ids = gpu.upload.time(ELEMENT_BYTES * u64::from(tokens));
+            let ids = gpu.upload.transfer_time(ELEMENT_BYTES * u64::from(tokens));
             let logits =
                 ELEMENT_BYTES * u64::from(self.model.shape.vocab_size) * u64::from(pass.output_count());
-            let copies = if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.time(logits) };
+            let copies =
+                if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.transfer_time(logits) };
             (ComputeCost::for_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
             let work = ComputeCost::for_main_memory(self.device, self.model, self.kv_element);
@@ -75,7 +81,7 @@ impl<'a> Drafter<'a> {
         let layers: Seconds =
             (0..self.model.layers.len() as u32).map(|layer| work.layer_time(layer, pass)).sum();
         let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        work.embed_time(tokens) + layers + work.output_time(pass.output_count()) + fixed + copies
+        work.embedding_time(tokens) + layers + work.output_time(pass.output_count()) + fixed + copies
     }
 }
 
@@ -97,7 +103,8 @@ impl AcceptanceSampler {
     pub fn accepted_drafts(&self, pass: Pass) -> u32 {
         let is_accepted = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);
-            random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.probability
+            random::draw(self.seed, StreamPurpose::Acceptance, pass.sequence_index, position)
+                < self.probability
         };
         (1..=pass.drafted).take_while(is_accepted).count() as u32
     }
@@ -127,7 +134,7 @@ mod tests {
         let both = drafter.pass(11, 2, true).0;
         assert!((drafter.pass_time(step(12, 1)).0 - both).abs() < 1e-15);
         // Another sequence starts with an empty cache.
-        let other = Pass { sequence: 1, ..Pass::new(0, 0, 8, true) };
+        let other = Pass { sequence_index: 1, ..Pass::new(0, 0, 8, true) };
         assert!((drafter.pass_time(other).0 - prompt).abs() < 1e-15);
     }
 }

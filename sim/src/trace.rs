@@ -1,10 +1,11 @@
 //! Trace collection: how every kind of simulation builds its records, readings and trace.
 
-use hearth_profiles::device::{Device, Gpu};
+use hearth_profiles::device::{DeviceProfile, Gpu};
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{
-    Counter, Header, Origin, Outcome, Reading, Record, Resource, Shortage, StepKind, Trace, TracedDevice,
+    Counter, CounterReading, Header, Origin, Outcome, Resource, Shortage, StepKind, StepRecord, Trace,
+    TracedDevice,
 };
 
 use crate::engine::Nanos;
@@ -14,14 +15,14 @@ use crate::page_cache::config::unvalidated_parts;
 #[derive(Debug)]
 pub struct TraceCollector {
     pub header: Header,
-    pub records: Vec<Record>,
-    pub readings: Vec<Reading>,
+    pub records: Vec<StepRecord>,
+    pub readings: Vec<CounterReading>,
 }
 
 impl TraceCollector {
     /// Returns the trace of a run without run events; its records are sorted by start time.
     pub fn finish(mut self, passes: Vec<Pass>, outcome: Outcome) -> Trace {
-        self.records.sort_by_key(|record| record.start);
+        self.records.sort_by_key(|record| record.start_ns);
         let Self { header, records, readings } = self;
         let (shortages, run_events) = (Vec::new(), Vec::new());
         Trace { header, passes, records, readings, shortages, run_events, outcome }
@@ -29,22 +30,22 @@ impl TraceCollector {
 }
 
 /// Returns a record that starts and ends at `now`. The caller sets the end, the cost and the other fields.
-pub fn start_record(
+pub fn new_record(
     device: usize,
     resource: Resource,
     kind: StepKind,
     (pass, round): (u32, u32),
     now: Nanos,
-) -> Record {
-    Record {
-        device: device as u16,
+) -> StepRecord {
+    StepRecord {
+        device_index: device as u16,
         resource,
         kind,
-        pass,
+        pass_index: pass,
         round,
         layers: None,
-        start: now,
-        end: now,
+        start_ns: now,
+        end_ns: now,
         bytes: 0,
         peer: None,
         cost: None,
@@ -52,38 +53,46 @@ pub fn start_record(
 }
 
 /// Consecutive steps of known duration.
-pub type TimedSteps = Vec<(Record, Seconds)>;
+pub type TimedSteps = Vec<(StepRecord, Seconds)>;
 
 /// Returns an upload of `up` bytes, a step on a GPU, and a download of `down` bytes; the records of both copies are
 /// made from `copy`. With unified memory nothing is copied.
 pub fn gpu_step_with_copies(
     gpu: &Gpu,
-    step: (Record, Seconds),
-    copy: &Record,
+    step: (StepRecord, Seconds),
+    copy: &StepRecord,
     up: Bytes,
     down: Bytes,
 ) -> TimedSteps {
     if gpu.unified_memory {
         return vec![step];
     }
-    let copy = |bytes: Bytes| Record { kind: StepKind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
-    vec![(copy(up), gpu.upload.time(up)), step, (copy(down), gpu.download.time(down))]
+    let copy =
+        |bytes: Bytes| StepRecord { kind: StepKind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
+    vec![(copy(up), gpu.upload.transfer_time(up)), step, (copy(down), gpu.download.transfer_time(down))]
 }
 
 /// Records steps of known duration, one after another from `now` on. Returns the end of the last step.
-pub fn record_steps(records: &mut Vec<Record>, now: Nanos, steps: TimedSteps) -> Nanos {
+pub fn record_steps(records: &mut Vec<StepRecord>, now: Nanos, steps: TimedSteps) -> Nanos {
     steps.into_iter().fold(now, |start, (record, time)| {
         let end = start.saturating_add(time.to_nanos());
-        records.push(Record { start, end, ..record });
+        records.push(StepRecord { start_ns: start, end_ns: end, ..record });
         end
     })
 }
 
 /// Returns the readings of a device after a pass: bytes read from disk, weights in memory, and unreclaimable memory.
-pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [Reading; 3] {
+pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [CounterReading; 3] {
     let [read, resident, unreclaimable] = bytes;
-    [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)]
-        .map(|(counter, bytes)| Reading { device: device as u16, counter, pass, time_ns: at, value: bytes.0 })
+    [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)].map(
+        |(counter, bytes)| CounterReading {
+            device_index: device as u16,
+            counter,
+            pass_index: pass,
+            time_ns: at,
+            value: bytes.0,
+        },
+    )
 }
 
 /// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
@@ -96,35 +105,35 @@ pub fn out_of_memory_trace(
 ) -> Trace {
     let reading = |(device, bytes): (u16, Bytes)| {
         let (counter, value) = (Counter::Unreclaimable, bytes.0);
-        Reading { device, counter, pass: 0, time_ns: 0, value }
+        CounterReading { device_index: device, counter, pass_index: 0, time_ns: 0, value }
     };
     let readings = (0..).zip(unreclaimable).map(reading).collect();
     let collector = TraceCollector { header, records: Vec::new(), readings };
     Trace { shortages, ..collector.finish(passes, Outcome::OutOfMemory) }
 }
 
-pub fn header(input: &Input, devices: &[&Device]) -> Header {
+pub fn build_header(input: &Input, devices: &[&DeviceProfile]) -> Header {
     let names = input.plan.devices.iter().map(|planned| &planned.name);
     Header {
         schema: Trace::SCHEMA.into(),
         origin: Origin::Simulated,
-        scenario: input.plan.scenario.name.clone(),
+        scenario_name: input.plan.scenario.name.clone(),
         plan_digest: input.plan.digest(),
-        model: input.plan.model.name.clone(),
-        kind: input.plan.kind.parallelism(),
+        model_name: input.plan.model.name.clone(),
+        parallelism: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
-        version: env!("CARGO_PKG_VERSION").into(),
-        devices: names.zip(devices).map(|(name, device)| traced_device(name, device)).collect(),
+        program_version: env!("CARGO_PKG_VERSION").into(),
+        devices: names.zip(devices).map(|(name, device)| build_traced_device(name, device)).collect(),
     }
 }
 
-pub fn traced_device(name: &str, device: &Device) -> TracedDevice {
+pub fn build_traced_device(name: &str, device: &DeviceProfile) -> TracedDevice {
     TracedDevice {
         name: name.to_owned(),
         profile_digest: Some(hearth_schema::digest::digest_text(&device.to_yaml())),
-        memory_total: device.memory.total.value.0,
+        total_memory_bytes: device.memory.total_memory.value.0,
         os_and_kernel: None,
         unvalidated_parts: unvalidated_parts(device),
-        policy: Some(device.memory.page_cache),
+        page_cache_policy: Some(device.memory.page_cache),
     }
 }

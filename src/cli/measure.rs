@@ -13,7 +13,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "GGUF")]
     pub model: Option<PathBuf>,
     /// Measure the link to a worker. Can be repeated.
-    #[arg(long, value_name = "HOST:PORT", value_parser = address::parse)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::validate)]
     pub peer: Vec<String>,
     /// Read the key of these workers from FILE [default: the environment variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]

@@ -6,7 +6,7 @@ use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
-use hearth_workflow::{Overrides, Progress, SearchBudget};
+use hearth_workflow::{Progress, ScenarioOverrides, SearchBudget};
 
 use super::choice;
 
@@ -97,7 +97,7 @@ const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
 ];
 
 impl PlanningArgs {
-    pub fn overrides(&self) -> Overrides {
+    pub fn overrides(&self) -> ScenarioOverrides {
         let planner = PlannerOptions {
             strategy: self.strategy.clone(),
             rounds: self.rounds,
@@ -110,7 +110,7 @@ impl PlanningArgs {
             weight_format: self.weight_format,
             all_reduce_time: self.all_reduce_time,
         };
-        Overrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
+        ScenarioOverrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
     }
 
     /// Returns the search budget of `refine`.

@@ -107,7 +107,7 @@ fn own_address(text: &str) -> Result<SocketAddr, String> {
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
     /// Listen on this address; port 0 selects a free port. An address that other machines can reach requires a key.
-    #[arg(long, value_name = "HOST:PORT", value_parser = address::parse)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::validate)]
     pub listen: String,
     /// Read the model from this GGUF file.
     #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]

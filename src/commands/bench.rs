@@ -86,7 +86,7 @@ impl Comparison {
 }
 
 fn longest_prefill(speed: &InferenceSpeed) -> Option<&PrefillSpeed> {
-    speed.prefill.iter().max_by_key(|prefill| prefill.tokens)
+    speed.prefill_speeds.iter().max_by_key(|prefill| prefill.tokens)
 }
 
 /// Returns the bandwidth that a decode speed requires, as a share of the read bandwidth that hearth measured.
@@ -111,7 +111,11 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         .sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let bar = progress::bar("runs", u64::from(args.repeats) * threads.len() as u64, progress::ITEMS_TEMPLATE);
+    let bar = progress::progress_bar(
+        "runs",
+        u64::from(args.repeats) * threads.len() as u64,
+        progress::ITEMS_TEMPLATE,
+    );
     let (mut comparisons, mut no_llama_cpp) =
         (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
@@ -145,7 +149,9 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn file_bytes(path: &Path) -> Result<u64, Failure> {
-    std::fs::metadata(path).map(|file| file.len()).map_err(|error| Error::file(path, "read", &error).into())
+    std::fs::metadata(path)
+        .map(|file| file.len())
+        .map_err(|error| Error::from_io_error(path, "read", &error).into())
 }
 
 fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
@@ -239,8 +245,9 @@ fn median(runs: &[InferenceSpeed]) -> Option<InferenceSpeed> {
     // The read bandwidth is an upper bound, so the best run counts.
     median.memory_read_bytes_per_s =
         runs.iter().filter_map(|run| run.memory_read_bytes_per_s).max_by(f64::total_cmp);
-    for (at, prefill) in median.prefill.iter_mut().enumerate() {
-        prefill.tokens_per_s = of(&|run| run.prefill.get(at).map_or(0.0, |prefill| prefill.tokens_per_s));
+    for (at, prefill) in median.prefill_speeds.iter_mut().enumerate() {
+        prefill.tokens_per_s =
+            of(&|run| run.prefill_speeds.get(at).map_or(0.0, |prefill| prefill.tokens_per_s));
     }
     Some(median)
 }
@@ -269,8 +276,9 @@ fn table(comparison: &Comparison) -> String {
         load,
         load.map(|load| load / hearth.first_logits_s),
     );
-    for (at, prefill) in hearth.prefill.iter().enumerate() {
-        let theirs = llama_cpp.and_then(|speed| speed.prefill.get(at)).map(|prefill| prefill.tokens_per_s);
+    for (at, prefill) in hearth.prefill_speeds.iter().enumerate() {
+        let theirs =
+            llama_cpp.and_then(|speed| speed.prefill_speeds.get(at)).map(|prefill| prefill.tokens_per_s);
         let name = format!("prefill of {}, tokens/s", prefill.tokens);
         row(&name, 1, prefill.tokens_per_s, theirs, theirs.map(|theirs| prefill.tokens_per_s / theirs));
     }
@@ -303,7 +311,7 @@ mod tests {
     fn speed(decode: f64) -> InferenceSpeed {
         InferenceSpeed {
             first_logits_s: 1.0,
-            prefill: vec![PrefillSpeed { tokens: 64, tokens_per_s: 10.0 * decode }],
+            prefill_speeds: vec![PrefillSpeed { tokens: 64, tokens_per_s: 10.0 * decode }],
             decode_tokens_per_s: decode,
             resident_bytes: Some(100),
             resident_bytes_after_prompts: None,
@@ -317,7 +325,7 @@ mod tests {
     fn median_of_speeds_and_maximum_of_the_read_rate() {
         let median = median(&[speed(3.0), speed(1.0), speed(2.0)]).unwrap();
         assert_eq!(median.decode_tokens_per_s, 2.0);
-        assert_eq!(median.prefill[0].tokens_per_s, 20.0);
+        assert_eq!(median.prefill_speeds[0].tokens_per_s, 20.0);
         assert_eq!(median.memory_read_bytes_per_s, Some(6e9));
     }
 

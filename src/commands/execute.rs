@@ -9,8 +9,8 @@ use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{
     FailedRequest, GenerationRequest, GenerationResult, Key, RingError, SequenceRequest, Transport,
 };
-use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_workflow::documents::{check_run_outputs, read_plan, write_run};
+use hearth_runtime::{IncrementalDetokenizer, Sampler, SamplerOptions, Tokenizer};
+use hearth_workflow::documents::{check_run_outputs, read_plan, write_run_outputs};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -19,11 +19,12 @@ use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
-use crate::output::run::{RunOutput, table};
+use crate::output::run::{RunSummary, table};
 use crate::output::{run_events, say};
 use crate::prompts;
 use crate::ring::{
-    LinkEmulation, PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport,
+    LinkEmulationOptions, PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof,
+    run_over_transport,
 };
 
 /// The result of `hearth execute`, as `--json` prints it.
@@ -34,7 +35,7 @@ struct Output {
     text: String,
     sequences: Vec<Sequence>,
     #[serde(flatten)]
-    run: RunOutput,
+    run: RunSummary,
 }
 
 #[derive(Serialize)]
@@ -50,36 +51,40 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
     check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
     let key = Key::from_file_or_env(ring.key.as_deref())?;
-    let inputs = prompts::Prompts::read(args)?;
+    let inputs = prompts::Prompts::from_args(args)?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
     if ring.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompts = inputs.tokens(&model, &tokenizer, plan.context)?;
+    let prompts = inputs.encode(&model, &tokenizer, plan.context_length)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
     let builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
     let request = request(args, &builder, prompts, &tokenizer)?;
-    request.generation(&builder.plan)?;
+    request.to_generation(&builder.plan)?;
     let print = !json && inputs.count() == 1;
     let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
-    let emulation =
-        LinkEmulation { delay: ring.link_delay, emulated_links_file: ring.emulated_links_file.as_deref() };
+    let emulation = LinkEmulationOptions {
+        delay: ring.link_delay,
+        emulated_links_file: ring.emulated_links_file.as_deref(),
+    };
     let (generated, error) = match run_over_transport(key, emulation, run)? {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial_result }) => (partial_result.map(|result| *result), Some(error)),
     };
     // Keeps the error for later, so that the output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
-    let written = written.map_or(Ok(()), |(output, path)| write_run(path, &output.trace, &output.plans));
-    let has_tokens = |generated: &GenerationResult| !generated.sequences.iter().all(Vec::is_empty);
+    let written =
+        written.map_or(Ok(()), |(output, path)| write_run_outputs(path, &output.trace, &output.later_plans));
+    let has_tokens = |generated: &GenerationResult| !generated.tokens_by_sequence.iter().all(Vec::is_empty);
     if error.is_some() && !json && generated.as_ref().is_some_and(has_tokens) {
         // The streamed tokens do not end with a newline.
         say!("\n");
     }
     // Only the tokens of a single sequence were streamed.
-    let must_show = |generated: &GenerationResult| error.is_none() || json || generated.sequences.len() > 1;
+    let must_show =
+        |generated: &GenerationResult| error.is_none() || json || generated.tokens_by_sequence.len() > 1;
     if let Some(generated) = generated.as_ref().filter(|generated| must_show(generated)) {
         show(generated, &tokenizer, json)?;
     }
@@ -87,7 +92,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
     let failure = Failure::from(error);
     Err(match &generated {
-        Some(generated) => failure.at(progress(args, generated)),
+        Some(generated) => failure.with_location(progress(args, generated)),
         None => failure,
     })
 }
@@ -119,37 +124,38 @@ fn request(
 fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
-    let tokens: usize = generated.sequences.iter().map(Vec::len).sum();
-    let requested = args.tokens as usize * generated.sequences.len().max(1);
+    let tokens: usize = generated.tokens_by_sequence.iter().map(Vec::len).sum();
+    let requested = args.tokens as usize * generated.tokens_by_sequence.len().max(1);
     format!("after token {tokens} of {requested}{trace}")
 }
 
 fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
-    let mut run = RunOutput::from_trace(&generated.trace);
-    let texts = generated.sequences.iter().map(|tokens| tokenizer.decode(tokens));
+    let mut run = RunSummary::from_trace(&generated.trace);
+    let texts = generated.tokens_by_sequence.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
         let mut times = std::mem::take(&mut run.metrics.sequences);
         let sequence = |((token_ids, text), number): ((&Vec<u32>, String), u32)| {
             let at = times.iter().position(|times| times.sequence == number);
             Sequence { token_ids: token_ids.clone(), text, times: at.map(|at| times.swap_remove(at)) }
         };
-        let sequences: Vec<_> = generated.sequences.iter().zip(texts).zip(0..).map(sequence).collect();
+        let sequences: Vec<_> =
+            generated.tokens_by_sequence.iter().zip(texts).zip(0..).map(sequence).collect();
         let (token_ids, text) =
             sequences.first().map(|first| (first.token_ids.clone(), first.text.clone())).unwrap_or_default();
         return print_json(&Output { token_ids, text, sequences, run });
     }
-    if generated.sequences.len() > 1 {
+    if generated.tokens_by_sequence.len() > 1 {
         for (number, text) in texts.enumerate() {
             say!("[{number}] {text}\n");
         }
     }
     let outputs = TokenTimes::from_trace(&generated.trace);
-    let count: usize = generated.sequences.iter().map(Vec::len).sum();
+    let count: usize = generated.tokens_by_sequence.iter().map(Vec::len).sum();
     let prompts = outputs.prompt_tokens(&generated.trace);
     say!(
         "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
         table(&run.metrics),
-        run_events::lines(&generated.trace)
+        run_events::format_events(&generated.trace)
     );
     Ok(())
 }
@@ -180,7 +186,7 @@ impl TransportTask for Run {
         let (token_tx, mut token_rx) = mpsc::unbounded_channel();
         // Prints in a separate thread, so that a slow terminal does not delay the ring.
         let printer = tokio::task::spawn_blocking(move || {
-            let mut stream = TextStream::default();
+            let mut stream = IncrementalDetokenizer::default();
             let mut out = io::stdout();
             while let Some(token) = token_rx.blocking_recv() {
                 if mark {

@@ -22,7 +22,7 @@ mod listing {
 
     use hearth_gpu::tuning::{self, TimedTiling};
     use hearth_gpu::virtual_tensor::WeightOrder;
-    use hearth_gpu::{AdapterInfo, CapabilityMask, Gpu, adapters};
+    use hearth_gpu::{AdapterInfo, CapabilityMask, Gpu, enumerate_adapters};
     use hearth_profiles::Bytes;
     use hearth_workflow::Error;
     use hearth_workflow::files::write;
@@ -74,7 +74,7 @@ mod listing {
     }
 
     pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
-        let found = adapters();
+        let found = enumerate_adapters();
         let (opened, cannot_open) = match found.first().map(|_| Gpu::open(CapabilityMask::default())) {
             None => (None, None),
             Some(Ok(gpu)) => (Some(gpu), None),
@@ -87,7 +87,7 @@ mod listing {
         if let Some(first) = list.first_mut() {
             first.kernels = kernels;
             first.cannot_open = cannot_open;
-            first.memory_bytes = opened.as_ref().and_then(Gpu::memory_limit);
+            first.memory_bytes = opened.as_ref().and_then(Gpu::memory_limit_bytes);
         }
         print_result(json, &list, |list| text(list))
     }
@@ -102,7 +102,7 @@ mod listing {
             packed_dot: capabilities.packed_dot,
             subgroups: capabilities.subgroup_size_range,
             half: capabilities.shader_f16,
-            timestamps: capabilities.timestamps,
+            timestamps: capabilities.timestamp_queries,
             binding_bytes: capabilities.max_binding_bytes,
             shared_bytes: capabilities.workgroup_memory_bytes,
             group_threads: capabilities.max_workgroup_threads,
@@ -113,7 +113,7 @@ mod listing {
     }
 
     fn kernels(tiling: Tiling, choice: &'static str) -> Kernels {
-        let layout = match tiling.order {
+        let layout = match tiling.weight_order {
             WeightOrder::ByOutput => "by output",
             WeightOrder::Interleaved => "interleaved",
         };
@@ -128,15 +128,17 @@ mod listing {
 
     fn tune(gpu: &Gpu) -> Result<Kernels, Failure> {
         let timed = tuning::time_candidates(gpu).map_err(Failure::failed)?;
-        let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
+        let naive = timed.iter().find(|timed| timed.tiling.weight_order == WeightOrder::ByOutput);
         let micros = |timed: &TimedTiling| (timed.geometric_mean_seconds() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             let what = "the GPU supports too few threads per workgroup for all kernel variants";
-            return Err(Failure::failed(what).hint("omit --tune: the default layout needs fewer threads"));
+            return Err(
+                Failure::failed(what).with_hint("omit --tune: the default layout needs fewer threads")
+            );
         };
         let mut choices = tuned_kernels::load();
         choices.set(gpu, best.tiling);
-        if let Some(path) = tuned_kernels::path() {
+        if let Some(path) = tuned_kernels::cache_file_path() {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))?;
             }

@@ -9,12 +9,12 @@ use hearth_workflow::lint;
 use super::print_result;
 use crate::cli::{LintArgs, PlanSource};
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
-use crate::machine::read_scenario_with;
+use crate::machine::read_scenario_with_overrides;
 use crate::progress::TerminalProgress;
 
 pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning } = &args.source;
-    let loaded = read_scenario_with(&args.scenario, planning, None)?;
+    let loaded = read_scenario_with_overrides(&args.scenario, planning, None)?;
     let progress = TerminalProgress::new();
     let findings =
         lint::findings(&loaded, plan.as_deref(), planning.model.as_deref(), planning.budget(&progress))?;

@@ -45,9 +45,9 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Synth(args) => synth::run(&args, json),
         Verb::Whatif(args) => whatif::run(&args, json),
         Verb::Init(args) => init::run(&args, json),
-        Verb::Completions(args) => shell::completions(&args, json),
-        Verb::Man(args) => shell::man(&args, json),
-        Verb::Schema(args) => shell::schema(&args),
+        Verb::Completions(args) => shell::print_completions(&args, json),
+        Verb::Man(args) => shell::write_man_pages(&args, json),
+        Verb::Schema(args) => shell::print_schema(&args),
     }
 }
 

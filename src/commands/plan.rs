@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use hearth_profiles::Document;
 use hearth_schema::trace::Outcome;
-use hearth_workflow::comparison::{StrategyResult, compare};
+use hearth_workflow::comparison::{StrategyResult, compare_strategies};
 use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::planning;
 use hearth_workflow::score::{PlanScore, SCORE_TOKENS};
@@ -15,7 +15,7 @@ use super::{print_json, print_result};
 use crate::cli::PlanArgs;
 use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
-use crate::output::plan::{Device, PlanSummary, table};
+use crate::output::plan::{DeviceSummary, PlanSummary, table};
 use crate::output::{say, say_stderr};
 use crate::progress::TerminalProgress;
 
@@ -36,13 +36,13 @@ struct Row {
 
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = read_scenario(&args.scenario)?;
-    check_outputs(&args.output, loaded.files().iter().chain(&args.planning.model))?;
+    check_outputs(&args.output, loaded.input_paths().iter().chain(&args.planning.model))?;
     args.planning.overrides().apply(&mut loaded)?;
-    let cluster = loaded.cluster(args.planning.model.as_deref())?;
+    let cluster = loaded.resolve_cluster(args.planning.model.as_deref())?;
     let progress = TerminalProgress::new();
     let budget = args.planning.budget(&progress);
     if args.compare {
-        let results = compare(&loaded, &cluster, budget);
+        let results = compare_strategies(&loaded, &cluster, budget);
         drop(progress);
         let row = |result: &StrategyResult| Row {
             strategy: result.plan.is_none().then_some(result.strategy),
@@ -83,9 +83,9 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
             let _ = writeln!(text, "{mark} {:<13} refused: {reason}", row.strategy);
             continue;
         };
-        let predicted = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
+        let predicted = plan.prediction.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
         let simulated = row.score.map_or("-".into(), simulated);
-        let windows: Vec<String> = plan.devices.iter().map(Device::window_label).collect();
+        let windows: Vec<String> = plan.devices.iter().map(DeviceSummary::window_label).collect();
         let _ = writeln!(
             text,
             "{mark} {:<13} {predicted:>13} {simulated:>13} {:>6}  {}",

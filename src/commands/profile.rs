@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use hearth_halda::lint;
-use hearth_profiles::{Device, Document};
+use hearth_profiles::{DeviceProfile, Document};
 use hearth_ring::Key;
-use hearth_ring::probe::{self, ProbeEffort};
+use hearth_ring::probe::{self, ProbeOptions};
 use hearth_runtime::profile::{ProfileOptions, profile};
-use hearth_workflow::documents::{read, read_trace};
+use hearth_workflow::documents::{read_document, read_trace};
 use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::recalibration::{is_prediction_of, recalibrate};
 
@@ -24,7 +24,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     check_outputs(&args.output, inputs.into_iter().flatten())?;
     let device = match (&args.from_trace, &args.predicted, &args.profile) {
         (Some(measured), Some(predicted), Some(profile)) => {
-            let mut device: Device = read(profile)?;
+            let mut device: DeviceProfile = read_document(profile)?;
             device.name.clone_from(&args.name);
             let predicted = read_trace(predicted)?;
             if !is_prediction_of(&device, &predicted) {
@@ -51,19 +51,19 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &ProfileArgs) -> Result<Device, Failure> {
+fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),
         threads: args.threads.unwrap_or(0) as usize,
         measurement: measurement_options(args.quick),
-        pass_tokens: args.pass_tokens,
+        max_pass_tokens: args.pass_tokens,
     };
     if args.exit_with_stdin {
         crate::ring::exit_on_stdin_eof();
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
-    let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeEffort::new(args.quick))?);
+    let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeOptions::new(args.quick))?);
     let spinner = progress::spinner();
     let mut device = profile(&options, links, &mut |what| spinner.set_message(what.to_string()))
         .map_err(Failure::failed)?;

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use hearth_reports::published::scores::Scores;
-use hearth_reports::published::{PublishedResults, page};
+use hearth_reports::published_results::scores::PublishedScores;
+use hearth_reports::published_results::{PublishedResults, page};
 use hearth_workflow::Error;
-use hearth_workflow::documents::read;
-use hearth_workflow::files::{check_folder, write_in_folder};
+use hearth_workflow::documents::read_document;
+use hearth_workflow::files::{check_parent_folder, write_in_folder};
 use hearth_workflow::reproduction::{Reproduction, reproduce};
 use serde::Serialize;
 
@@ -25,29 +25,29 @@ const SHIPPED_FOLDER: &str = "reports/published";
 #[derive(Serialize)]
 struct Output {
     name: String,
-    scores: Scores,
+    scores: PublishedScores,
 }
 
 pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
     let documents = if args.documents.is_empty() { shipped_paths()? } else { args.documents.clone() };
-    args.output.as_deref().map_or(Ok(()), check_folder)?;
+    args.output.as_deref().map_or(Ok(()), check_parent_folder)?;
     let mut outputs = Vec::new();
     for path in &documents {
-        let published: PublishedResults = read(path)?;
+        let published: PublishedResults = read_document(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let progress = TerminalProgress::new();
         let Reproduction { results, refused_cells: refused } =
             reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress)?;
         drop(progress);
         for (row, system, error) in refused {
-            tracing::info!("{}, {row}, {system}: {}", published.name, error.what());
+            tracing::info!("{}, {row}, {system}: {}", published.name, error.one_line_message());
         }
         if let Some(folder) = &args.output {
-            for (name, bytes) in page::files(&published, &results) {
+            for (name, bytes) in page::render_files(&published, &results) {
                 write_in_folder(folder, Path::new(&published.name).join(name), &bytes)?;
             }
         }
-        let scores = Scores::from_results(&published, &results);
+        let scores = PublishedScores::from_results(&published, &results);
         if !json {
             say!("{}", page::summary_text(&published, &results));
         }
@@ -67,7 +67,7 @@ fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED_FOLDER);
     let hint = "run the command in a clone of the repository, or name the documents";
     let entries =
-        std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error).hint(hint))?;
+        std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error).with_hint(hint))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|kind| kind == "yaml"));
     paths.sort();

@@ -15,7 +15,7 @@ use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
-use hearth_workflow::files::read_at_most;
+use hearth_workflow::files::read_text_at_most;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ use crate::diagnostics::Failure;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulation, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{LinkEmulationOptions, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
@@ -43,8 +43,9 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let token = token(args.api_key_file.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but there is no token", args.listen);
-        return Err(Failure::invalid(what)
-            .hint("set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1"));
+        return Err(Failure::invalid(what).with_hint(
+            "set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
+        ));
     }
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
@@ -64,19 +65,21 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         tokenizer,
         chat_template,
         model_name: name.into(),
-        context_length: builder.plan.context,
+        context_length: builder.plan.context_length,
         vocab_size,
         metrics: Arc::<Metrics>::default(),
         bearer_token: token,
         plan: Mutex::new(builder.plan.clone()),
-        start_time: unix_time(),
+        start_unix_time: unix_time(),
         request_count: AtomicU64::new(0),
     });
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
     let task = ServeTask { args, builder, state, request_rx, json };
-    let emulation =
-        LinkEmulation { delay: ring.link_delay, emulated_links_file: ring.emulated_links_file.as_deref() };
+    let emulation = LinkEmulationOptions {
+        delay: ring.link_delay,
+        emulated_links_file: ring.emulated_links_file.as_deref(),
+    };
     run_over_transport(key, emulation, task)?.map(|()| ExitCode::SUCCESS)
 }
 
@@ -98,7 +101,7 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
 
 fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, location) = match path {
-        Some(path) => (read_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
+        Some(path) => (read_text_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
         None => match std::env::var(TOKEN_VARIABLE) {
             Ok(text) => (text, TOKEN_VARIABLE.to_owned()),
             Err(_) => return Ok(None),
@@ -107,7 +110,9 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let text = text.trim().to_owned();
     if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
         let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
-        return Err(Failure::invalid(what).at(location).hint("make one with `openssl rand -hex 32 > token`"));
+        return Err(Failure::invalid(what)
+            .with_location(location)
+            .with_hint("make one with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
 }
@@ -150,7 +155,7 @@ impl TransportTask for ServeTask<'_> {
         let ServeTask { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::failed(format!("cannot listen on {}: {error}", args.listen))
-                .hint("choose another port with --listen, or stop the program that uses it")
+                .with_hint("choose another port with --listen, or stop the program that uses it")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let ring = tokio::select! {
@@ -235,7 +240,7 @@ impl RingSupervisor<'_> {
             draft_tokens: self.builder.draft_tokens,
             stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_eog(token)).collect(),
             on_trace_lines: Some(Arc::new(move |name, lines| {
-                metrics.record_device(name, &lines.records, &lines.readings);
+                metrics.record_device_activity(name, &lines.records, &lines.readings);
             })),
         }
     }

@@ -30,7 +30,7 @@ struct Pages {
     pages: Vec<String>,
 }
 
-pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
+pub fn print_completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
     let script = String::from_utf8(script).map_err(Failure::failed)?;
@@ -39,14 +39,14 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
 }
 
 /// Runs `hearth schema`, whose output is always JSON.
-pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
-    let schema = editor::schema(&args.kind)
+pub fn print_schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
+    let schema = editor::json_schema(&args.kind)
         .ok_or_else(|| Failure::invalid(format!("no kind of document is called `{}`", args.kind)))?;
     print_json(&schema)?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
+pub fn write_man_pages(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     create_folder(&args.folder)?;
     let failed = |error: std::io::Error| Error::folder(&args.folder, "write to", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;

@@ -7,7 +7,7 @@ use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
 use hearth_sim::{ScenarioEvents, SimulationResult};
-use hearth_workflow::documents::{check_run_outputs, write_run};
+use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
 use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
 use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
 
@@ -15,7 +15,7 @@ use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
 use crate::machine::read_scenario;
-use crate::output::run::{self, RunOutput};
+use crate::output::run::{self, RunSummary};
 use crate::output::{plan, run_events, say, soc};
 use crate::progress::{self, TerminalProgress};
 
@@ -30,12 +30,12 @@ const MAX_PLANNER_RATIO: f64 = 1.5;
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning: flags } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
-    check_run_outputs(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(&flags.model))?;
+    check_run_outputs(args.trace.as_ref(), loaded.input_paths().iter().chain(plan).chain(&flags.model))?;
     flags.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
-        loaded.set_tokens(tokens)?;
+        loaded.set_generated_tokens(tokens)?;
     }
-    let mut cluster = loaded.cluster(flags.model.as_deref())?;
+    let mut cluster = loaded.resolve_cluster(flags.model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = {
         let progress = TerminalProgress::new();
@@ -52,21 +52,21 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let replanner = ScenarioReplanner::new(&loaded);
     let events = ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner) };
     let memory = MemoryOptions { warm_start: args.warm, ignore_memory: args.ignore_memory };
-    let SimulationResult { trace, plans, unreached_events } =
+    let SimulationResult { trace, new_plans: plans, unreached_event_indices: unreached_events } =
         simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)?;
     if let Some(path) = &args.trace {
-        write_run(path, &trace, &plans)?;
+        write_run_outputs(path, &trace, &plans)?;
     }
     for index in unreached_events {
         tracing::warn!("events[{index}] did not happen before the run ended");
     }
-    let mut output = RunOutput::from_trace(&trace);
-    output.soc = soc_metrics(&cluster, &plan, &trace);
+    let mut output = RunSummary::from_trace(&trace);
+    output.soc_metrics = soc_metrics(&cluster, &plan, &trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let spinner = progress::spinner();
         spinner.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
-        output.prediction_interval = Some(uncertainty::prediction_interval(
+        output.prediction_interval = Some(uncertainty::estimate_prediction_interval(
             &plan,
             &cluster,
             &loaded.scenario,
@@ -81,7 +81,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     } else {
         let is_cold_soc = !memory.warm_start && runs_on_one_soc(&cluster, &plan);
         let ignored = if memory.ignore_memory { MEMORY_IGNORED } else { "" };
-        show(&plan, &output, ignored, &run_events::lines(&trace), is_cold_soc)?;
+        show(&plan, &output, ignored, &run_events::format_events(&trace), is_cold_soc)?;
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
@@ -89,15 +89,15 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-fn show(plan: &Plan, output: &RunOutput, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
+fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
     say!("{}", plan::table(plan));
-    if let Some(predicted) = plan.predicted {
+    if let Some(predicted) = plan.prediction {
         let tpot = predicted.tpot;
         say!("  The planner expected {tpot} per token by its own model, which the simulator does not use.\n");
     }
     say!("\n{ignored}{}{events}\n", run::table(&output.metrics));
-    match &output.soc {
-        Some(numbers) => say!("{}", soc::lines(numbers)),
+    match &output.soc_metrics {
+        Some(numbers) => say!("{}", soc::format_metrics(numbers)),
         None if is_cold => say!("{}\n", soc::COLD_START_NOTE),
         None => {}
     }
@@ -105,13 +105,13 @@ fn show(plan: &Plan, output: &RunOutput, ignored: &str, events: &str, is_cold: b
         say!("{note}\n");
     }
     if let Some(spread) = &output.prediction_interval {
-        say!("{}\n", spread.summary());
+        say!("{}\n", spread.summary_text());
     }
     Ok(())
 }
 
 fn disagreement(plan: &Plan, metrics: &Metrics) -> Option<String> {
-    let (expected, simulated) = (plan.predicted?.tpot.as_millis(), metrics.tpot_ms?.mean);
+    let (expected, simulated) = (plan.prediction?.tpot.as_millis(), metrics.tpot_ms?.mean_ms);
     let factor = (expected / simulated).max(simulated / expected);
     (factor > MAX_PLANNER_RATIO).then(|| {
         format!(

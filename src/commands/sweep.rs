@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use hearth_workflow::documents::read_table;
+use hearth_workflow::documents::read_sweep_table;
 use hearth_workflow::files::{check_outputs, write};
+use hearth_workflow::parallel_jobs;
 use hearth_workflow::sweep::{Sweep, SweepOptions, SweepRow, chart, merge, table};
-use hearth_workflow::workers;
 use serde::Serialize;
 
 use super::print_json;
@@ -48,7 +48,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         None => Ok(()),
     };
     let progress = TerminalProgress::new();
-    let rows = sweep.run(&indices, workers::thread_count(args.jobs), &progress, save)?;
+    let rows = sweep.run(&indices, parallel_jobs::thread_count(args.jobs), &progress, save)?;
     drop(progress);
     save(&rows)?;
     let text = table::csv_text(&sweep, args.shard, &rows);
@@ -61,7 +61,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}\n", summary(&sweep, &rows));
     }
     if let Some(path) = &args.chart {
-        write(path, chart::draw(&text)?.as_bytes())?;
+        write(path, chart::draw_svg(&text)?.as_bytes())?;
     }
     if rows.len() < indices.len() {
         tracing::info!("stopped: {} of {} rows were computed", rows.len(), indices.len());
@@ -74,14 +74,14 @@ fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
     let Some(path) = &args.scenario else { return Err(Failure::invalid("no scenario is given")) };
     let PlanSource { plan, planning } = &args.source;
     let loaded = read_scenario(path)?;
-    let inputs = loaded.files();
+    let inputs = loaded.input_paths();
     check_outputs(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(&planning.model))?;
     let options = SweepOptions {
         varied_fields: args.vary.clone(),
         overrides: planning.overrides(),
-        plan: plan.clone(),
-        model: planning.model.clone(),
-        tokens: args.tokens,
+        plan_path: plan.clone(),
+        model_path: planning.model.clone(),
+        generated_tokens: args.tokens,
         seeds_per_point: args.repeat,
         is_shard: args.shard.is_some(),
     };
@@ -90,9 +90,9 @@ fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
 
 fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     check_outputs(args.output.iter().chain(&args.chart), &args.tables)?;
-    let part = |path: &PathBuf| Ok(merge::ShardTable { path: path.clone(), text: read_table(path)? });
+    let part = |path: &PathBuf| Ok(merge::ShardTable { path: path.clone(), text: read_sweep_table(path)? });
     let parts: Vec<merge::ShardTable> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
-    let text = merge::merge(&parts)?;
+    let text = merge::merge_shards(&parts)?;
     if let Some(path) = &args.output {
         write(path, text.as_bytes())?;
     }
@@ -103,7 +103,7 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{text}");
     }
     if let Some(path) = &args.chart {
-        write(path, chart::draw(&text)?.as_bytes())?;
+        write(path, chart::draw_svg(&text)?.as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }

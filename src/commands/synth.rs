@@ -31,7 +31,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
         let _ = std::fs::remove_file(&partial_path);
         std::process::exit(EXIT_INTERRUPTED);
     });
-    let bar = progress::bar("weights", 0, progress::BYTES_TEMPLATE);
+    let bar = progress::progress_bar("weights", 0, progress::BYTES_TEMPLATE);
     let model = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
@@ -41,7 +41,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     let output = Output {
         path: model.path.display().to_string(),
         file_bytes: model.file_bytes.0,
-        parameters: model.parameters,
+        parameters: model.parameter_count,
         tensors: model.tensor_count,
     };
     print_result(json, &output, |Output { path, parameters, .. }| {
@@ -50,7 +50,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
-    let preset = SynthOptions::preset(&args.preset).map_err(Failure::invalid)?;
+    let preset = SynthOptions::from_preset(&args.preset).map_err(Failure::invalid)?;
     let (seed, gain, rope_frequencies) = (args.seed, args.gain, args.rope_factors);
     let mut options = SynthOptions { seed, gain, add_rope_freqs: rope_frequencies, ..preset.clone() };
     if let Some(quant) = &args.quant {
@@ -61,12 +61,12 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         let parsed = name.parse();
         shape.architecture = parsed.map_err(|error| Failure::invalid(format!("`--arch`: {error}")))?;
         options.tokenizer = TokenizerKind::for_architecture(shape.architecture);
-        shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+        shape.has_tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     }
     shape.layers = args.layers.map_or(shape.layers, Layers);
     for (field, value) in [
         (&mut shape.embedding, args.dim),
-        (&mut shape.feed_forward, args.ffn),
+        (&mut shape.feed_forward_length, args.ffn),
         (&mut shape.heads, args.heads),
         (&mut shape.kv_heads, args.kv_heads),
         (&mut shape.context_length, args.context),
@@ -81,7 +81,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     if let Some(length) = args.head_dim {
         (shape.key_length, shape.value_length) = (length, length);
     }
-    shape.tied_embeddings |= args.tied_embeddings;
+    shape.has_tied_embeddings |= args.tied_embeddings;
     if options != preset {
         options.name = format!("{}-custom", args.preset);
     }
@@ -102,7 +102,7 @@ fn with_flag(error: &SynthError) -> Failure {
         }
         _ => return Failure::invalid(error),
     };
-    Failure::invalid(format!("`{flag}`: {error}")).hint(hint)
+    Failure::invalid(format!("`{flag}`: {error}")).with_hint(hint)
 }
 
 #[cfg(test)]

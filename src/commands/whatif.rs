@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use hearth_workflow::evaluation::Evaluation;
-use hearth_workflow::whatif::{RankedVariant, Ranking, rank};
-use hearth_workflow::workers;
+use hearth_workflow::parallel_jobs;
+use hearth_workflow::whatif::{RankedVariant, VariantRanking, rank_variants};
 use serde::Serialize;
 
 use super::print_result;
 use crate::cli::WhatifArgs;
 use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
-use crate::machine::read_scenario_with;
+use crate::machine::read_scenario_with_overrides;
 use crate::progress::TerminalProgress;
 
 /// A ranking as `--json` prints it.
@@ -28,12 +28,12 @@ struct Output<'o> {
 }
 
 pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
-    let loaded = read_scenario_with(&args.scenario, &args.planning, args.tokens)?;
-    let model = loaded.model_profile(args.planning.model.as_deref())?;
+    let loaded = read_scenario_with_overrides(&args.scenario, &args.planning, args.tokens)?;
+    let model = loaded.resolve_model_profile(args.planning.model.as_deref())?;
     let progress = TerminalProgress::new();
-    let ranking = rank(&loaded, &model, workers::thread_count(args.jobs), &progress)?;
+    let ranking = rank_variants(&loaded, &model, parallel_jobs::thread_count(args.jobs), &progress)?;
     drop(progress);
-    let Ranking { base: Some(base), variants, variant_count } = ranking else {
+    let VariantRanking { baseline: Some(base), variants, variant_count } = ranking else {
         tracing::info!("stopped before the unchanged scenario was simulated");
         return Ok(ExitCode::from(EXIT_INCOMPLETE));
     };
@@ -59,9 +59,9 @@ fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {
         Some(time) => writeln!(text, "unchanged: {time:.1} ms per token with {}", plan(base)),
         None => writeln!(text, "unchanged: {}", base.outcome),
     };
-    let width = ranked.iter().map(|it| it.what.chars().count()).max().unwrap_or(0);
+    let width = ranked.iter().map(|it| it.description.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "  {:>10} {:>11}  {:<width$}  plan", "saves, ms", "ms/token", "variant");
-    for RankedVariant { what, saved_ms, evaluation, .. } in ranked {
+    for RankedVariant { description: what, saved_ms, evaluation, .. } in ranked {
         let saved = saved_ms.map_or("-".to_owned(), |saved| format!("{saved:+.1}"));
         let _ = match evaluation.tpot_ms {
             Some(time) => writeln!(text, "  {saved:>10} {time:>11.1}  {what:<width$}  {}", plan(evaluation)),

@@ -17,7 +17,7 @@ use crate::gpu;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulation, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{LinkEmulationOptions, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.key.as_deref())?;
@@ -29,8 +29,10 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
-    let emulation =
-        LinkEmulation { delay: args.link_delay, emulated_links_file: args.emulated_links_file.as_deref() };
+    let emulation = LinkEmulationOptions {
+        delay: args.link_delay,
+        emulated_links_file: args.emulated_links_file.as_deref(),
+    };
     run_over_transport(key, emulation, WorkerTask { args, source, json })?.map(|()| ExitCode::SUCCESS)
 }
 
@@ -118,14 +120,14 @@ fn announce(
             return Ok(None);
         }
         return Err(
-            Failure::invalid("this machine has no host name to announce").hint("set a name with --name")
+            Failure::invalid("this machine has no host name to announce").with_hint("set a name with --name")
         );
     };
     match Announcement::start(&name, address, MdnsScope { loopback_only: loopback, ..MdnsScope::default() }) {
         Ok(announcement) => Ok(Some((name, announcement))),
         // This is an error only if the announcement was requested: heads that know the address do not need it.
         Err(error) if args.announce == AnnouncePolicy::Always || args.name.is_some() => {
-            Err(Failure::invalid(&error).hint(error.hint()))
+            Err(Failure::invalid(&error).with_hint(error.hint()))
         }
         Err(error) => {
             tracing::info!("not announced: {error}");

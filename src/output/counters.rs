@@ -19,7 +19,7 @@ pub fn table(devices: &[DeviceUsage]) -> String {
             device.name,
             device.throttled_read_bytes_per_token.map_or("-".into(), rounded),
             rounded(device.traced_read_bytes_per_token),
-            bytes(device.memory_limit),
+            bytes(device.memory_limit_bytes),
             bytes(device.peak_unreclaimable_bytes),
             bytes(device.refaulted_bytes),
             device.oom_kills.map_or("-".into(), |kills| kills.to_string())
@@ -29,10 +29,10 @@ pub fn table(devices: &[DeviceUsage]) -> String {
 }
 
 /// Returns the reasons why the measurement of a device may be wrong.
-pub fn warnings(device: &DeviceUsage) -> Vec<String> {
+pub fn measurement_warnings(device: &DeviceUsage) -> Vec<String> {
     let name = &device.name;
     let mut found = Vec::new();
-    if let Some(difference) = device.counter_difference() {
+    if let Some(difference) = device.relative_counter_difference() {
         found.push(format!(
             "the trace of `{name}` has {:.0} % {} bytes read than the disk throttle counted: {} instead \
              of {} per token",
@@ -63,21 +63,21 @@ mod tests {
     fn warnings_and_aligned_columns() {
         let good = DeviceUsage {
             name: "a".into(),
-            memory_limit: Some(190 << 20),
+            memory_limit_bytes: Some(190 << 20),
             throttled_read_bytes_per_token: Some(100e6),
             traced_read_bytes_per_token: 101e6,
             oom_kills: Some(0),
             ..DeviceUsage::default()
         };
-        assert!(warnings(&good).is_empty());
+        assert!(measurement_warnings(&good).is_empty());
         let bad = DeviceUsage {
             traced_read_bytes_per_token: 50e6,
             resident_bytes_before: 1 << 30,
             oom_kills: Some(1),
             ..good.clone()
         };
-        assert_eq!(warnings(&bad).len(), 3);
-        assert!(warnings(&bad)[0].contains("50 % fewer"), "{:?}", warnings(&bad));
+        assert_eq!(measurement_warnings(&bad).len(), 3);
+        assert!(measurement_warnings(&bad)[0].contains("50 % fewer"), "{:?}", measurement_warnings(&bad));
         let text = table(&[good, DeviceUsage::default()]);
         let widths: Vec<usize> = text.lines().map(str::len).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");

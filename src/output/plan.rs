@@ -15,9 +15,10 @@ pub struct PlanSummary {
     #[serde(skip_serializing_if = "Parallelism::is_ring")]
     kind: Parallelism,
     pub rounds: u32,
-    pub predicted: PlannerPrediction,
+    #[serde(rename = "predicted")]
+    pub prediction: PlannerPrediction,
     /// The devices, in ring order.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceSummary>,
     dropped: Vec<DroppedDevice>,
     explanation: Vec<String>,
 }
@@ -28,7 +29,7 @@ pub struct PlannerPrediction {
 }
 
 #[derive(Serialize)]
-pub struct Device {
+pub struct DeviceSummary {
     name: String,
     role: Role,
     window: u32,
@@ -41,7 +42,7 @@ pub struct Device {
     slice: Option<Slice>,
 }
 
-impl Device {
+impl DeviceSummary {
     /// Returns the name of the device and its window size, with the number of GPU layers in brackets.
     pub fn window_label(&self) -> String {
         match self.gpu_layers {
@@ -53,8 +54,8 @@ impl Device {
 
 impl PlanSummary {
     pub fn from_plan(plan: &Plan) -> PlanSummary {
-        let device = |(index, device): (usize, &PlannedDevice)| Device {
-            slice: plan.kind.tensor_parallel().and_then(|tensor| tensor.slices.get(index).cloned()),
+        let device = |(index, device): (usize, &PlannedDevice)| DeviceSummary {
+            slice: plan.kind.tensor_plan().and_then(|tensor| tensor.slices.get(index).cloned()),
             name: device.name.clone(),
             role: device.role,
             window: device.window,
@@ -66,9 +67,9 @@ impl PlanSummary {
             strategy: plan.planner.strategy.clone(),
             kind: plan.kind.parallelism(),
             rounds: plan.rounds,
-            predicted: PlannerPrediction { tpot_ms: plan.predicted.map(|it| it.tpot.as_millis()) },
+            prediction: PlannerPrediction { tpot_ms: plan.prediction.map(|it| it.tpot.as_millis()) },
             devices: plan.devices.iter().enumerate().map(device).collect(),
-            dropped: plan.dropped.clone(),
+            dropped: plan.dropped_devices.clone(),
             explanation: plan.explanation.clone(),
         }
     }
@@ -76,7 +77,7 @@ impl PlanSummary {
 
 pub fn table(plan: &Plan) -> String {
     let mut text = String::new();
-    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
+    let tpot = plan.prediction.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
     let _ = writeln!(
         text,
         "{} over {} layers: {} round{} by `{}`{tpot}",
@@ -97,19 +98,19 @@ pub fn table(plan: &Plan) -> String {
         };
         let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
         let policy = device.residency.policy;
-        let layers = match plan.kind.tensor_parallel() {
+        let layers = match plan.kind.tensor_plan() {
             None => windows.join(" "),
             Some(tensor) => {
                 let slice = &tensor.slices[index];
                 format!(
                     "{} KV heads and {} feed-forward rows of each layer",
-                    slice.kv_heads, slice.feed_forward
+                    slice.kv_heads, slice.feed_forward_rows
                 )
             }
         };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
     }
-    for dropped in &plan.dropped {
+    for dropped in &plan.dropped_devices {
         let _ = writeln!(text, "  {:<14} dropped: {}", dropped.name, dropped.reason);
     }
     for sentence in &plan.explanation {

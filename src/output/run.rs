@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
-use hearth_reports::published::results::PredictionInterval;
+use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::Trace;
 use hearth_schema::trace::{MemoryKind, Outcome};
 use serde::Serialize;
@@ -17,7 +17,7 @@ const MAX_SEQUENCES: usize = 16;
 
 /// A run as `--json` prints it.
 #[derive(Serialize)]
-pub struct RunOutput {
+pub struct RunSummary {
     #[serde(flatten)]
     pub metrics: Metrics,
     /// Number of steps and counter readings in the trace.
@@ -28,18 +28,18 @@ pub struct RunOutput {
     /// The uncertainty of the time per token, if requested.
     #[serde(rename = "spread", skip_serializing_if = "Option::is_none")]
     pub prediction_interval: Option<PredictionInterval>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub soc: Option<SocMetrics>,
+    #[serde(rename = "soc", skip_serializing_if = "Option::is_none")]
+    pub soc_metrics: Option<SocMetrics>,
 }
 
-impl RunOutput {
-    pub fn from_trace(trace: &Trace) -> RunOutput {
-        RunOutput {
-            metrics: metrics::compute(trace),
+impl RunSummary {
+    pub fn from_trace(trace: &Trace) -> RunSummary {
+        RunSummary {
+            metrics: metrics::compute_metrics(trace),
             event_count: trace.records.len() + trace.readings.len(),
             run_events: run_events::summaries(trace),
             prediction_interval: None,
-            soc: None,
+            soc_metrics: None,
         }
     }
 }
@@ -56,7 +56,7 @@ fn sequences(text: &mut String, metrics: &Metrics) {
             "  sequence {}: {} ms per token, {} tokens after the first token, which took {:.1} ms",
             sequence.sequence,
             number(sequence.tpot_ms),
-            sequence.tokens,
+            sequence.decoded_tokens,
             sequence.ttft_ms
         );
     }
@@ -94,9 +94,9 @@ fn headline(metrics: &Metrics) -> String {
     };
     format!(
         "{outcome}: {:.1} ms per token (median {:.1}, p95 {:.1}), {} tokens/s, first token after {} ms",
-        tpot.mean,
-        tpot.p50,
-        tpot.p95,
+        tpot.mean_ms,
+        tpot.p50_ms,
+        tpot.p95_ms,
         metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
         number(metrics.ttft_ms),
     )
@@ -124,7 +124,7 @@ pub fn table(metrics: &Metrics) -> String {
 fn shortages(metrics: &Metrics) -> String {
     let mut text = String::new();
     for short in &metrics.memory_shortages {
-        let memory = match short.memory {
+        let memory = match short.memory_kind {
             MemoryKind::Main => "memory",
             MemoryKind::Gpu => "GPU memory",
         };

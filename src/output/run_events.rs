@@ -26,10 +26,10 @@ pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
 }
 
 /// Returns the events as text; empty if there were none.
-pub fn lines(trace: &Trace) -> String {
+pub fn format_events(trace: &Trace) -> String {
     let mut text = String::new();
     for EventSummary { run_event, impact } in summaries(trace) {
-        let RunEvent { kind, device, start, end, details: what, .. } = &run_event;
+        let RunEvent { kind, device, start_ns: start, end_ns: end, details: what, .. } = &run_event;
         let time = |nanos: u64| Seconds::from_nanos(nanos).to_string();
         let name = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };

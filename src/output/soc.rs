@@ -9,7 +9,7 @@ use hearth_core::soc::metrics::{FRAME_TIME, QueueOccupancy};
 pub const COLD_START_NOTE: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
-pub fn lines(numbers: &SocMetrics) -> String {
+pub fn format_metrics(numbers: &SocMetrics) -> String {
     let mut text = String::new();
     let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));
     let _ = writeln!(
@@ -36,7 +36,7 @@ pub fn lines(numbers: &SocMetrics) -> String {
     let _ = writeln!(
         text,
         "  synchronisation: {} times, {:.1} ms for the events, {:.1} ms of a polling core",
-        costs.sync_count, costs.events_ms, costs.polled_ms
+        costs.sync_count, costs.events_ms, costs.polling_ms
     );
     text
 }

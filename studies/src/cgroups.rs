@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use memmap2::Mmap;
 
-use crate::Failure;
+use crate::StudyError;
 
 pub const MIB: usize = 1 << 20;
 pub const PAGE_SIZE: usize = 4096;
@@ -24,12 +24,12 @@ pub const PAGE_SIZE: usize = 4096;
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 
-pub fn parse_number<T: FromStr>(text: &str) -> Result<T, Failure> {
+pub fn parse_number<T: FromStr>(text: &str) -> Result<T, StudyError> {
     text.parse().map_err(|_| format!("`{text}` is not a number of the expected kind").into())
 }
 
 /// Returns an error if this process cannot create the cgroups of the studies.
-pub fn require_root() -> Result<(), Failure> {
+pub fn require_cgroup_access() -> Result<(), StudyError> {
     // SAFETY: geteuid has no preconditions.
     let user = unsafe { libc::geteuid() };
     let has = |path: &str| Path::new(ROOT).join(path).exists();
@@ -54,7 +54,7 @@ pub struct WeightFile {
 
 impl WeightFile {
     /// Creates a file of `mib` MiB, without holes.
-    pub fn create(directory: &Path, mib: usize) -> Result<Self, Failure> {
+    pub fn create(directory: &Path, mib: usize) -> Result<Self, StudyError> {
         let path = directory.join(format!("hearth-share-{}.bin", std::process::id()));
         let name = path.to_str().ok_or("the directory's name is not UTF-8")?.to_owned();
         let file = Self { path, path_text: name };
@@ -77,7 +77,7 @@ impl Drop for WeightFile {
 
 /// The limits of a child process; zero or `None` means no limit.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Limits {
+pub struct CgroupLimits {
     pub memory_bytes: usize,
     /// Maximum rate of disk reads in MB/s.
     pub disk_mb_per_s: u64,
@@ -91,7 +91,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    fn create(limits: Limits, file: &Path) -> Result<Self, Failure> {
+    fn create(limits: CgroupLimits, file: &Path) -> Result<Self, StudyError> {
         let groups = Self { name: format!("hearth-experiment-{}", std::process::id()) };
         for group in groups.all() {
             fs::create_dir(&group)?;
@@ -113,9 +113,9 @@ impl Cgroups {
         Ok(groups)
     }
 
-    /// Moves this process into the cgroups that its parent created for it with [`Cgroups::run`]. The parent removes
+    /// Moves this process into the cgroups that its parent created for it with [`Cgroups::run_child`]. The parent removes
     /// them.
-    pub fn join() -> Result<std::mem::ManuallyDrop<Self>, Failure> {
+    pub fn join() -> Result<std::mem::ManuallyDrop<Self>, StudyError> {
         // SAFETY: restores the default action; see `run`.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
         let groups = Self { name: std::env::var(GROUPS).map_err(|_| "--child is only for internal use")? };
@@ -127,7 +127,7 @@ impl Cgroups {
 
     /// Runs this program again inside new cgroups with limits and returns its output. The limited disk is the one
     /// that stores `file`.
-    pub fn run(limits: Limits, file: &Path, arguments: &[String]) -> Result<String, Failure> {
+    pub fn run_child(limits: CgroupLimits, file: &Path, arguments: &[String]) -> Result<String, StudyError> {
         let groups = Self::create(limits, file)?;
         // Ctrl-C must end the child but not this process, which removes the cgroups.
         // SAFETY: ignoring a signal installs no handler and accesses no memory of this process.
@@ -164,7 +164,7 @@ impl Drop for Cgroups {
 }
 
 /// Returns the `major:minor` of the disk that stores a file. Throttles apply to whole disks, not to partitions.
-fn whole_disk(file: &Path) -> Result<String, Failure> {
+fn whole_disk(file: &Path) -> Result<String, StudyError> {
     let device = fs::metadata(file)?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
     let node = format!("/sys/dev/block/{major}:{minor}");
@@ -175,7 +175,7 @@ fn whole_disk(file: &Path) -> Result<String, Failure> {
 
 /// Maps a file and drops it from the page cache, because cached pages are charged to the first process that reads
 /// them.
-pub fn map_cold(file: &File) -> Result<&'static Mmap, Failure> {
+pub fn map_cold(file: &File) -> Result<&'static Mmap, StudyError> {
     // SAFETY: this process created the file, and nobody writes to it while it is mapped.
     let map = unsafe { Mmap::map(file)? };
     drop_from_cache(file, 0, map.len());
@@ -198,7 +198,7 @@ pub fn advise(piece: &[u8], advice: i32) {
 }
 
 /// Advises the kernel of the order in which a mapping will be accessed: random, or the default.
-pub fn advise_order(map: &[u8], random: bool) {
+pub fn advise_access_pattern(map: &[u8], random: bool) {
     advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
 }
 
@@ -208,7 +208,7 @@ pub fn is_kept(piece: usize, kept: usize, pieces: usize) -> bool {
 }
 
 /// Returns for each page of a part of a mapping whether it is in the page cache.
-pub fn resident_pages(piece: &[u8]) -> Vec<bool> {
+pub fn page_residency(piece: &[u8]) -> Vec<bool> {
     let mut pages = vec![0u8; piece.len().div_ceil(PAGE_SIZE)];
     // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
     unsafe { libc::mincore(piece.as_ptr().cast_mut().cast(), piece.len(), pages.as_mut_ptr()) };
@@ -216,8 +216,8 @@ pub fn resident_pages(piece: &[u8]) -> Vec<bool> {
 }
 
 /// Returns the number of pages of a part of a mapping that are not in the page cache.
-pub fn missing_pages(piece: &[u8]) -> usize {
-    resident_pages(piece).into_iter().filter(|resident| !resident).count()
+pub fn missing_page_count(piece: &[u8]) -> usize {
+    page_residency(piece).into_iter().filter(|resident| !resident).count()
 }
 
 /// Returns the wrapping sum of all 64-bit words of `bytes`, to read every page.
@@ -234,30 +234,30 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 
 /// The resource counters of the cgroups, since their creation.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Counters {
+pub struct CgroupCounters {
     /// Bytes read through the disk throttle.
     pub bytes_read: u64,
     pub major_faults: u64,
     /// Number of pages that were reclaimed and read again.
-    pub refaults: u64,
+    pub refaulted_pages: u64,
     /// Bytes of file pages on the kernel's active LRU list: the current value.
-    pub active_bytes: u64,
+    pub active_file_bytes: u64,
     /// Number of times that the memory limit was hit.
-    pub limit_hits: u64,
+    pub memory_limit_hits: u64,
     /// Bytes charged to the cgroup: the current value.
-    pub used_bytes: u64,
+    pub memory_usage_bytes: u64,
     /// Bytes of kernel memory, such as page tables, in `used_bytes`.
-    pub kernel_bytes: u64,
+    pub kernel_memory_bytes: u64,
 }
 
-impl Counters {
-    pub fn read(groups: &Cgroups) -> Result<Self, Failure> {
+impl CgroupCounters {
+    pub fn read(groups: &Cgroups) -> Result<Self, StudyError> {
         let stat = fs::read_to_string(groups.folder("memory").join("memory.stat"))?;
         let of = |key: &str| {
             let line = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
             line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
         };
-        let single = |file: &str| -> Result<u64, Failure> {
+        let single = |file: &str| -> Result<u64, StudyError> {
             parse_number(fs::read_to_string(groups.folder("memory").join(file))?.trim())
         };
         let served = fs::read_to_string(groups.folder("blkio").join("blkio.throttle.io_service_bytes"))?;
@@ -265,11 +265,11 @@ impl Counters {
         Ok(Self {
             bytes_read: read.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum(),
             major_faults: of("pgmajfault"),
-            refaults: of("workingset_refault_file"),
-            active_bytes: of("active_file"),
-            limit_hits: single("memory.failcnt")?,
-            used_bytes: single("memory.usage_in_bytes")?,
-            kernel_bytes: single("memory.kmem.usage_in_bytes").unwrap_or(0),
+            refaulted_pages: of("workingset_refault_file"),
+            active_file_bytes: of("active_file"),
+            memory_limit_hits: single("memory.failcnt")?,
+            memory_usage_bytes: single("memory.usage_in_bytes")?,
+            kernel_memory_bytes: single("memory.kmem.usage_in_bytes").unwrap_or(0),
         })
     }
 
@@ -279,8 +279,8 @@ impl Counters {
         Self {
             bytes_read: self.bytes_read - before.bytes_read,
             major_faults: self.major_faults - before.major_faults,
-            refaults: self.refaults - before.refaults,
-            limit_hits: self.limit_hits - before.limit_hits,
+            refaulted_pages: self.refaulted_pages - before.refaulted_pages,
+            memory_limit_hits: self.memory_limit_hits - before.memory_limit_hits,
             ..*self
         }
     }

@@ -10,10 +10,10 @@ use hearth_schema::plan::{PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 #[cfg(target_os = "linux")]
 pub mod cgroups;
 
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type StudyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs a study with the command-line arguments and prints its error, if it fails.
-pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), Failure>) -> ExitCode {
+pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), StudyError>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match study(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,14 +34,14 @@ pub fn thread_cpu_seconds() -> f64 {
 }
 
 /// Runs a function and returns its result and its processor time in seconds.
-pub fn with_cpu_time<T>(run: impl FnOnce() -> T) -> (T, f64) {
+pub fn measure_cpu_seconds<T>(run: impl FnOnce() -> T) -> (T, f64) {
     let started = thread_cpu_seconds();
     let result = run();
     (result, thread_cpu_seconds() - started)
 }
 
 /// Returns the model of 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all its instances.
-pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), Failure> {
+pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), StudyError> {
     let mut instances: Vec<Instance> = Vec::new();
     for line in include_str!("../../halda/tests/data/lda/medium.jsonl").lines() {
         let mut row: serde_json::Value = serde_json::from_str(line)?;
@@ -53,7 +53,7 @@ pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), Failure> {
 }
 
 /// Returns a planning instance with `count` of the given devices, a different selection for each `run`.
-pub fn instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
+pub fn planning_instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),
         slow_disk_threshold: 3e8,
@@ -74,7 +74,7 @@ pub fn manual_plan(cluster: &Cluster, rounds: u32, windows: &[u32], gpu_layers: 
         window,
         gpu_layers,
         residency: cluster.members[place].residency.unwrap_or_default(),
-        predicted: None,
+        predicted_terms: None,
     };
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };

@@ -14,8 +14,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::processes::list;
-use crate::repository::{TextFile, root, rust_files, text_files};
+use crate::processes::expect_array;
+use crate::repository::{TextFile, repository_root, rust_files, text_files};
 
 /// The workspace crates that each crate may depend on, without the prefix `hearth-`. The root package may depend on
 /// all; no crate depends on the experiments in `studies`.
@@ -48,7 +48,7 @@ struct Package {
 fn packages() -> Vec<Package> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
-        .current_dir(root())
+        .current_dir(repository_root())
         .output()
         .expect("cargo runs, since it runs this test");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -58,13 +58,13 @@ fn packages() -> Vec<Package> {
     let package = |package: &Value| Package {
         name: name(package),
         // Only workspace packages are given by path.
-        dependencies: list(&package["dependencies"])
+        dependencies: expect_array(&package["dependencies"])
             .iter()
             .filter(|dependency| dependency["path"].is_string())
             .map(|dependency| (name(dependency), dependency["kind"] == "dev"))
             .collect(),
     };
-    list(&metadata["packages"]).iter().map(package).collect()
+    expect_array(&metadata["packages"]).iter().map(package).collect()
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::time::Instant;
 use hearth_profiles::Document;
 use hearth_profiles::gguf::GgufModel;
 
-use crate::folder::{Folder, scenario};
+use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, fail_with_code, model_path, parse, plan, run_with_code,
-    scenario_path, succeed, test_data,
+    Worker, assert_refused, execute_arguments, model_path, parse_json, plan_yaml, run_failing_with_code,
+    run_successfully, run_with_code, scenario_path, test_data_path,
 };
 
 #[test]
@@ -46,7 +46,7 @@ fn damaged_model_is_refused_at_once() {
 }
 
 fn one_device() -> String {
-    scenario("  - {name: a, profile: d3}")
+    scenario_yaml("  - {name: a, profile: d3}")
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn scenario_errors_have_line_and_column() {
 #[test]
 fn plan_that_does_not_fit_the_model_or_memory_is_refused() {
     let folder = Folder::new();
-    let uncovered = plan("q4_k", &[2, 2], &["127.0.0.1:1"], 64).replace("rounds: 2", "rounds: 1");
+    let uncovered = plan_yaml("q4_k", &[2, 2], &["127.0.0.1:1"], 64).replace("rounds: 2", "rounds: 1");
     for (text, format, parts) in [
         (uncovered, "q4_k", &["1 rounds cover 4 of the model's 8 layers"][..]),
-        (plan("q4_k", &[8], &[], 64), "q8_0", &["another model"]),
-        (plan("q4_k", &[8], &[], 4_000_000_000), "q4_k", &["key-value cache", "smaller `context`"]),
+        (plan_yaml("q4_k", &[8], &[], 64), "q8_0", &["another model"]),
+        (plan_yaml("q4_k", &[8], &[], 4_000_000_000), "q4_k", &["key-value cache", "smaller `context`"]),
     ] {
         let file = folder.write("plan.yaml", text);
         assert_refused(&execute_arguments(&file, &model_path(format), &["--prompt", "And"]), parts);
@@ -110,7 +110,8 @@ fn plan_that_does_not_fit_the_model_or_memory_is_refused() {
 #[test]
 fn port_in_use_is_refused() {
     let worker = Worker::start(&model_path("q4_k"));
-    let text = fail_with_code(&["worker", "--listen", &worker.address, "--model", &model_path("q4_k")], 1);
+    let text =
+        run_failing_with_code(&["worker", "--listen", &worker.address, "--model", &model_path("q4_k")], 1);
     assert!(text.contains("cannot listen on") && text.contains("a free port"), "{text}");
 }
 
@@ -120,7 +121,7 @@ fn invalid_arguments_are_refused_with_a_hint() {
     let file = folder.write("s.yaml", one_device());
     let binary = folder.write("picture.yaml", b"schema: \xff\xd8");
     let (phone, name) = (scenario_path("soc/llama-8b-256-tensor"), "n".repeat(64));
-    let text = test_data("models/README.md").display().to_string();
+    let text = test_data_path("models/README.md").display().to_string();
     let worker = ["worker", "--listen", "127.0.0.1:0", "--model", &weights];
     let announced = [&worker[..], &["--announce", "always", "--name", &name]].concat();
     let cases: [(&[&str], &[&str]); 8] = [
@@ -131,7 +132,7 @@ fn invalid_arguments_are_refused_with_a_hint() {
         (&["simulate", &phone, "--strategy", "hetero-tensor"], &["soc: {strategy: hetero-tensor}"]),
         (&["bench", "no-such.gguf", "--peer", "none"], &["no-such.gguf"]),
         (&["bench", &text, "--peer", "none"], &["not a GGUF file"]),
-        (&announced, &["longer than 63 bytes", "--name"]),
+        (&announced, &["1 to 63 bytes", "--name"]),
     ];
     for (arguments, parts) in cases {
         assert_refused(arguments, parts);
@@ -151,7 +152,7 @@ fn inputs_are_not_overwritten() {
     let device = hearth_profiles::device::shipped_profile("d3").expect("a device");
     let profile = folder.write("own.yaml", device.to_yaml());
     let named = folder.write("named.yaml", one_device().replace("d3", "own.yaml"));
-    let later = folder.write("run.plan-1.yaml", plan("q4_k", &[4], &[], 4096));
+    let later = folder.write("run.plan-1.yaml", plan_yaml("q4_k", &[4], &[], 4096));
     let (trace, device) = (folder.path_of("run.trace"), format!("one={profile}"));
     let commands: [&[&str]; 9] = [
         &["plan", &file, "-o", &file],
@@ -167,7 +168,7 @@ fn inputs_are_not_overwritten() {
     let inputs = || ["s.yaml", "own.yaml", "run.plan-1.yaml"].map(|name| folder.read(name));
     let before = inputs();
     for command in commands {
-        let text = fail_with_code(command, 2);
+        let text = run_failing_with_code(command, 2);
         let reasons = ["would be overwritten", "would be written to this file", "would overwrite"];
         assert!(reasons.iter().any(|reason| text.contains(reason)), "{command:?}: {text}");
     }
@@ -179,7 +180,7 @@ fn inputs_are_not_overwritten() {
 fn file_name_may_be_invalid_utf8() {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::OsStr::from_bytes(b"\xff.yaml");
-    fail_with_code(&["lint".as_ref(), name], 2);
+    run_failing_with_code(&["lint".as_ref(), name], 2);
 }
 
 #[test]
@@ -189,7 +190,7 @@ fn text_may_begin_with_gguf_but_a_model_is_refused() {
     let plan = folder.write_plan(&[4], &[], 4096);
     let weights = model_path("q4_k");
     let flags = |file| execute_arguments(&plan, &weights, &["--tokens", "1", "--prompts", file]);
-    succeed(&flags(&prompts));
+    run_successfully(&flags(&prompts));
     assert_refused(&flags(&weights), &["this is a model"]);
 }
 
@@ -202,10 +203,10 @@ fn errors_are_json_with_json() {
         (&["--json"], None, "subcommand"),
     ] {
         let (_, text) = run_with_code(arguments, 2);
-        let failure = &parse(&text)["error"];
+        let failure = &parse_json(&text)["error"];
         assert_eq!((failure["code"].as_i64(), failure["where"].as_str()), (Some(2), place), "{text}");
         assert!(failure["what"].as_str().is_some_and(|text| text.contains(what)), "{text}");
         assert!(failure["hint"].is_string(), "{text}");
     }
-    assert!(succeed(&["--json", "--help"]).contains("Exit codes"));
+    assert!(run_successfully(&["--json", "--help"]).contains("Exit codes"));
 }

@@ -17,17 +17,19 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
 use hearth_schema::trace::{StepKind, Trace};
 use hearth_sim::{Input, Options, simulate};
 
-use crate::folder::scenario;
-use crate::processes::{model_path, plan};
+use crate::folder::scenario_yaml;
+use crate::processes::{model_path, plan_yaml};
 
 /// A step without its times: pass, round, kind, layers and peer.
 type Step = (u32, u32, StepKind, Option<[u32; 2]>, Option<u16>);
 
 /// Returns the sorted steps of a device. They are sorted because a reply may precede the record of its message.
 fn steps(trace: &Trace, device: u16) -> Vec<Step> {
-    let own =
-        trace.records.iter().filter(|record| record.device == device && record.kind != StepKind::Prefetch);
-    let mut steps: Vec<Step> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
+    let own = trace
+        .records
+        .iter()
+        .filter(|record| record.device_index == device && record.kind != StepKind::Prefetch);
+    let mut steps: Vec<Step> = own.map(|it| (it.pass_index, it.round, it.kind, it.layers, it.peer)).collect();
     steps.sort_unstable();
     steps
 }
@@ -47,7 +49,7 @@ async fn executed(
     let request = GenerationRequest {
         sequences: (0..workload.sequences).map(sequence).collect(),
         micro_batch: workload.micro_batch,
-        ..GenerationRequest::single(vec![], workload.generated_tokens, Box::new(|_| 7))
+        ..GenerationRequest::single_sequence(vec![], workload.generated_tokens, Box::new(|_| 7))
     };
     let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;
@@ -55,7 +57,7 @@ async fn executed(
 }
 
 fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
-    let links = Scenario::from_yaml(&scenario("  - {name: a, profile: d3}")).expect("a scenario").links;
+    let links = Scenario::from_yaml(&scenario_yaml("  - {name: a, profile: d3}")).expect("a scenario").links;
     let member = |name: &str| Member {
         name: name.into(),
         address: None,
@@ -67,10 +69,10 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         head: 0,
         links: LinkTable::new(links),
         model: model.profile.clone(),
-        context: plan.context,
-        kv_cache: KvFormat::F32,
-        activations: plan.activations,
-        draft: None,
+        context_length: plan.context_length,
+        kv_cache_format: KvFormat::F32,
+        activation_format: plan.activation_format,
+        draft_model: None,
         workload,
         seed: 1,
     };
@@ -102,7 +104,7 @@ async fn simulator_and_executor_run_the_same_steps() {
         (vec![2, 1, 1], 9, 3, 512),
         (vec![1, 2], 40, 4, 7),
     ] {
-        let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
+        let plan = Plan::from_yaml(&plan_yaml("q8_0", &windows, &addresses, 1200)).expect("a plan");
         let plan = plan_for_sequences(plan, sequences);
         let workload = Workload { sequences, micro_batch, ..Workload::new(prompt, 3) };
         let real = executed(plan.clone(), &local, &network, &workload).await;
@@ -113,7 +115,7 @@ async fn simulator_and_executor_run_the_same_steps() {
         }
         assert_eq!(sent(&real), sent(&model), "windows {windows:?}");
         // f16 activations need half the bytes in both.
-        let f16_plan = Plan { activations: ActivationFormat::F16, ..plan };
+        let f16_plan = Plan { activation_format: ActivationFormat::F16, ..plan };
         let other = executed(f16_plan.clone(), &local, &network, &workload).await;
         assert_eq!(2 * sent(&other), sent(&real), "windows {windows:?}");
         assert_eq!(sent(&other), sent(&simulated(&f16_plan, &local, workload)), "windows {windows:?}");

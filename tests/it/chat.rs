@@ -6,29 +6,29 @@ use std::path::Path;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, execute_arguments, model_path, plan_for, run_json};
+use crate::processes::{assert_refused, execute_arguments, model_path, plan_yaml_for_model, run_json};
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
 
 /// Writes a copy of the trained test model with a chat template.
-pub fn write_with_template(path: &Path) {
+pub fn write_model_with_template(path: &Path) {
     let source = model_path("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
     let mut writer = HeaderWriter::default();
     for (key, value) in model.metadata.iter() {
-        writer.key(key, value.clone()).expect("a key");
+        writer.add_key(key, value.clone()).expect("a key");
     }
-    writer.key("tokenizer.chat_template", Value::Str(TEMPLATE.into())).expect("a key");
+    writer.add_key("tokenizer.chat_template", Value::Str(TEMPLATE.into())).expect("a key");
     for tensor in &model.tensors {
-        writer.tensor(&tensor.name, &tensor.dims, tensor.format).expect("a tensor");
+        writer.add_tensor(&tensor.name, &tensor.dims, tensor.format).expect("a tensor");
     }
     let layout = writer.finish();
     let mut file = layout.header.clone();
     file.resize(layout.file_bytes as usize, 0);
     for (to, from) in layout.tensors.iter().zip(&model.tensors) {
-        let range = from.offset as usize..from.end() as usize;
-        file[to.offset as usize..to.end() as usize].copy_from_slice(&bytes[range]);
+        let range = from.offset as usize..from.end_offset() as usize;
+        file[to.offset as usize..to.end_offset() as usize].copy_from_slice(&bytes[range]);
     }
     fs::write(path, file).expect("the copy can be written");
 }
@@ -37,8 +37,8 @@ pub fn write_with_template(path: &Path) {
 fn messages_are_formatted_with_the_template() {
     let folder = Folder::new();
     let chat_model = folder.path_of("chat.gguf");
-    write_with_template(Path::new(&chat_model));
-    let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
+    write_model_with_template(Path::new(&chat_model));
+    let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, &[8], &[], 128));
     let tokens = |more: &[&str]| {
         let flags = [&["--tokens", "8"], more].concat();
         run_json(&execute_arguments(&plan, &chat_model, &flags))["token_ids"].clone()
@@ -71,8 +71,8 @@ fn wrong_messages_are_refused() {
     }
     let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
     let (long, chat_model) = (folder.write("long.json", long), folder.path_of("chat.gguf"));
-    write_with_template(Path::new(&chat_model));
-    let plan = folder.write("plan.yaml", plan_for(&chat_model, &[8], &[], 128));
+    write_model_with_template(Path::new(&chat_model));
+    let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, &[8], &[], 128));
     let parts = ["do not fit the plan's context of 128"];
     assert_refused(&execute_arguments(&plan, &chat_model, &["--messages", &long]), &parts);
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use hearth_ring::discovery::{self, Announcement, MdnsScope};
 
 use crate::folder::Folder;
-use crate::namespace::Namespace;
+use crate::namespace::NetworkNamespace;
 use crate::processes::{
-    Process, Worker, assert_refused, encrypted_transport, execute_arguments, fail_with_code, hearth,
-    model_path, parse, plan, run_with_code,
+    Process, Worker, assert_refused, encrypted_transport, execute_arguments, hearth_command, model_path,
+    parse_json, plan_yaml, run_failing_with_code, run_with_code,
 };
 
 const LOCAL: [&str; 5] = ["worker", "--listen", "127.0.0.1:0", "--threads", "1"];
@@ -16,7 +16,7 @@ const LOCAL: [&str; 5] = ["worker", "--listen", "127.0.0.1:0", "--threads", "1"]
 /// Starts a worker that announces itself on the loopback interface.
 fn start_announced(name: &str, key: &str) -> Process {
     let flags = ["--model", &model_path("q4_k"), "--key", key, "--name", name, "--announce", "always"];
-    let (process, line) = Process::spawn_until_ready(hearth(&LOCAL).args(flags));
+    let (process, line) = Process::spawn_until_ready(hearth_command(&LOCAL).args(flags));
     assert!(line.trim_end().ends_with(&format!(", announced as {name}")), "{line}");
     process
 }
@@ -36,7 +36,7 @@ fn multicast_works(key: &str, name: &str) -> bool {
 /// Returns a plan with the given names and without addresses.
 fn plan_without_addresses(windows: &[u32], names: &[&str]) -> String {
     let addresses = vec!["127.0.0.1:1"; names.len()];
-    let mut text = plan("q4_k", windows, &addresses, 64).replace("address: '127.0.0.1:1', ", "");
+    let mut text = plan_yaml("q4_k", windows, &addresses, 64).replace("address: '127.0.0.1:1', ", "");
     for (index, name) in names.iter().enumerate() {
         text = text.replace(&format!("name: d{},", index + 1), &format!("name: {name},"));
     }
@@ -63,8 +63,10 @@ fn workers_are_found_by_name_and_missing_ones_are_named() {
     assert_refused(&execute_arguments(&plan, &q4_k, &flags), &parts);
     let missing = format!("nobody-{process}");
     let plan = folder.write("other.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &missing]));
-    let text =
-        fail_with_code(&execute_arguments(&plan, &q4_k, &[&flags[..], &["--discover", "3"]].concat()), 1);
+    let text = run_failing_with_code(
+        &execute_arguments(&plan, &q4_k, &[&flags[..], &["--discover", "3"]].concat()),
+        1,
+    );
     assert!(text.contains(&format!("not found within 3 s: `{missing}` (no worker with this name")), "{text}");
     assert!(text.contains(&format!("Found: `{b}` at 127.0.0.1:")), "{text}");
     assert!(text.contains("hint:  start them with the same --key"), "{text}");
@@ -72,7 +74,9 @@ fn workers_are_found_by_name_and_missing_ones_are_named() {
 
 #[test]
 fn worker_beyond_loopback_announces_itself() {
-    let Some(namespace) = Namespace::for_test("worker_beyond_loopback_announces_itself") else { return };
+    let Some(namespace) = NetworkNamespace::for_test("worker_beyond_loopback_announces_itself") else {
+        return;
+    };
     let folder = Folder::new();
     let (key, q4_k, name) =
         (folder.write_ring_key(), model_path("q4_k"), format!("far-{}", std::process::id()));
@@ -81,14 +85,14 @@ fn worker_beyond_loopback_announces_itself() {
     let plan = folder.write("plan.yaml", plan_without_addresses(&[4, 4], &[&name]));
     let flags = ["--prompt", "And", "--tokens", "4", "--key", &key, "--discover", "30"];
     let (_, stderr) = run_with_code(&execute_arguments(&plan, &q4_k, &flags), 0);
-    assert!(stderr.contains(&format!("found {name} at {}:", namespace.address_inside)), "{stderr}");
+    assert!(stderr.contains(&format!("found {name} at {}:", namespace.namespace_address)), "{stderr}");
 }
 
 #[test]
 fn worker_prints_its_address_as_json() {
     let (_worker, line) =
-        Process::spawn_until_ready(hearth(&LOCAL).args(["--json", "--model", &model_path("q4_k")]));
-    let ready = parse(&line);
+        Process::spawn_until_ready(hearth_command(&LOCAL).args(["--json", "--model", &model_path("q4_k")]));
+    let ready = parse_json(&line);
     let address = ready["listening"].as_str().expect("an address");
     assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{line}");
     assert_eq!((ready["model"].as_str(), ready["announced"].as_str()), (Some("psalm-7m"), None), "{line}");

@@ -11,8 +11,8 @@ use std::process::Command;
 use regex::Regex;
 
 use crate::folder::Folder;
-use crate::processes::{model_path, program, run_script};
-use crate::repository::{TextFile, root, rust_files, text_files};
+use crate::processes::{model_path, program_path, run_script};
+use crate::repository::{TextFile, repository_root, rust_files, text_files};
 
 /// A document whose commands the test runs as a script, with the changes to the script.
 struct Document {
@@ -99,7 +99,7 @@ fn commands(text: &str) -> Vec<String> {
 
 /// Returns the indented lines of a document as a script, with the replacements made.
 fn script(document: &Document, ports: &[u16]) -> String {
-    let text = fs::read_to_string(root().join(document.path)).expect("a document");
+    let text = fs::read_to_string(repository_root().join(document.path)).expect("a document");
     let mut lines = commands(&text);
     for (begin, reason) in document.left_out {
         let before = lines.len();
@@ -168,8 +168,9 @@ fn every_document_with_commands_is_tested() {
 
 #[test]
 fn command_reference_is_current() {
-    let root = root();
-    let output = Command::new(root.join("scripts/commands.sh")).arg(program()).output().expect("bash runs");
+    let root = repository_root();
+    let output =
+        Command::new(root.join("scripts/commands.sh")).arg(program_path()).output().expect("bash runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let current = fs::read_to_string(root.join("docs/reference/commands.md")).unwrap_or_default();
     assert!(
@@ -180,7 +181,7 @@ fn command_reference_is_current() {
 
 #[test]
 fn every_code_name_of_the_glossary_is_an_identifier() {
-    let text = fs::read_to_string(root().join("GLOSSARY.md")).expect("GLOSSARY.md");
+    let text = fs::read_to_string(repository_root().join("GLOSSARY.md")).expect("GLOSSARY.md");
     let word = Regex::new(r"\w+").expect("a regular expression");
     let words = |text: &str| word.find_iter(text).map(|word| word.as_str().to_owned()).collect::<Vec<_>>();
     let sources = rust_files().into_iter().filter(|file| !file.path.starts_with("tests/"));

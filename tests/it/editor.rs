@@ -7,7 +7,7 @@ use regex::Regex;
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{parse, scenario_path, succeed};
+use crate::processes::{parse_json, run_successfully, scenario_path};
 use crate::repository::{TextFile, text_files};
 
 /// JSON Schema keywords that this test ignores.
@@ -90,7 +90,7 @@ fn has_type(value: &Value, kind: &str) -> bool {
 }
 
 fn schema(kind: &str) -> Value {
-    parse(&succeed(&["schema", kind]))
+    parse_json(&run_successfully(&["schema", kind]))
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn every_document_passes_the_schema_of_its_kind() {
     let schemas = ["scenario", "plan", "device", "model"].map(|kind| (format!("{kind}/1"), schema(kind)));
     let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-four"));
     let plans = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
-        succeed(&["plan", &home, "--strategy", strategy, "-o", &folder.path_of(strategy)]);
+        run_successfully(&["plan", &home, "--strategy", strategy, "-o", &folder.path_of(strategy)]);
         TextFile { path: strategy.into(), text: folder.read(strategy) }
     });
     let documents = text_files().into_iter().filter(|file| file.extension() == "yaml");

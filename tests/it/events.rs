@@ -8,16 +8,17 @@ use hearth_core::memory::MemoryBudget;
 use hearth_core::residency::kept_bytes;
 use hearth_core::schedule::{ModelPart, parts_by_visit};
 use hearth_profiles::device::shipped_profile as shipped_device;
-use hearth_profiles::{Bytes, Device, Document};
+use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::Trace;
 use hearth_schema::trace::Counter;
 use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, list, mean_tpot, number, run_json, run_with_code, scenario_path, succeed, texts,
+    assert_refused, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, run_with_code,
+    scenario_path, string_values,
 };
-use crate::repository::root;
+use crate::repository::repository_root;
 
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
     let output =
@@ -49,7 +50,12 @@ fn impact(json: &Value, index: usize, metric: &str, phase: &str) -> f64 {
 fn read_per_token(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
     let at = |pass| {
         let key = (device, Counter::BytesRead, pass);
-        trace.readings.iter().find(|it| (it.device, it.counter, it.pass) == key).expect("counted").value
+        trace
+            .readings
+            .iter()
+            .find(|it| (it.device_index, it.counter, it.pass_index) == key)
+            .expect("counted")
+            .value
     };
     (at(to) - at(from)) as f64 / f64::from(to - from)
 }
@@ -64,8 +70,8 @@ fn load_halves_the_speed_of_a_device() {
     let (json, _) = simulate(&home("game-on-the-laptop"), &[], &folder);
     let quiet = simulate_without_events("game-on-the-laptop", &folder);
     // The load takes half of the cores, so computing, all of which is on the CPU, takes twice as long.
-    let computing = number(&quiet["devices"][1]["busy_ms"]);
-    let usual = mean_tpot(&quiet);
+    let computing = expect_number(&quiet["devices"][1]["busy_ms"]);
+    let usual = mean_tpot_ms(&quiet);
     assert!(near(impact(&json, 0, "tpot_ms", "before"), usual, 0.01));
     assert!(near(impact(&json, 0, "max_ms", "during"), usual + computing, 0.01), "{usual} + {computing} ms");
     assert!(near(impact(&json, 0, "tpot_ms", "after"), usual, 0.01));
@@ -78,7 +84,7 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     let folder = Folder::new();
     let (json, trace) = simulate(&home("phone-leaves"), &[], &folder);
     assert_eq!(json["outcome"], "ok");
-    assert_eq!(texts(&json["run_events"], "kind"), ["away", "silent", "replanned", "replanned"]);
+    assert_eq!(string_values(&json["run_events"], "kind"), ["away", "silent", "replanned", "replanned"]);
     // The loss is detected after 1.5 to 2.0 s. Then the ring has a new plan and computes 52 tokens again: 32 + 20.
     let [silence, again] = [1, 2].map(|at: usize| {
         let time = |key: &str| json["run_events"][at][key].as_u64().expect("a time");
@@ -91,13 +97,13 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     // The current token started when the phone left, so its time is the silence plus the replanning.
     assert!(near(lost, silence + again, 0.001), "{lost} ms, {silence} + {again}");
     let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.has_output).count() as f64;
-    let bubble = number(&json["terms_ms"]["bubble"]);
+    let bubble = expect_number(&json["terms_ms"]["bubble"]);
     assert!(bubble < 2.0 * expected, "the terms include the loss: {bubble} ms of each token");
     let second = folder.read_plan("run.plan-1.yaml");
     assert_eq!(second.device_index("phone"), None);
     assert_eq!(folder.read_plan("run.plan-2.yaml").devices.len(), 3);
     assert_eq!(json["run_events"][2]["plan"], second.digest());
-    succeed(&["report", &folder.path_of("run.trace"), "--output", &folder.path_of("report")]);
+    run_successfully(&["report", &folder.path_of("run.trace"), "--output", &folder.path_of("report")]);
     let report = folder.read("report/report.md");
     assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
     assert!(report.contains("phone was detected as lost 1537 ms"), "{report}");
@@ -117,7 +123,7 @@ fn manual_windows_are_replanned_when_a_device_is_lost() {
     assert_eq!((&json["outcome"], &json["run_events"][2]["kind"]), (&"ok".into(), &"replanned".into()));
     assert_eq!(folder.read_plan("run.plan-1.yaml").planner.strategy, "overlap");
     // Windows without a strategy are `manual`.
-    succeed(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
+    run_successfully(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
     assert_eq!(folder.read_plan("plan.yaml").planner.strategy, "manual");
 }
 
@@ -126,11 +132,11 @@ fn swap_is_limited_by_compression() {
     let folder = Folder::new();
     let file = home("zram-on-the-phone");
     let (json, trace) = simulate(&file, &[], &folder);
-    succeed(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
+    run_successfully(&["plan", &file, "--output", &folder.path_of("plan.yaml")]);
     let plan = folder.read_plan("plan.yaml");
-    let phone = Device::from_yaml(&read_home("devices/zram-phone")).expect("a device");
+    let phone = DeviceProfile::from_yaml(&read_home("devices/zram-phone")).expect("a device");
     let model = hearth_profiles::model::shipped_profile("llama-8b").expect("shipped");
-    let swapped = phone.memory.obtainable_bytes().saturating_sub(phone.memory.available.value);
+    let swapped = phone.memory.obtainable_bytes().saturating_sub(phone.memory.available_memory.value);
     // A third of the swapped bytes remains in memory in compressed form; the plan assumed none.
     let weight_cache = MemoryBudget::new(&plan, 0, &model, &phone).weight_cache;
     let budget = weight_cache.saturating_sub(Bytes(swapped.0 / 3));
@@ -144,7 +150,7 @@ fn swap_is_limited_by_compression() {
     assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes per token, {kept} of {share} kept");
     let early = read_per_token(&trace, 0, 1, 3);
     assert!(early > 1.5 * last, "{early} bytes per token at first, {last} at the end");
-    assert!(impact(&json, 0, "max_ms", "during") > 2.0 * number(&json["tpot_ms"]["p50"]) - 100.0);
+    assert!(impact(&json, 0, "max_ms", "during") > 2.0 * expect_number(&json["tpot_ms"]["p50"]) - 100.0);
 }
 
 #[test]
@@ -154,9 +160,12 @@ fn cost_of_memory_pressure_depends_on_residency() {
     let mut times = Vec::new();
     for residency in ["os", "windowed", "managed"] {
         let (json, trace) = simulate(&home("memory-step"), &["--residency", residency], &folder);
-        let total = trace.header.devices[1].memory_total as f64;
+        let total = trace.header.devices[1].total_memory_bytes as f64;
         let more = impact(&json, 0, "pressure", "during") - impact(&json, 0, "pressure", "before");
-        assert!(near(more, Bytes::mib(1024).as_f64() / total, 0.001), "1 GiB of {total} bytes are {more}");
+        assert!(
+            near(more, Bytes::from_mib(1024).as_f64() / total, 0.001),
+            "1 GiB of {total} bytes are {more}"
+        );
         let (before, after) = (impact(&json, 0, "tpot_ms", "before"), impact(&json, 0, "tpot_ms", "after"));
         // A managed device needs a few tokens to load the evicted weights again.
         let within = if residency == "managed" { 0.1 } else { 0.01 };
@@ -179,14 +188,14 @@ fn short_stall_loses_no_device() {
     let folder = Folder::new();
     let (json, _) = simulate(&home("wi-fi-stalls"), &[], &folder);
     let quiet = simulate_without_events("wi-fi-stalls", &folder);
-    assert_eq!(list(&json["run_events"]).len(), 1, "no device was lost");
-    let usual = mean_tpot(&quiet);
-    let head = number(&quiet["devices"][0]["busy_ms"]);
+    assert_eq!(expect_array(&json["run_events"]).len(), 1, "no device was lost");
+    let usual = mean_tpot_ms(&quiet);
+    let head = expect_number(&quiet["devices"][0]["busy_ms"]);
     // While the link is stalled, the head still computes until its first message.
     let longest = impact(&json, 0, "max_ms", "during");
     let stalled = 1500.0 + usual;
     assert!((stalled - head..stalled + 3.0).contains(&longest), "{longest} ms, {usual} usually");
-    let [with, without] = [&json, &quiet].map(|run| number(&run["terms_ms"]["network"]) * 23.0);
+    let [with, without] = [&json, &quiet].map(|run| expect_number(&run["terms_ms"]["network"]) * 23.0);
     let expected = longest - usual + 0.5 * head;
     assert!(near(with - without, expected, 0.02), "the network has {} ms more", with - without);
 }
@@ -211,9 +220,9 @@ fn invalid_events_are_refused_and_late_events_reported() {
     let file = with("{token: 30, device: laptop, slow: 50 %}");
     let (_, stderr) = run_with_code(&["simulate", &file], 0);
     assert!(stderr.contains("events[0] did not happen"), "{stderr}");
-    assert!(texts(&run_json(&["lint", &file]), "code").contains(&"event-after-end"));
+    assert!(string_values(&run_json(&["lint", &file]), "code").contains(&"event-after-end"));
     let file = with("{at: 5 min, device: laptop, slow: 50 %}");
-    assert!(succeed(&["lint", &file]).contains("but the event is at 300 s"));
+    assert!(run_successfully(&["lint", &file]).contains("but the event is at 300 s"));
     // Without swap space nothing can be swapped out.
     let mut device = shipped_device("d2").expect("shipped");
     device.memory.can_swap = None;
@@ -229,7 +238,7 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     let name = "metal-one-layer-over";
     let (over, trace) = simulate(&home(name), &[], &folder);
     let over_read = read_per_token(&trace, 1, 4, 20);
-    let device = root().join("scenarios/home/devices/metal-mac.yaml").display().to_string();
+    let device = repository_root().join("scenarios/home/devices/metal-mac.yaml").display().to_string();
     let text = read_home(name).replace("devices/metal-mac.yaml", &device);
     let file = folder.write("within.yaml", text.replace("windows: [27, 33]", "windows: [28, 32]"));
     let (within, trace) = simulate(&file, &[], &folder);
@@ -240,10 +249,10 @@ fn exceeding_the_metal_working_set_costs_all_layers() {
     assert!(near(over_read, share.as_f64(), 0.01), "{over_read} of {share}");
     // A token takes longer by the time to read the layers before the GPU can start.
     let disk = share.as_f64() / 2e9 * 1e3;
-    assert!(near(mean_tpot(&over) - mean_tpot(&within), disk, 0.05), "{over} {within}");
-    assert!(near(number(&over["terms_ms"]["demand_disk"]), disk, 0.05), "{over}");
-    assert!(number(&within["terms_ms"]["demand_disk"]) < 1.0);
-    let findings = succeed(&["lint", &home(name), "--strategy", "manual"]);
+    assert!(near(mean_tpot_ms(&over) - mean_tpot_ms(&within), disk, 0.05), "{over} {within}");
+    assert!(near(expect_number(&over["terms_ms"]["demand_disk"]), disk, 0.05), "{over}");
+    assert!(expect_number(&within["terms_ms"]["demand_disk"]) < 1.0);
+    let findings = run_successfully(&["lint", &home(name), "--strategy", "manual"]);
     assert!(findings.contains("working-set-exceeded"), "{findings}");
     assert!(findings.contains("all of them are read again"), "{findings}");
 }

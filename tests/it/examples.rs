@@ -6,9 +6,11 @@
 
 use std::os::unix::fs::symlink;
 
-use crate::folder::{Folder, scenario};
-use crate::processes::{hearth, list, model_path, run_command, run_json, run_script, succeed};
-use crate::repository::root;
+use crate::folder::{Folder, scenario_yaml};
+use crate::processes::{
+    expect_array, hearth_command, model_path, run_command, run_json, run_script, run_successfully,
+};
+use crate::repository::repository_root;
 
 /// Commands whose examples are not run here, with the reason.
 const NOT_RUN: [(&str, &str); 7] = [
@@ -22,7 +24,7 @@ const NOT_RUN: [(&str, &str); 7] = [
 ];
 
 fn examples() -> Vec<(String, String)> {
-    let help = succeed(&["--help"]);
+    let help = run_successfully(&["--help"]);
     let listed = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
     let verbs = listed.take_while(|line| !line.is_empty()).filter_map(|line| {
         // Names are indented by two columns, descriptions by more.
@@ -32,7 +34,7 @@ fn examples() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for verb in verbs {
         // A wide terminal, so that each example is one line.
-        let (help, _) = run_command(hearth(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
+        let (help, _) = run_command(hearth_command(&[verb, "--help"]).env("COLUMNS", "1000"), 0);
         let lines = help.lines().filter_map(|line| line.trim().strip_prefix("Example: "));
         let before = found.len();
         found.extend(lines.map(|line| (verb.to_owned(), line.to_owned())));
@@ -43,13 +45,14 @@ fn examples() -> Vec<(String, String)> {
 
 fn prepare(folder: &Folder) {
     for name in ["scenarios", "reports"] {
-        symlink(root().join(name), folder.path_of(name)).expect("a link");
+        symlink(repository_root().join(name), folder.path_of(name)).expect("a link");
     }
     for name in ["model.gguf", "small.gguf"] {
         symlink(model_path("q4_k"), folder.path_of(name)).expect("a link");
     }
     folder.write_key("ring.key", &"0123456789abcdef".repeat(4));
-    let alone = scenario("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");
+    let alone =
+        scenario_yaml("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");
     folder.write("SCENARIO", alone);
 }
 
@@ -92,14 +95,14 @@ fn examples_in_the_help_work() {
 fn completions_and_man_pages_are_generated() {
     let folder = Folder::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = succeed(&["completions", shell]);
+        let script = run_successfully(&["completions", shell]);
         assert!(script.contains("whatif") && script.contains("published"), "{shell}");
     }
-    let script = folder.write("hearth.bash", succeed(&["completions", "bash"]));
+    let script = folder.write("hearth.bash", run_successfully(&["completions", "bash"]));
     let checked = std::process::Command::new("bash").args(["-n", &script]).status();
     assert!(checked.is_ok_and(|status| status.success()), "bash reads its script");
     let summary = run_json(&["man", &folder.path_of("man1")]);
-    assert!(list(&summary["pages"]).len() > 14, "{summary}");
+    assert!(expect_array(&summary["pages"]).len() > 14, "{summary}");
     let page = folder.read("man1/hearth-sweep-merge.1").replace("\\-", "-");
     assert!(page.contains(".TH hearth-sweep-merge 1"), "{page}");
     assert!(folder.read("man1/hearth.1").contains("Exit codes: 0 success"));

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, list, model_path, plan, run_json, succeed, test_data,
+    Worker, assert_refused, execute_arguments, expect_array, model_path, plan_yaml, run_json,
+    run_successfully, test_data_path,
 };
 
 const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylon", "The Lord is my"];
@@ -12,17 +13,17 @@ const PROMPTS: [&str; 3] = ["And Jesus said unto them,", "Now the king of Babylo
 #[test]
 fn several_prompts_give_the_texts_of_each_alone() {
     let (worker, folder) = (Worker::start(&model_path("q4_k")), Folder::new());
-    let alone = folder.write("alone.yaml", plan("q4_k", &[8], &[], 300));
-    let ring = folder.write("ring.yaml", plan("q4_k", &[5, 3], &[&worker.address], 300));
+    let alone = folder.write("alone.yaml", plan_yaml("q4_k", &[8], &[], 300));
+    let ring = folder.write("ring.yaml", plan_yaml("q4_k", &[5, 3], &[&worker.address], 300));
     let lines = format!("{}\n\n\"{}\"\n{{\"prompt\": \"{}\"}}\n", PROMPTS[0], PROMPTS[1], PROMPTS[2]);
     let (prompts, trace) = (folder.write("prompts.jsonl", lines), folder.path_of("run.trace"));
     let run = |plan: &str, more: &[&str]| {
         run_json(&execute_arguments(plan, &model_path("q4_k"), &[&["--tokens", "20"], more].concat()))
     };
-    let draft = test_data("models/psalm-draft-1m-q8_0.gguf").display().to_string();
+    let draft = test_data_path("models/psalm-draft-1m-q8_0.gguf").display().to_string();
     let drafting = ["--micro-batch", "3", "--draft-model", &draft, "--draft-tokens", "3"];
     let several = run(&ring, &[&["--prompts", &prompts, "--trace", &trace], &drafting[..]].concat());
-    for (prompt, sequence) in PROMPTS.iter().zip(list(&several["sequences"])) {
+    for (prompt, sequence) in PROMPTS.iter().zip(expect_array(&several["sequences"])) {
         let one = run(&alone, &["--prompt", prompt]);
         assert_eq!(sequence["token_ids"], one["token_ids"], "{prompt}");
         assert_eq!((&sequence["text"], &sequence["tokens"]), (&one["text"], &Value::from(19)), "{prompt}");
@@ -39,7 +40,7 @@ fn several_prompts_give_the_texts_of_each_alone() {
 fn wrong_drafts_and_prompts_are_refused_before_running() {
     let folder = Folder::new();
     let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.path_of("other.gguf"));
-    succeed(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
+    run_successfully(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
     let prompts = folder.write("prompts", "{\"text\": 3}\n");
     let cases: [(&[&str], &[&str]); 5] = [
         (&["--prompt", "A", "--draft-model", &other], &["cannot draft for", "same tokenizer"]),

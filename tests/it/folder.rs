@@ -8,7 +8,7 @@ use hearth_profiles::Document;
 use hearth_schema::{Plan, Trace};
 use tempfile::TempDir;
 
-use crate::processes::plan;
+use crate::processes::plan_yaml;
 
 /// A temporary folder, which is removed with all its files on drop.
 pub struct Folder(TempDir);
@@ -19,9 +19,9 @@ impl Folder {
     }
 
     /// Creates a folder with a scenario of [`TWO_DEVICES`], and returns the path of the scenario too.
-    pub fn with_two_devices() -> (Folder, String) {
+    pub fn with_two_device_scenario() -> (Folder, String) {
         let folder = Folder::new();
-        let path = folder.write("s.yaml", scenario(TWO_DEVICES));
+        let path = folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML));
         (folder, path)
     }
 
@@ -67,7 +67,7 @@ impl Folder {
 
     /// Writes `plan.yaml` for the q4_k test model, see [`plan`].
     pub fn write_plan(&self, windows: &[u32], addresses: &[&str], context: u32) -> String {
-        self.write("plan.yaml", plan("q4_k", windows, addresses, context))
+        self.write("plan.yaml", plan_yaml("q4_k", windows, addresses, context))
     }
 
     pub fn read(&self, name: &str) -> String {
@@ -82,18 +82,18 @@ impl Folder {
         Trace::read(&mut self.read(name).as_bytes()).expect("a trace")
     }
 
-    pub fn has(&self, name: &str) -> bool {
+    pub fn has_file(&self, name: &str) -> bool {
         self.path().join(name).exists()
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub fn file_names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path()).expect("the folder").flatten();
         entries.map(|entry| entry.file_name().into_string().expect("a name")).collect()
     }
 }
 
 /// Returns a scenario with llama-8b over Ethernet; `devices` are lines of YAML.
-pub fn scenario(devices: &str) -> String {
+pub fn scenario_yaml(devices: &str) -> String {
     format!(
         "schema: scenario/1
 name: test
@@ -112,10 +112,10 @@ links:
 }
 
 /// Returns a [`scenario`] over a fast link, with the given context and workload.
-pub fn fast_scenario(devices: &str, context: u32, workload: &str) -> String {
-    let text = scenario(devices).replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
+pub fn fast_link_scenario_yaml(devices: &str, context: u32, workload: &str) -> String {
+    let text = scenario_yaml(devices).replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
     let text = text.replace("context: 512", &format!("context: {context}"));
     text.replace("prompt: 16, generate: 4", workload)
 }
 
-pub const TWO_DEVICES: &str = "  - {name: a, profile: d3}\n  - {name: b, profile: d2}";
+pub const TWO_DEVICES_YAML: &str = "  - {name: a, profile: d3}\n  - {name: b, profile: d2}";

@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, hearth, list, model_path, number, parse, plan, plan_for,
-    run_command, run_with_code, succeed, test_data,
+    Worker, assert_refused, execute_arguments, expect_array, expect_number, hearth_command, model_path,
+    parse_json, plan_yaml, plan_yaml_for_model, run_command, run_successfully, run_with_code, test_data_path,
 };
 
 /// Returns the GPU adapters as JSON; GPU libraries may print to standard error.
 fn adapters() -> Value {
-    parse(&succeed(&["gpu", "--json"]))
+    parse_json(&run_successfully(&["gpu", "--json"]))
 }
 
 /// Returns the GPU adapters; `None` if there are none, so that the test must be skipped.
 fn adapters_for(test: &str) -> Option<Value> {
-    let found = Some(adapters()).filter(|adapters| !list(adapters).is_empty());
+    let found = Some(adapters()).filter(|adapters| !expect_array(adapters).is_empty());
     if found.is_none() {
         eprintln!("SKIPPED {test}: no Vulkan, Metal or DX12 adapter");
     }
@@ -28,8 +28,8 @@ fn adapters_for(test: &str) -> Option<Value> {
 
 #[test]
 fn gpus_are_listed() {
-    let (text, adapters) = (succeed(&["gpu"]), adapters());
-    match list(&adapters).first() {
+    let (text, adapters) = (run_successfully(&["gpu"]), adapters());
+    match expect_array(&adapters).first() {
         None => assert!(text.contains("layers are computed on the CPU"), "{text}"),
         Some(first) => {
             assert!(text.contains(first["name"].as_str().expect("a name")), "{text}");
@@ -43,14 +43,14 @@ fn tuned_kernels_are_saved() {
     let Some(_) = adapters_for("tuned_kernels_are_saved") else { return };
     let folder = Folder::new();
     let kernels = |flags: &[&str]| {
-        let mut command = hearth(&[&["gpu", "--json"], flags].concat());
+        let mut command = hearth_command(&[&["gpu", "--json"], flags].concat());
         let (stdout, _) = run_command(command.env("XDG_CACHE_HOME", folder.path()), 0);
-        parse(&stdout)[0]["kernels"].clone()
+        parse_json(&stdout)[0]["kernels"].clone()
     };
     assert_eq!(kernels(&[])["choice"], "usual");
     let tuned = kernels(&["--tune"]);
     for key in ["product_us", "naive_product_us"] {
-        let micros = number(&tuned[key]);
+        let micros = expect_number(&tuned[key]);
         assert!(micros.is_finite() && micros > 0.0, "{key}: {tuned}");
     }
     let remembered = kernels(&[]);
@@ -65,11 +65,11 @@ fn tuned_kernels_are_saved() {
 
 /// Returns a golden prompt and its expected tokens, up to the first one whose logit is close to the second best.
 fn golden(file: &str) -> (String, Vec<u64>) {
-    let text = fs::read_to_string(test_data("models/golden.json")).expect("the golden texts");
-    let golden = parse(&text);
+    let text = fs::read_to_string(test_data_path("models/golden.json")).expect("the golden texts");
+    let golden = parse_json(&text);
     let first = &golden["files"][file][0];
-    let tokens = list(&first["greedy_ids"]).iter().filter_map(Value::as_u64);
-    let margins = list(&first["margins"]).iter().filter_map(Value::as_f64);
+    let tokens = expect_array(&first["greedy_ids"]).iter().filter_map(Value::as_u64);
+    let margins = expect_array(&first["margins"]).iter().filter_map(Value::as_f64);
     let sure = tokens.zip(margins).take_while(|(_, margin)| *margin > 0.05).map(|(token, _)| token);
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
@@ -80,13 +80,13 @@ fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str
     let path = folder.write("plan.yaml", plan);
     let count = count.to_string();
     let all = [&["--prompt", prompt, "--tokens", &count, "--json"], flags].concat();
-    let result = parse(&run_with_code(&execute_arguments(&path, &model_path(format), &all), 0).0);
-    assert!(number(&result["terms_ms"]["gpu"]) > 0.0, "{result}");
-    list(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
+    let result = parse_json(&run_with_code(&execute_arguments(&path, &model_path(format), &all), 0).0);
+    assert!(expect_number(&result["terms_ms"]["gpu"]) > 0.0, "{result}");
+    expect_array(&result["token_ids"]).iter().filter_map(Value::as_u64).collect()
 }
 
 fn all_on_gpu(format: &str) -> String {
-    let text = plan(format, &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
+    let text = plan_yaml(format, &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
     text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")
 }
 
@@ -97,7 +97,7 @@ fn gpu_ring_gives_the_golden_tokens() {
     assert!(wanted.len() > 8, "{wanted:?}");
     let worker = Worker::start(&model_path("q4_k"));
     // Two rounds. The head has windows of three layers, two of them on its GPU; the worker has one layer, on its GPU.
-    let text = plan("q4_k", &[3, 1], &[&worker.address], 128);
+    let text = plan_yaml("q4_k", &[3, 1], &[&worker.address], 128);
     let [two, one] = ["gpu_layers: 2", "gpu_layers: 1"];
     let text = text.replacen("gpu_layers: 0", two, 1).replacen("gpu_layers: 0", one, 1);
     assert_eq!(tokens_of(&text, "q4_k", &prompt, wanted.len(), &[]), wanted);
@@ -130,8 +130,8 @@ fn unsupported_gpu_weight_type_is_refused() {
     let Some(_) = adapters_for("unsupported_gpu_weight_type_is_refused") else { return };
     let folder = Folder::new();
     let file = folder.path_of("model.gguf");
-    succeed(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
-    let text = plan_for(&file, &[16], &[], 64).replace("gpu_layers: 0", "gpu_layers: 1");
+    run_successfully(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
+    let text = plan_yaml_for_model(&file, &[16], &[], 64).replace("gpu_layers: 0", "gpu_layers: 1");
     let plan = folder.write("plan.yaml", text);
     let parts = ["no GPU kernel for weights of type q2_k", "q4_k"];
     assert_refused(&execute_arguments(&plan, &file, &["--prompt", "a", "--tokens", "1"]), &parts);

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::Stdio;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, hearth, model_path, run_json, succeed};
+use crate::processes::{assert_refused, hearth_command, model_path, run_json, run_successfully};
 
 fn check(path: &str) {
-    succeed(&["lint", path]);
-    succeed(&["simulate", path]);
+    run_successfully(&["lint", path]);
+    run_successfully(&["simulate", path]);
 }
 
 #[test]
@@ -16,7 +16,7 @@ fn flags_make_a_valid_scenario() {
     let folder = Folder::new();
     let [one, two, file] = ["one.yaml", "two.yaml", "file.yaml"].map(|name| folder.path_of(name));
     let devices = ["--device", "desktop=d3", "--device", "laptop=d2@192.168.1.7:9001"];
-    succeed(&[&["init", &one], &devices[..]].concat());
+    run_successfully(&[&["init", &one], &devices[..]].concat());
     check(&one);
     let text = folder.read("one.yaml");
     assert!(text.starts_with("# llama-8b on desktop, laptop.") && text.matches('#').count() >= 5, "{text}");
@@ -24,7 +24,7 @@ fn flags_make_a_valid_scenario() {
     let summary = run_json(&[&["init", &two], &devices[..], &more].concat());
     assert_eq!((summary["name"].as_str(), summary["devices"][1].as_str()), (Some("two"), Some("laptop")));
     check(&two);
-    succeed(&["init", &file, "--model", &model_path("q4_k"), "--device", "phone=d5"]);
+    run_successfully(&["init", &file, "--model", &model_path("q4_k"), "--device", "phone=d5"]);
     check(&file);
 }
 
@@ -35,7 +35,7 @@ fn file_is_replaced_only_with_force() {
     let flags = ["init", path.as_str(), "--device", "laptop=d2"];
     assert_refused(&flags, &["the file exists already", "--force"]);
     assert_eq!(folder.read("mine.yaml"), "mine");
-    succeed(&[&flags[..], &["--force"]].concat());
+    run_successfully(&[&flags[..], &["--force"]].concat());
     check(&path);
 }
 
@@ -51,7 +51,7 @@ fn wrong_flags_are_refused_before_writing() {
     ] {
         assert_refused(&[&["init", &folder.path_of("new.yaml")], flags].concat(), &[part]);
     }
-    assert!(!folder.has("new.yaml"));
+    assert!(!folder.has_file("new.yaml"));
     let missing = folder.path_of("no/such/folder.yaml");
     assert_refused(&["init", &missing, "--device", "laptop=d2"], &["does not exist"]);
 }
@@ -60,7 +60,7 @@ fn wrong_flags_are_refused_before_writing() {
 fn prompts_read_one_answer_per_line() {
     let folder = Folder::new();
     let path = folder.path_of("asked.yaml");
-    let mut command = hearth(&["init", &path, "--ask", "--context", "256"]);
+    let mut command = hearth_command(&["init", &path, "--ask", "--context", "256"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn().expect("the program starts");
     let answers = "llama-9b\nqwen-0.5b\n\nd9\nd3\nphone\n\n\nwhat\ncable\n";

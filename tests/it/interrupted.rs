@@ -7,32 +7,35 @@ use std::time::{Duration, Instant};
 
 use hearth_schema::trace::Outcome;
 
-use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Head, Worker, assert_refused, hearth, model_path, output_texts, signal, wait_until};
+use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
+use crate::processes::{
+    Head, Worker, assert_refused, hearth_command, model_path, output_texts, send_signal, wait_until,
+};
 
 #[test]
 fn unfinished_model_is_removed() {
     let folder = Folder::new();
-    let mut command = hearth(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
+    let mut command = hearth_command(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
     let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    assert!(wait_until(Duration::from_secs(10), || folder.names().len() == 1), "an unfinished file");
-    signal(writer.id(), "INT");
+    assert!(wait_until(Duration::from_secs(10), || folder.file_names().len() == 1), "an unfinished file");
+    send_signal(writer.id(), "INT");
     assert_eq!(writer.wait().expect("it ends").code(), Some(130));
-    assert!(folder.names().is_empty());
+    assert!(folder.file_names().is_empty());
 }
 
 #[test]
 fn interrupted_sweep_keeps_its_rows() {
     let folder = Folder::new();
-    let (file, table) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.path_of("table.csv"));
+    let (file, table) =
+        (folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML)), folder.path_of("table.csv"));
     // Overlapping seeds are refused, so another way to get many rows is used.
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
     assert_refused(&overlapping, &["seed"]);
     let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &table];
-    let mut command = hearth(&arguments);
+    let mut command = hearth_command(&arguments);
     let sweep = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
     std::thread::sleep(Duration::from_secs(2));
-    signal(sweep.id(), "INT");
+    send_signal(sweep.id(), "INT");
     let output = sweep.wait_with_output().expect("the sweep ends");
     let (_, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(3), "{stderr}");
@@ -51,7 +54,7 @@ fn interrupted_run_frees_its_workers() {
         let mut head = Head::start(&plan, 4000, &["--trace", &folder.path_of("run.trace")]);
         head.wait_for_tokens(10);
         let start = Instant::now();
-        head.signal(signal);
+        head.send_signal(signal);
         let observed = head.finish();
         assert_eq!(observed.exit_code, Some(3), "{signal}: {}", observed.other_output);
         assert!(observed.other_output.contains("interrupted"), "{signal}: {}", observed.other_output);
@@ -72,11 +75,11 @@ fn interrupted_head_exits_although_a_worker_is_silent() {
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
     let mut head = Head::start(&plan, 4000, &[]);
     head.wait_for_tokens(10);
-    worker.signal("STOP");
-    head.signal("INT");
+    worker.send_signal("STOP");
+    head.send_signal("INT");
     let start = Instant::now();
     let observed = head.finish();
-    worker.signal("CONT");
+    worker.send_signal("CONT");
     assert!(start.elapsed().as_secs() < 8, "it ended after {} s", start.elapsed().as_secs());
     assert!(observed.exit_code.is_some_and(|code| code != 0), "{}", observed.other_output);
 }

@@ -4,13 +4,13 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{Worker, model_path, run_json, scenario_path, succeed};
-use crate::repository::root;
+use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
+use crate::processes::{Worker, model_path, run_json, run_successfully, scenario_path};
+use crate::repository::repository_root;
 
 /// Returns the rows of docs/reference/json.md: commands and their keys.
 fn documented() -> Vec<(String, Vec<String>)> {
-    let text = fs::read_to_string(root().join("docs/reference/json.md")).expect("the document");
+    let text = fs::read_to_string(repository_root().join("docs/reference/json.md")).expect("the document");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `hearth ")?.split_once("` | "));
     rows.map(|(command, keys)| (command.to_owned(), expand(keys))).collect()
 }
@@ -46,12 +46,12 @@ fn has(value: &Value, key: &str) -> bool {
 fn every_documented_key_is_printed() {
     let folder = Folder::new();
     let home = scenario_path("home/llama-70b-on-four");
-    let toy = folder.write("toy.yaml", scenario(TWO_DEVICES));
+    let toy = folder.write("toy.yaml", scenario_yaml(TWO_DEVICES_YAML));
     let worker = Worker::start(&model_path("q4_k"));
     let plan = folder.write_plan(&[2, 2], &[&worker.address], 64);
     let [trace, first, tiny, report] =
         ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
-    succeed(&["simulate", &toy, "--trace", &trace]);
+    run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
     let commands: [(&str, &[&str]); 11] = [
         ("plan SCENARIO", &["plan", &home]),

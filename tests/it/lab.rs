@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fast_scenario};
+use crate::folder::{Folder, fast_link_scenario_yaml};
 use crate::processes::{
-    Process, hearth, list, mean_tpot, model_path, number, parse, run_with_code, signal, wait_until,
+    Process, expect_array, expect_number, hearth_command, mean_tpot_ms, model_path, parse_json,
+    run_with_code, send_signal, wait_until,
 };
 
 /// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both.
 fn write_scenario(folder: &Folder, limits: &str) -> String {
     let profile = format!("profile: measured, limits: {{threads: 1{limits}}}");
     let devices = format!("  - {{name: a, {profile}}}\n  - {{name: b, {profile}}}");
-    let text = fast_scenario(&devices, 64, "prompt: 4, generate: 5");
+    let text = fast_link_scenario_yaml(&devices, 64, "prompt: 4, generate: 5");
     let text = text.replace("name: test", "name: lab-test").replace("llama-8b", "tiny");
     let planner = "planner: {strategy: manual, windows: [3, 2]}\n";
     folder.write("scenario.yaml", text + planner + "residency: {policy: windowed, prefetch: true}\n")
@@ -26,7 +27,7 @@ fn write_scenario(folder: &Folder, limits: &str) -> String {
 fn check(folder: &Folder, limits: &str) -> Value {
     let (file, model) = (write_scenario(folder, limits), model_path("q8_0"));
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
-    let result = parse(
+    let result = parse_json(
         &run_with_code(
             &["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"],
             0,
@@ -36,19 +37,19 @@ fn check(folder: &Folder, limits: &str) -> Value {
     for run in ["predicted", "measured"] {
         let run = &result[run];
         assert_eq!(run["outcome"], "ok");
-        let tpot = mean_tpot(run);
-        assert!(tpot > 0.0 && number(&run["ttft_ms"]) > 0.0);
+        let tpot = mean_tpot_ms(run);
+        assert!(tpot > 0.0 && expect_number(&run["ttft_ms"]) > 0.0);
         let terms = ["cpu", "gpu", "memory", "demand_disk", "network", "queue", "bubble"];
-        let sum: f64 = terms.iter().map(|term| number(&run["terms_ms"][term])).sum();
+        let sum: f64 = terms.iter().map(|term| expect_number(&run["terms_ms"][term])).sum();
         assert!((sum - tpot).abs() < 1e-6 * tpot, "{sum} is not {tpot}");
-        assert_eq!(list(&run["devices"]).len(), 2);
+        assert_eq!(expect_array(&run["devices"]).len(), 2);
     }
     assert!(result["error"]["tpot"].is_number());
     let machine = &result["steadiness"][0];
-    let stolen = number(&machine["stolen"]);
+    let stolen = expect_number(&machine["stolen"]);
     assert!((0.0..=1.0).contains(&stolen) && machine["steady"].is_boolean(), "{machine}");
     assert!(folder.read("report/index.html").contains("lab-test"));
-    let left = folder.names();
+    let left = folder.file_names();
     assert!(left.iter().all(|name| !name.starts_with("hearth-lab-")), "left behind: {left:?}");
     result
 }
@@ -70,7 +71,7 @@ pub fn memory_cgroup_folder(test: &str) -> Option<PathBuf> {
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", disk_read: 10 MB/s");
     let scratch = folder.path_of("");
-    let lab = hearth(&["lab", &file, "--model", &model_path("q8_0"), "--scratch", &scratch])
+    let lab = hearth_command(&["lab", &file, "--model", &model_path("q8_0"), "--scratch", &scratch])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -93,10 +94,10 @@ fn interrupted_lab_leaves_nothing_behind() {
     let (mut lab, prefix) = start_slow_lab(&folder);
     let has_groups = || groups_of(&groups, &prefix).next().is_some();
     assert!(wait_until(Duration::from_secs(5), has_groups), "the lab makes its groups");
-    signal(lab.id(), "TERM");
+    send_signal(lab.id(), "TERM");
     assert_eq!(lab.wait().expect("it ends").code(), Some(130));
     assert!(!has_groups(), "groups are left behind");
-    assert!(!folder.has(&prefix), "copies are left behind");
+    assert!(!folder.has_file(&prefix), "copies are left behind");
 }
 
 /// Returns the processes in the control groups of a lab, with their command lines.
@@ -123,19 +124,19 @@ fn killed_lab_is_cleaned_up_by_the_next() {
     // A stopped worker cannot detect the end of the lab.
     let worker = find(" worker ").map(|(process, _)| process).filter(|_| is_executing);
     if let Some(worker) = worker {
-        signal(worker, "STOP");
+        send_signal(worker, "STOP");
     }
-    signal(first.id(), "KILL");
+    send_signal(first.id(), "KILL");
     first.wait().expect("it ends");
     let worker = worker.expect("the lab was executing");
     let others = || processes(&groups, &prefix).into_iter().filter(|(process, _)| *process != worker).count();
     let ended = wait_until(Duration::from_secs(10), || others() == 0);
     assert!(ended, "processes outlive their lab: {:?}", processes(&groups, &prefix));
-    assert!(is_alive(worker) && folder.has(&prefix), "there is something to clean up");
+    assert!(is_alive(worker) && folder.has_file(&prefix), "there is something to clean up");
     // The next lab cleans up, although it has no groups.
     check(&folder, "");
     assert!(wait_until(Duration::from_secs(5), || !is_alive(worker)), "the worker is left behind");
-    assert!(!folder.has(&prefix), "copies are left behind");
+    assert!(!folder.has_file(&prefix), "copies are left behind");
     assert_eq!(groups_of(&groups, &prefix).count(), 0, "groups are left behind");
 }
 
@@ -149,9 +150,9 @@ fn stopped_worker_is_killed_by_the_next_lab() {
     fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
     fs::copy(model_path("q8_0"), &copy).expect("the model can be copied");
     let copy = copy.display().to_string();
-    let mut command = hearth(&["worker", "--listen", "127.0.0.1:0", "--model", &copy]);
+    let mut command = hearth_command(&["worker", "--listen", "127.0.0.1:0", "--model", &copy]);
     let mut worker = Process(command.stdout(Stdio::null()).spawn().expect("the worker starts"));
-    signal(worker.0.id(), "STOP");
+    send_signal(worker.0.id(), "STOP");
     check(&folder, "");
     let has_ended = || worker.0.try_wait().is_ok_and(|status| status.is_some());
     assert!(wait_until(Duration::from_secs(5), has_ended), "the worker is left behind");
@@ -161,10 +162,10 @@ fn stopped_worker_is_killed_by_the_next_lab() {
 fn two_devices_with_limits() {
     let Some(_) = memory_cgroup_folder("two_devices_with_limits") else { return };
     let result = check(&Folder::on_disk(), ", memory: 48 MiB, disk_read: 100 MB/s");
-    let devices = list(&result["groups"]);
+    let devices = expect_array(&result["groups"]);
     assert_eq!(devices.len(), 2);
     for device in devices {
-        let number = |name: &str| number(&device[name]);
+        let number = |name: &str| expect_number(&device[name]);
         assert_eq!(number("memory_limit"), f64::from(48 << 20), "{device}");
         assert_eq!(number("oom_kills"), 0.0, "{device}");
         assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");

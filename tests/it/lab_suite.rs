@@ -11,16 +11,18 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::lab::memory_cgroup_folder;
-use crate::processes::{assert_refused, list, number, parse, run_with_code, texts};
-use crate::repository::root;
+use crate::processes::{
+    assert_refused, expect_array, expect_number, parse_json, run_with_code, string_values,
+};
+use crate::repository::repository_root;
 
 #[test]
 fn suite_skips_finished_and_failed_scenarios() {
     let Some(_) = memory_cgroup_folder("suite_skips_finished_and_failed_scenarios") else { return };
     let folder = Folder::on_disk();
-    let models = root().join("tests/data/models").display().to_string();
+    let models = repository_root().join("tests/data/models").display().to_string();
     fs::create_dir(folder.path().join("suite")).expect("a folder");
-    for file in fs::read_dir(root().join("scenarios/lab/ci")).expect("the folder").flatten() {
+    for file in fs::read_dir(repository_root().join("scenarios/lab/ci")).expect("the folder").flatten() {
         let text = fs::read_to_string(file.path())
             .expect("a scenario")
             .replace("../../../tests/data/models", &models);
@@ -35,21 +37,21 @@ fn suite_skips_finished_and_failed_scenarios() {
         let [suite, scratch, out] = ["suite", "", "out"].map(|name| folder.path_of(name));
         let (stdout, stderr) =
             run_with_code(&["lab", "--suite", &suite, "--scratch", &scratch, "-o", &out, "--json"], 3);
-        let result = parse(&stdout);
-        assert_eq!(texts(&result["failed"], "name"), ["ci-broken"], "{stderr}");
+        let result = parse_json(&stdout);
+        assert_eq!(string_values(&result["failed"], "name"), ["ci-broken"], "{stderr}");
         assert_eq!(
-            texts(&result["cases"], "name"),
+            string_values(&result["cases"], "name"),
             ["ci-dies", "ci-drafts", "ci-links", "ci-weak"],
             "{stderr}"
         );
         (result, stderr)
     };
     let (result, _) = run_suite();
-    for case in list(&result["cases"]) {
+    for case in expect_array(&result["cases"]) {
         let run = &case["runs"][0];
         for kind in ["predicted", "measured"] {
-            assert!(number(&run[kind]["tpot_ms"]) > 0.0, "{case}");
-            let network = number(&run[kind]["terms"]["network"]);
+            assert!(expect_number(&run[kind]["tpot_ms"]) > 0.0, "{case}");
+            let network = expect_number(&run[kind]["terms"]["network"]);
             // Two messages per token of 3 ms each.
             assert!(case["name"] != "ci-links" || network >= 6.0, "{case}");
         }
@@ -58,14 +60,14 @@ fn suite_skips_finished_and_failed_scenarios() {
     for file in
         ["index.html", "report.md", "validation.csv", "validation.json", "parity-tpot.svg", "results.jsonl"]
     {
-        assert!(folder.has(&format!("out/{file}")), "{file} is missing");
+        assert!(folder.has_file(&format!("out/{file}")), "{file} is missing");
     }
     assert!(folder.read("out/runs/ci-dies/measured.trace").contains("\"event\""), "the trace has its events");
     // Finished scenarios are not run again.
     let (again, stderr) = run_suite();
     assert_eq!(stderr.matches("is already done").count(), 4, "{stderr}");
     let predictions = |result: &Value| {
-        let cases = list(&result["cases"]).iter();
+        let cases = expect_array(&result["cases"]).iter();
         cases.map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(predictions(&again), predictions(&result));
@@ -79,7 +81,8 @@ fn invalid_suite_is_refused() {
     check(&["--suite", &suite], "no scenario in this folder");
     check(&["--suite", &folder.path_of("none")], "check the path");
     check(&["--random", "2", "--seed", "3", "--model", &model], "hearth synth");
-    let text = fs::read_to_string(root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
+    let text =
+        fs::read_to_string(repository_root().join("scenarios/lab/ci/ci-links.yaml")).expect("a scenario");
     folder.write("one.yaml", &text);
     folder.write("two.yaml", &text);
     check(&["--suite", &suite], "two scenarios are called");
@@ -87,7 +90,7 @@ fn invalid_suite_is_refused() {
 
 #[test]
 fn suite_varies_memory_and_number_of_devices() {
-    let entries = fs::read_dir(root().join("scenarios/lab")).expect("the folder").flatten();
+    let entries = fs::read_dir(repository_root().join("scenarios/lab")).expect("the folder").flatten();
     let files = entries.map(|entry| entry.path());
     let (mut all, mut short_of_memory, mut of_three) = (0, 0, 0);
     for file in files.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")) {

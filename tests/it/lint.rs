@@ -2,34 +2,37 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, TWO_DEVICES, scenario};
-use crate::processes::{assert_refused, fail_with_code, parse, run, run_json_with_code, succeed, texts};
+use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
+use crate::processes::{
+    assert_refused, parse_json, run, run_failing_with_code, run_json_with_code, run_successfully,
+    string_values,
+};
 
 fn lint(arguments: &[&str], code: i32) -> Value {
     run_json_with_code(&[&["lint"], arguments].concat(), code)
 }
 
 fn codes(findings: &Value) -> Vec<&str> {
-    texts(findings, "code")
+    string_values(findings, "code")
 }
 
 #[test]
 fn own_plan_has_no_findings() {
-    let (_folder, file) = Folder::with_two_devices();
+    let (_folder, file) = Folder::with_two_device_scenario();
     assert!(codes(&lint(&[&file], 0)).is_empty());
-    assert_eq!(succeed(&["lint", &file]), "0 errors, 0 warnings, 0 notes\n");
+    assert_eq!(run_successfully(&["lint", &file]), "0 errors, 0 warnings, 0 notes\n");
 }
 
 #[test]
 fn finding_has_code_place_and_hint() {
-    let (_folder, file) = Folder::with_two_devices();
+    let (_folder, file) = Folder::with_two_device_scenario();
     let arguments = [file.as_str(), "--windows", "6,2"];
     let findings = lint(&arguments, 0);
     assert_eq!(codes(&findings), ["rounds-without-reading"]);
     for key in ["severity", "code", "what", "where", "fix"] {
         assert!(findings[0][key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {findings}");
     }
-    let text = succeed(&[&["lint"][..], &arguments].concat());
+    let text = run_successfully(&[&["lint"][..], &arguments].concat());
     assert!(text.starts_with("warning[rounds-without-reading]: "), "{text}");
     assert!(text.contains("\n  where: plan rounds\n  hint:  "), "{text}");
     assert!(text.ends_with("1 warning, 0 notes\n"), "{text}");
@@ -40,15 +43,16 @@ fn memory_errors_predict_runs_out_of_memory() {
     let folder = Folder::new();
     let (mut fitting, mut failing) = (0, 0);
     // Planners refuse plans that do not fit, so the plans are made for more memory and then changed.
-    let ample = scenario(TWO_DEVICES);
+    let ample = scenario_yaml(TWO_DEVICES_YAML);
     let ample_file = folder.write("ample.yaml", &ample);
     for context in [512, 8192, 65_536, 262_144, 1_048_576] {
         for limit in ["300 MiB", "700 MiB", "2 GiB", "9 GiB"] {
             for gpu in ["0,0", "8,8", "16,16"] {
-                let limited = TWO_DEVICES.replace("d2}", &format!("d2, limits: {{memory: {limit}}}}}"));
-                let text = scenario(&limited).replace("context: 512", &format!("context: {context}"));
+                let limited = TWO_DEVICES_YAML.replace("d2}", &format!("d2, limits: {{memory: {limit}}}}}"));
+                let text = scenario_yaml(&limited).replace("context: 512", &format!("context: {context}"));
                 let file = folder.write("s.yaml", &text);
-                let plan = succeed(&["plan", &ample_file, "--windows", "16,16", "--gpu-layers", gpu]);
+                let plan =
+                    run_successfully(&["plan", &ample_file, "--windows", "16,16", "--gpu-layers", gpu]);
                 let plan = plan.replace("context: 512", &format!("context: {context}")).replace(
                     &hearth_schema::digest::digest_text(&ample),
                     &hearth_schema::digest::digest_text(&text),
@@ -71,23 +75,23 @@ fn memory_errors_predict_runs_out_of_memory() {
 #[test]
 fn plan_of_another_model_is_a_finding() {
     let folder = Folder::new();
-    let (file, plan) = (folder.write("s.yaml", scenario(TWO_DEVICES)), folder.path_of("p.yaml"));
-    succeed(&["plan", &file, "--windows", "16,16", "--output", &plan]);
+    let (file, plan) = (folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML)), folder.path_of("p.yaml"));
+    run_successfully(&["plan", &file, "--windows", "16,16", "--output", &plan]);
     assert!(codes(&lint(&[&file, "--plan", &plan], 0)).is_empty());
     let twice = folder.write("twice.yaml", folder.read("p.yaml").replace("rounds: 1", "rounds: 2"));
     let findings = lint(&[&file, "--plan", &twice], 3);
     assert_eq!(codes(&findings), ["plan-invalid"]);
     assert!(findings[0]["what"].as_str().is_some_and(|what| what.contains("set `rounds: 1`")), "{findings}");
-    let other = folder.write("other.yaml", scenario(TWO_DEVICES).replace("llama-8b", "1b"));
+    let other = folder.write("other.yaml", scenario_yaml(TWO_DEVICES_YAML).replace("llama-8b", "1b"));
     assert_eq!(codes(&lint(&[&other, "--plan", &plan], 3)), ["other-model", "other-scenario"]);
     // A missing file, or one that is not a plan, is refused as by other commands.
     assert_refused(&["lint", &file, "--plan", &file], &["this is not a plan/1 document"]);
-    fail_with_code(&["lint", &file, "--plan", "nowhere.yaml"], 2);
+    run_failing_with_code(&["lint", &file, "--plan", "nowhere.yaml"], 2);
 }
 
 #[test]
 fn refused_strategy_is_a_finding() {
-    let (_folder, file) = Folder::with_two_devices();
+    let (_folder, file) = Folder::with_two_device_scenario();
     let findings = lint(&[&file, "--strategy", "even", "--rounds", "5"], 3);
     assert_eq!(codes(&findings), ["no-plan"]);
     assert!(findings[0]["what"].as_str().is_some_and(|what| what.contains("5 rounds")), "{findings}");
@@ -96,20 +100,20 @@ fn refused_strategy_is_a_finding() {
 #[test]
 fn implausible_numbers_are_findings() {
     let folder = Folder::new();
-    let file = folder.write("s.yaml", scenario("  - {name: a, profile: d3, limits: {memory: 1 TiB}}"));
+    let file = folder.write("s.yaml", scenario_yaml("  - {name: a, profile: d3, limits: {memory: 1 TiB}}"));
     assert_eq!(codes(&lint(&[&file], 0)), ["limit-above-memory"]);
-    let slow = folder.write("s.yaml", scenario(TWO_DEVICES).replace("400 Mbit/s", "0.002 Mbit/s"));
+    let slow = folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML).replace("400 Mbit/s", "0.002 Mbit/s"));
     let findings = lint(&[&slow], 0);
     let implausible = |(code, place)| (code == "absurd-number").then_some(place);
-    let pairs = codes(&findings).into_iter().zip(texts(&findings, "where"));
+    let pairs = codes(&findings).into_iter().zip(string_values(&findings, "where"));
     assert_eq!(pairs.filter_map(implausible).collect::<Vec<_>>(), ["scenario links.default.bandwidth"]);
     let device = hearth_profiles::device::shipped_yaml("d3").expect("d3 is shipped");
     let implausible = device.replace("3.17 GB/s", "500 GB/s").replace("{value: 9.7 GiB", "{value: 3 MiB");
     folder.write("d.yaml", implausible);
     let devices = "  - {name: a, profile: d.yaml}\n  - {name: b, profile: d2, head: true}";
-    let file = folder.write("t.yaml", scenario(devices));
-    let findings = parse(&succeed(&["lint", &file, "--json"]));
+    let file = folder.write("t.yaml", scenario_yaml(devices));
+    let findings = parse_json(&run_successfully(&["lint", &file, "--json"]));
     for place in ["device `a` disk.sequential", "device `a` memory.available"] {
-        assert!(texts(&findings, "where").contains(&place), "{findings}");
+        assert!(string_values(&findings, "where").contains(&place), "{findings}");
     }
 }

@@ -6,10 +6,10 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub struct Namespace {
+pub struct NetworkNamespace {
     pub name: String,
     pub host_address: String,
-    pub address_inside: String,
+    pub namespace_address: String,
     /// The name of the network device on the host.
     link: String,
 }
@@ -32,22 +32,22 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
     Err(format!("`ip {}`: {stderr}", arguments.join(" ")))
 }
 
-impl Namespace {
+impl NetworkNamespace {
     /// Creates a namespace, or prints the reason why the test is skipped.
-    pub fn for_test(test: &str) -> Option<Namespace> {
-        Namespace::new().map_err(|why| eprintln!("SKIPPED {test}: {why}")).ok()
+    pub fn for_test(test: &str) -> Option<NetworkNamespace> {
+        NetworkNamespace::new().map_err(|why| eprintln!("SKIPPED {test}: {why}")).ok()
     }
 
-    fn new() -> Result<Namespace, String> {
+    fn new() -> Result<NetworkNamespace, String> {
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         // The network for benchmarks (RFC 2544) has 2^15 subnets of four addresses, selected by process id and count.
         let net = (process.wrapping_mul(64).wrapping_add(count) % (1 << 15)) * 4;
         let address =
             |host: u32| format!("198.{}.{}.{}", 18 + (net >> 16), (net >> 8) & 255, (net & 255) + host);
-        let namespace = Namespace {
+        let namespace = NetworkNamespace {
             name: format!("hearth-{process}-{count}"),
             host_address: address(1),
-            address_inside: address(2),
+            namespace_address: address(2),
             link: format!("h{process}x{count}"),
         };
         namespace.build()?;
@@ -55,7 +55,7 @@ impl Namespace {
     }
 
     fn build(&self) -> Result<(), String> {
-        let Namespace { name, host_address, address_inside, link } = self;
+        let NetworkNamespace { name, host_address, namespace_address: address_inside, link } = self;
         ip(&["netns", "add", name])?;
         ip(&["link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name])?;
         ip(&["addr", "add", &format!("{host_address}/30"), "dev", link])?;
@@ -75,7 +75,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         // The link must be deleted explicitly, because a namespace exists as long as a process in it.
         let _ = ip(&["link", "del", &self.link]);

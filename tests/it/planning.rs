@@ -5,21 +5,25 @@ use std::collections::BTreeMap;
 use hearth_halda::registry::STRATEGY_NAMES;
 use serde_json::Value;
 
-use crate::folder::{Folder, scenario};
+use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    assert_refused, list, mean_tpot, number, parse, run_json, run_with_code, scenario_path, succeed, texts,
+    assert_refused, expect_array, expect_number, mean_tpot_ms, parse_json, run_json, run_successfully,
+    run_with_code, scenario_path, string_values,
 };
 
 /// Writes a scenario of two desktops; `limits` is YAML for the second, `more` is appended to the scenario.
 fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
     let devices = format!("  - {{name: a, profile: d2}}\n  - {{name: b, profile: d3{limits}}}");
-    let text = scenario(&devices).replace("generate: 4", "generate: 12");
+    let text = scenario_yaml(&devices).replace("generate: 4", "generate: 12");
     folder.write("scenario.yaml", text + more)
 }
 
 fn windows(plan: &Value) -> BTreeMap<&str, u64> {
     let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
-    texts(&plan["devices"], "name").into_iter().zip(list(&plan["devices"]).iter().map(window)).collect()
+    string_values(&plan["devices"], "name")
+        .into_iter()
+        .zip(expect_array(&plan["devices"]).iter().map(window))
+        .collect()
 }
 
 #[test]
@@ -28,8 +32,8 @@ fn comparison_simulates_every_plan() {
     let file = two_desktops(&folder, "", "");
     let rows = run_json(&["plan", &file, "--compare", "--refine-evaluations", "20"]);
     let time = |row: &Value| row["simulated"]["tpot_ms"].as_f64();
-    let fastest = list(&rows).iter().filter_map(time).min_by(f64::total_cmp).expect("times");
-    for row in list(&rows) {
+    let fastest = expect_array(&rows).iter().filter_map(time).min_by(f64::total_cmp).expect("times");
+    for row in expect_array(&rows) {
         assert_eq!(row["simulated"]["outcome"], "ok");
         assert!(row["predicted"]["tpot_ms"].is_number() && row["refused"].is_null());
         assert_eq!(row["best"], time(row) == Some(fastest), "{}", row["strategy"]);
@@ -37,25 +41,26 @@ fn comparison_simulates_every_plan() {
     // `hearth simulate` with the same plan and number of tokens gives the same time.
     let tokens = rows[0]["simulated"]["tokens"].to_string();
     let simulated = run_json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
-    let exact = list(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
+    let exact = expect_array(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
     assert_eq!(simulated["tpot_ms"]["mean"].as_f64(), time(exact));
 }
 
 #[test]
 fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
     let rows = run_json(&["plan", &scenario_path("home/llama-70b-on-four"), "--compare"]);
-    let names = texts(&rows, "strategy");
+    let names = string_values(&rows, "strategy");
     let expected: Vec<&str> =
         STRATEGY_NAMES.into_iter().filter(|name| !["manual", "exhaustive"].contains(name)).collect();
     let (last, planners) = names.split_last().expect("rows");
     assert_eq!((planners, *last), (&expected[..], "refine"));
-    for row in list(&rows) {
+    for row in expect_array(&rows) {
         let reason = row["refused"].as_str().is_some_and(|reason| !reason.is_empty());
         let time = row["predicted"]["tpot_ms"].as_f64().is_some_and(|time| time > 0.0);
         assert!(time != reason, "{row}");
     }
-    let row = list(&rows).iter().find(|row| row["strategy"] == "mem-total").expect("a row");
-    let windows: Vec<u64> = list(&row["devices"]).iter().filter_map(|it| it["window"].as_u64()).collect();
+    let row = expect_array(&rows).iter().find(|row| row["strategy"] == "mem-total").expect("a row");
+    let windows: Vec<u64> =
+        expect_array(&row["devices"]).iter().filter_map(|it| it["window"].as_u64()).collect();
     // 11 and 8 GiB on GPUs, 8 and 8 GiB of RAM: 80 layers * (11, 19, 27, 35) / 35 = 25.14, 43.43, 61.71, 80.
     assert_eq!(windows, [25, 18, 19, 18]);
 }
@@ -68,7 +73,7 @@ fn head_of_the_scenario_is_the_head_of_every_plan() {
         .replace("{name: mac, profile: d1}", "{name: mac, profile: d1, head: true}");
     let folder = Folder::new();
     let rows = run_json(&["plan", &folder.write("mac.yaml", swapped), "--compare"]);
-    for row in list(&rows).iter().filter(|row| row["refused"].is_null()) {
+    for row in expect_array(&rows).iter().filter(|row| row["refused"].is_null()) {
         let first = &row["devices"][0];
         assert_eq!((first["name"].as_str(), first["role"].as_str()), (Some("mac"), Some("head")), "{row}");
     }
@@ -99,9 +104,9 @@ fn refine_is_deterministic_by_evaluations() {
     let plan = |name: &str, evaluations: &str| {
         let path = folder.path_of(name);
         let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
-        let text = succeed(&[&["plan", &file, "--output", &path], &flags[..]].concat());
+        let text = run_successfully(&[&["plan", &file, "--output", &path], &flags[..]].concat());
         let simulated = run_json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
-        (folder.read(name), text, mean_tpot(&simulated))
+        (folder.read(name), text, mean_tpot_ms(&simulated))
     };
     let (_, text, start) = plan("start.yaml", "1");
     assert!(text.contains("the plan of `manual` takes") && text.contains("(1 evaluation;"), "{text}");
@@ -118,7 +123,7 @@ fn refine_keeps_given_rounds() {
     let file = two_desktops(&folder, "", "");
     let flags = ["--strategy", "refine", "--rounds", "2", "--refine-evaluations", "30", "--json"];
     let (stdout, _) = run_with_code(&[&["plan", &file, "--output", "/dev/null"][..], &flags].concat(), 0);
-    let plan = parse(&stdout);
+    let plan = parse_json(&stdout);
     assert_eq!(plan["rounds"], 2);
     let sentence = plan["explanation"][0].as_str().expect("a sentence");
     assert!(sentence.starts_with("Refinement by simulation: the plan of `"), "{sentence}");
@@ -135,7 +140,7 @@ fn planners_use_only_absolute_limits() {
     // Planning and simulating in two commands gives the same result as simulating in one.
     let file = two_desktops(&folder, ", limits: {memory: 4 GiB}", "");
     let plan = folder.path_of("plan.yaml");
-    succeed(&["plan", &file, "--output", &plan]);
+    run_successfully(&["plan", &file, "--output", &plan]);
     assert_eq!(run_json(&["simulate", &file, "--plan", &plan]), run_json(&["simulate", &file]));
 }
 
@@ -173,7 +178,8 @@ fn faster_disk_never_makes_a_new_plan_slower() {
         for device in devices {
             let vary = format!("devices.{device}.disk.sequential=0.25GB/s..16GB/s/7/log");
             let table = run_json(&[&["sweep", &home, "--vary", &vary][..], flags].concat());
-            let times: Vec<f64> = list(&table["rows"]).iter().map(|row| number(&row["tpot_ms"])).collect();
+            let times: Vec<f64> =
+                expect_array(&table["rows"]).iter().map(|row| expect_number(&row["tpot_ms"])).collect();
             let mut fastest = f64::INFINITY;
             for time in &times {
                 assert!(*time <= fastest * TOLERANCE, "{device} {flags:?}: {times:?}");

@@ -12,8 +12,8 @@ use hearth_ring::{EncryptedTransport, Key, TcpTransport};
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::namespace::Namespace;
-use crate::repository::root;
+use crate::namespace::NetworkNamespace;
+use crate::repository::repository_root;
 
 pub const PROMPT: &str = "The Lord is my";
 
@@ -21,20 +21,20 @@ pub const PROMPT: &str = "The Lord is my";
 const MINIMAL_MEASUREMENTS: (&str, &str) = ("HEARTH_MINIMAL_MEASUREMENTS", "1");
 
 /// Returns the path of the program under test: `HEARTH_PROGRAM` if that is set, else the `hearth` of this build.
-pub fn program() -> String {
+pub fn program_path() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
 /// Returns a command that runs the program under test, without the user's `HEARTH_KEY` and `HEARTH_TOKEN`.
-pub fn hearth<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
-    let mut command = Command::new(program());
+pub fn hearth_command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(program_path());
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
     command.env(MINIMAL_MEASUREMENTS.0, MINIMAL_MEASUREMENTS.1);
     command
 }
 
 pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
-    hearth(arguments).output().expect("the program starts")
+    hearth_command(arguments).output().expect("the program starts")
 }
 
 pub fn output_texts(output: &Output) -> (String, String) {
@@ -54,7 +54,8 @@ pub fn run_command(command: &mut Command, code: i32) -> (String, String) {
 pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str) {
     // A link in PATH instead of a shell function, so that a process started with `&` is the program and ends with the
     // script.
-    let link = format!("mkdir -p bin && ln -sf '{}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"", program());
+    let link =
+        format!("mkdir -p bin && ln -sf '{}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"", program_path());
     // The output goes to a file, because a process that outlives the script would keep a pipe open.
     let log = File::create(folder.path_of("log")).expect("a file");
     let mut command = Command::new("timeout");
@@ -70,49 +71,49 @@ pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str)
 
 /// Runs the program and checks its exit code, as [`finish`] does.
 pub fn run_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
-    run_command(&mut hearth(arguments), code)
+    run_command(&mut hearth_command(arguments), code)
 }
 
 /// Runs the program, checks that it succeeds, and returns standard output.
-pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+pub fn run_successfully<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     run_with_code(arguments, 0).0
 }
 
 /// Runs the program with `--json`, checks the exit code and that standard error is empty.
 pub fn run_json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
-    let (stdout, stderr) = run_command(hearth(arguments).arg("--json"), code);
+    let (stdout, stderr) = run_command(hearth_command(arguments).arg("--json"), code);
     assert!(stderr.is_empty(), "{stderr}");
-    parse(&stdout)
+    parse_json(&stdout)
 }
 
 pub fn run_json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     run_json_with_code(arguments, 0)
 }
 
-pub fn parse(stdout: &str) -> Value {
+pub fn parse_json(stdout: &str) -> Value {
     serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"))
 }
 
-pub fn list(value: &Value) -> &Vec<Value> {
+pub fn expect_array(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap_or_else(|| panic!("not a list: {value}"))
 }
 
-pub fn number(value: &Value) -> f64 {
+pub fn expect_number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
 /// Returns the mean time per token of a run, in milliseconds.
-pub fn mean_tpot(run: &Value) -> f64 {
-    number(&run["tpot_ms"]["mean"])
+pub fn mean_tpot_ms(run: &Value) -> f64 {
+    expect_number(&run["tpot_ms"]["mean"])
 }
 
 /// Returns the strings under `key` in the elements of a JSON list that have this key.
-pub fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
-    list(value).iter().filter_map(|element| element[key].as_str()).collect()
+pub fn string_values<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
+    expect_array(value).iter().filter_map(|element| element[key].as_str()).collect()
 }
 
 /// Runs the program, checks that it fails with this exit code, and returns standard error.
-pub fn fail_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
+pub fn run_failing_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
     let text = run_with_code(arguments, code).1;
     assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
     println!("{text}");
@@ -121,28 +122,28 @@ pub fn fail_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> String {
 
 /// Checks that the program refuses its input (exit code 2) with a message that has all the given parts.
 pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
-    let text = fail_with_code(arguments, 2);
+    let text = run_failing_with_code(arguments, 2);
     for part in parts {
         let arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
         assert!(text.contains(part), "{arguments:?}: no `{part}` in {text}");
     }
 }
 
-pub fn test_data(name: &str) -> PathBuf {
-    root().join("tests/data").join(name)
+pub fn test_data_path(name: &str) -> PathBuf {
+    repository_root().join("tests/data").join(name)
 }
 
 /// Returns the path of a scenario in `scenarios`, such as `home/phone-leaves`.
 pub fn scenario_path(name: &str) -> String {
-    root().join(format!("scenarios/{name}.yaml")).display().to_string()
+    repository_root().join(format!("scenarios/{name}.yaml")).display().to_string()
 }
 
 /// Returns the path of the trained test model in a weight format.
 pub fn model_path(format: &str) -> String {
-    test_data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
+    test_data_path(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
-pub fn signal(process: u32, name: &str) {
+pub fn send_signal(process: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
     assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
 }
@@ -192,14 +193,16 @@ impl Worker {
 
     /// Starts a worker with one thread and the given flags.
     pub fn with_flags(flags: &[&str]) -> Worker {
-        Self::spawn(hearth(&["worker", "--threads", "1"]).args(flags))
+        Self::spawn(hearth_command(&["worker", "--threads", "1"]).args(flags))
     }
 
     /// Starts a worker with the given flags in a network namespace.
-    pub fn in_namespace(namespace: &Namespace, flags: &[&str]) -> Worker {
+    pub fn in_namespace(namespace: &NetworkNamespace, flags: &[&str]) -> Worker {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &namespace.name, &program(), "worker", "--threads", "1"]).args(flags);
-        command.args(["--listen", &format!("{}:0", namespace.address_inside)]);
+        command
+            .args(["netns", "exec", &namespace.name, &program_path(), "worker", "--threads", "1"])
+            .args(flags);
+        command.args(["--listen", &format!("{}:0", namespace.namespace_address)]);
         Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
     }
 
@@ -213,8 +216,8 @@ impl Worker {
         self.process.0.id()
     }
 
-    pub fn signal(&self, name: &str) {
-        signal(self.id(), name);
+    pub fn send_signal(&self, name: &str) {
+        send_signal(self.id(), name);
     }
 
     pub fn kill(&mut self) {
@@ -237,9 +240,9 @@ pub fn encrypted_transport(key: &str) -> EncryptedTransport<TcpTransport> {
 
 /// The tokens, the other output and the exit code of a head process.
 #[derive(Debug, Default)]
-pub struct Observation {
+pub struct HeadOutput {
     pub tokens: Vec<u32>,
-    pub max_gap: Duration,
+    pub max_token_gap: Duration,
     /// Whether the head was killed because it printed no token for too long.
     pub timed_out: bool,
     /// The lines of standard output that are not tokens, then standard error.
@@ -252,14 +255,15 @@ pub struct Head {
     process: Child,
     lines: mpsc::Receiver<(Instant, String)>,
     last_token: Option<Instant>,
-    observed: Observation,
+    observed: HeadOutput,
 }
 
 impl Head {
     /// Starts a head that generates `tokens` tokens after [`PROMPT`].
     pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
         let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
-        let mut command = hearth(&execute_arguments(plan, &model_path("q4_k"), &[&flags[..], more].concat()));
+        let mut command =
+            hearth_command(&execute_arguments(plan, &model_path("q4_k"), &[&flags[..], more].concat()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("the head starts");
         let (line_tx, lines) = mpsc::channel();
@@ -269,10 +273,10 @@ impl Head {
                 let _ = line_tx.send((Instant::now(), line));
             }
         });
-        Head { process, lines, last_token: None, observed: Observation::default() }
+        Head { process, lines, last_token: None, observed: HeadOutput::default() }
     }
 
-    pub fn run(plan: &str, tokens: usize, more: &[&str]) -> Observation {
+    pub fn run(plan: &str, tokens: usize, more: &[&str]) -> HeadOutput {
         Head::start(plan, tokens, more).finish()
     }
 
@@ -298,15 +302,15 @@ impl Head {
             return;
         };
         let gap = self.last_token.replace(now).map_or(Duration::ZERO, |last| now - last);
-        self.observed.max_gap = self.observed.max_gap.max(gap);
+        self.observed.max_token_gap = self.observed.max_token_gap.max(gap);
         self.observed.tokens.push(token);
     }
 
-    pub fn signal(&self, name: &str) {
-        signal(self.process.id(), name);
+    pub fn send_signal(&self, name: &str) {
+        send_signal(self.process.id(), name);
     }
 
-    pub fn finish(mut self) -> Observation {
+    pub fn finish(mut self) -> HeadOutput {
         self.wait_for_tokens(usize::MAX);
         let output = self.process.wait_with_output().expect("the head ends");
         self.observed.other_output += &String::from_utf8_lossy(&output.stderr);
@@ -316,13 +320,13 @@ impl Head {
 }
 
 /// Returns a plan with these windows for the test model in a weight format, see [`plan_for`].
-pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
-    plan_for(&model_path(format), windows, addresses, context)
+pub fn plan_yaml(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
+    plan_yaml_for_model(&model_path(format), windows, addresses, context)
 }
 
 /// Returns a plan with these windows for a model file. The first device is the head, the others are workers at
 /// `addresses`.
-pub fn plan_for(model: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
+pub fn plan_yaml_for_model(model: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     let profile = hearth_ring::LocalModel::open(Path::new(model)).expect("a model").profile;
     let (digest, shape_digest, layers) = (&profile.digest, profile.shape_digest(), profile.shape.layers.0);
     let rounds = layers.div_ceil(windows.iter().sum());

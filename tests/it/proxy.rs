@@ -21,11 +21,11 @@ struct State {
 
 impl Proxy {
     pub fn new(target: &str) -> Proxy {
-        Self::with_limit(target, u64::MAX)
+        Self::with_byte_limit(target, u64::MAX)
     }
 
     /// Creates a proxy that closes all connections after `limit` bytes from the target.
-    pub fn with_limit(target: &str, limit: u64) -> Proxy {
+    pub fn with_byte_limit(target: &str, limit: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound").to_string();
         let state = Arc::new(State {
@@ -44,7 +44,7 @@ impl Proxy {
     }
 
     /// Drops all bytes from now on, without closing a connection.
-    pub fn drop_all(&self) {
+    pub fn drop_all_bytes(&self) {
         self.state.drops.store(true, Ordering::SeqCst);
     }
 

@@ -6,8 +6,8 @@
 
 use serde_json::Value;
 
-use crate::processes::{list, number, run_json};
-use crate::repository::root;
+use crate::processes::{expect_array, expect_number, run_json};
+use crate::repository::repository_root;
 
 /// The claims about Fig. 2 of the prima.cpp paper that do not hold; the caveats of the documents explain them.
 const FIG_2_FAILED: [&str; 1] = ["65B: two rounds take about half"];
@@ -22,19 +22,19 @@ const HETEROLLM_FAILED: [&str; 1] =
     ["256 tokens: 3.3 % more energy than layer-level, which contradicts the powers and speeds beside it"];
 
 fn reproduce(document: &str) -> Value {
-    let path = root().join(format!("reports/published/{document}.yaml")).display().to_string();
+    let path = repository_root().join(format!("reports/published/{document}.yaml")).display().to_string();
     run_json(&["reproduce", &path])[0]["scores"].clone()
 }
 
 /// Returns the table cells whose simulated time per token is outside their tolerance, with their errors.
 fn outside(scores: &Value) -> Vec<String> {
     let name = |cell: &Value| format!("{} {}: {}", cell["row"], cell["system"], cell["error"]);
-    list(&scores["tpot"]).iter().filter(|cell| cell["within"] != true).map(name).collect()
+    expect_array(&scores["tpot"]).iter().filter(|cell| cell["within"] != true).map(name).collect()
 }
 
 fn failed_claims(scores: &Value) -> Vec<String> {
     let text = |claim: &Value| claim["text"].as_str().expect("a text").to_owned();
-    list(&scores["claims"]).iter().filter(|claim| claim["holds"] != true).map(text).collect()
+    expect_array(&scores["claims"]).iter().filter(|claim| claim["holds"] != true).map(text).collect()
 }
 
 #[test]
@@ -43,12 +43,12 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
     // The overhead per token of exo (Python and messages) is unknown, see the remark of that cell.
     let outside = outside(&scores);
     assert!(matches!(&outside[..], [one] if one.contains("8B") && one.contains("exo")), "{outside:?}");
-    let median = |key: &str| number(&scores[key]);
+    let median = |key: &str| expect_number(&scores[key]);
     assert!(median("median_tpot") <= 0.10, "median error {}", median("median_tpot"));
     assert!(median("median_ttft") <= 0.25, "median error of TTFT {}", median("median_ttft"));
     assert_eq!(scores["misordered"], serde_json::json!([]), "systems in the wrong order");
     assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
-    for column in list(&scores["rank_correlation"]) {
+    for column in expect_array(&scores["rank_correlation"]) {
         assert!(column[1].as_f64() > Some(0.999), "{column}");
     }
 }
@@ -57,7 +57,7 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
 fn small_models_without_selection_match_the_first_version_of_the_paper() {
     let scores = reproduce("prima-v1-all-kept");
     // 54 and 65 ms; no parameters were fitted to them.
-    assert!(number(&scores["median_tpot"]) < 0.06, "{}", scores["median_tpot"]);
+    assert!(expect_number(&scores["median_tpot"]) < 0.06, "{}", scores["median_tpot"]);
     assert!(outside(&scores).is_empty(), "{scores}");
 }
 
@@ -72,7 +72,7 @@ fn claims_hold_except_those_with_a_caveat() {
 #[test]
 fn phone_with_gpu_and_npu_is_within_its_tolerances() {
     let scores = reproduce("heterollm");
-    let times = ["tpot", "ttft"].map(|key| list(&scores[key]).clone()).concat();
+    let times = ["tpot", "ttft"].map(|key| expect_array(&scores[key]).clone()).concat();
     assert!(times.len() >= 6 && times.iter().all(|cell| cell["within"] == true), "{times:?}");
     assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
     assert_eq!(failed_claims(&scores), HETEROLLM_FAILED);
@@ -86,11 +86,11 @@ fn mobile_gpu_model_predicts_other_models_within_a_few_percent() {
     let scores = reproduce("ml-drift");
     let speeds = &scores["speeds"];
     for ((phase, max), cells) in ["prefill", "decode"].into_iter().zip(MAX_MEAN_ERRORS).zip([26, 25]) {
-        assert!(number(&speeds[phase]["error"]) <= max, "{phase}: {}", speeds[phase]);
+        assert!(expect_number(&speeds[phase]["error"]) <= max, "{phase}: {}", speeds[phase]);
         assert_eq!(speeds[phase]["cells"], cells, "{phase}");
     }
     // All numbers of Table 2: 37 cells with two numbers each.
-    let all = list(&speeds["all"]);
+    let all = expect_array(&speeds["all"]);
     assert_eq!(all.len(), 74);
     // Excluded speeds must have large errors; otherwise there is no reason to exclude them.
     let excluded: Vec<&Value> = all.iter().filter(|speed| !speed["excluded"].is_null()).collect();
@@ -104,13 +104,13 @@ fn mobile_gpu_model_predicts_other_models_within_a_few_percent() {
 fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
     use hearth_profiles::Document;
     use hearth_profiles::model::ModelDocument;
-    use hearth_reports::published::speeds::Quantisation;
-    use hearth_reports::published::{PublishedResults, shipped_yaml};
+    use hearth_reports::published_results::speeds::ChannelQuantisation;
+    use hearth_reports::published_results::{PublishedResults, shipped_yaml};
     use hearth_sim::mobile_gpu::{MeasuredSpeeds, MobileGpu, WeightFormat};
 
     let published =
         PublishedResults::from_yaml(shipped_yaml("ml-drift").expect("shipped")).expect("a document");
-    let folder = root().join("reports/published");
+    let folder = repository_root().join("reports/published");
     let rows: Vec<_> =
         published.rows.iter().filter(|row| published.fitted_rows.contains(&row.label)).collect();
     assert_eq!(rows.len(), 2);
@@ -119,19 +119,28 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
         let mut measured = Vec::new();
         let mut shape = None;
         for row in &rows {
-            let (run, cell) = (row.gpu_run.as_ref().expect("a run on one GPU"), &row.cells[&system.name]);
-            let weights =
-                if run.quantisation == Quantisation::Q8 { WeightFormat::Q8 } else { WeightFormat::Mixed };
-            let [prefill, decode] = [cell.prefill, cell.decode].map(|speed| speed.expect("a speed").0);
-            measured.push(MeasuredSpeeds { weights, prefill_speed: prefill, decode_speed: decode });
+            let (run, cell) =
+                (row.gpu_run.as_ref().expect("a run on one GPU"), &row.cells_by_system[&system.name]);
+            let weights = if run.quantisation == ChannelQuantisation::Q8 {
+                WeightFormat::Q8
+            } else {
+                WeightFormat::Mixed
+            };
+            let [prefill, decode] =
+                [cell.prefill_speed, cell.decode_speed].map(|speed| speed.expect("a speed").0);
+            measured.push(MeasuredSpeeds {
+                weight_format: weights,
+                prefill_tokens_per_second: prefill,
+                decode_tokens_per_second: decode,
+            });
             let text = std::fs::read_to_string(folder.join(&run.model)).expect("a model");
-            shape = Some(ModelDocument::from_yaml(&text).expect("a model").shape());
+            shape = Some(ModelDocument::from_yaml(&text).expect("a model").to_shape());
         }
         let shape = shape.expect("a row");
         let own = MobileGpu::fit(&shape, &measured, 1024, 1024 + 128).expect("speeds");
         // The document has three digits.
         let near = |own: f64, documented: f64| (own / documented - 1.0).abs() < 2e-3;
-        assert!(near(own.arithmetic_rate.0, gpu.compute.value.0), "{}: {own:?}", system.name);
+        assert!(near(own.arithmetic_rate.0, gpu.compute_rate.value.0), "{}: {own:?}", system.name);
         assert!(near(own.bandwidth.0, gpu.bandwidth.value.0), "{}: {own:?}", system.name);
     }
 }

@@ -13,9 +13,9 @@ use hearth_schema::trace::Outcome;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::folder::{Folder, scenario};
-use crate::namespace::{LinkEnd, Namespace};
-use crate::processes::{Head, Observation, Worker, assert_refused, model_path};
+use crate::folder::{Folder, scenario_yaml};
+use crate::namespace::{LinkEnd, NetworkNamespace};
+use crate::processes::{Head, HeadOutput, Worker, assert_refused, model_path};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
@@ -39,7 +39,7 @@ const TOKENS: usize = 160;
 const SUSPENSION: Duration = Duration::from_secs(10);
 
 /// Injects a fault into a ring of four devices at a random token. Returns `None` if this machine cannot inject it.
-fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
+fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<HeadOutput> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let victim = random.next_u32() as usize % 3;
     let at = 1 + random.next_u32() as usize % (expected.len() - 2);
@@ -59,20 +59,20 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<Observation> {
     head.wait_for_tokens(at);
     match fault {
         Fault::Killed => workers[victim].kill(),
-        Fault::Dropped => proxies[victim].drop_all(),
+        Fault::Dropped => proxies[victim].drop_all_bytes(),
         Fault::Disconnected => proxies[victim].disconnect(),
-        _ => workers[victim].signal("STOP"),
+        _ => workers[victim].send_signal("STOP"),
     }
     let observed = head.finish();
     if fault == Fault::Stopped {
-        workers[victim].signal("CONT");
+        workers[victim].send_signal("CONT");
     }
     Some(observed)
 }
 
 /// Runs a trial in which the link to a worker in a network namespace is taken down.
-fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<Observation> {
-    let namespace = Namespace::for_test("unplug")?;
+fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<HeadOutput> {
+    let namespace = NetworkNamespace::for_test("unplug")?;
     let (folder, q4_k) = (Folder::new(), model_path("q4_k"));
     let key = folder.write_ring_key();
     let flags = ["--model", &q4_k, "--key", &key];
@@ -92,14 +92,14 @@ fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<O
 }
 
 /// Returns the tokens that a single process generates.
-pub fn undisturbed_tokens(count: usize) -> Vec<u32> {
+pub fn single_process_tokens(count: usize) -> Vec<u32> {
     let observed = Head::run(&Folder::new().write_plan(&[8], &[], 512), count, &[]);
     assert_eq!(observed.tokens.len(), count, "{}", observed.other_output);
     observed.tokens
 }
 
 /// Runs `plan.yaml` in a folder, and kills a worker when 20 tokens are generated.
-fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Worker) -> (Observation, Trace) {
+fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Worker) -> (HeadOutput, Trace) {
     let [plan, trace] = ["plan.yaml", "run.trace"].map(|name| folder.path_of(name));
     let mut head = Head::start(&plan, tokens, &[&["--trace", &trace], flags].concat());
     head.wait_for_tokens(20);
@@ -119,7 +119,7 @@ pub fn replanned_event(trace: &Trace) -> &RunEvent {
 
 /// Runs trials that cycle through the faults, and checks that no token is wrong, lost or duplicated.
 fn trials(count: u64, first: u64, faults: &[Fault]) {
-    let expected = undisturbed_tokens(TOKENS);
+    let expected = single_process_tokens(TOKENS);
     let (mut wrong, mut lost, mut doubled, mut timeouts) = (0, 0, 0, 0);
     let mut gaps: Vec<(Fault, Duration)> = Vec::new();
     for seed in first..first + count {
@@ -138,7 +138,7 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
                 observed.other_output
             );
         }
-        gaps.push((fault, observed.max_gap));
+        gaps.push((fault, observed.max_token_gap));
     }
     let count = gaps.len();
     println!("{count} trials: {wrong} wrong, {lost} lost, {doubled} doubled tokens, {timeouts} timeouts");
@@ -179,7 +179,7 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let replanned = &trace.run_events[1];
     assert_eq!(replanned.device.as_deref(), Some("d2"));
     assert!(
-        replanned.end.is_some() && replanned.details.starts_with("d0 3, d1 1; "),
+        replanned.end_ns.is_some() && replanned.details.starts_with("d0 3, d1 1; "),
         "{}",
         replanned.details
     );
@@ -187,7 +187,7 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
         replanned.plan_digest,
         Some(hearth_schema::digest::digest_text(&folder.read("run.plan-1.yaml")))
     );
-    let has_records = |device: u16| trace.records.iter().any(|record| record.device == device);
+    let has_records = |device: u16| trace.records.iter().any(|record| record.device_index == device);
     assert!(has_records(0) && has_records(1), "the remaining devices send their traces");
     assert!(observed.other_output.contains("\"trace_lost\": true"), "{}", observed.other_output);
 }
@@ -214,9 +214,9 @@ fn suspended_head_loses_no_worker() {
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
     let mut head = Head::start(&plan, 60, &["--trace", &folder.path_of("run.trace")]);
     head.wait_for_tokens(10);
-    head.signal("STOP");
+    head.send_signal("STOP");
     std::thread::sleep(Duration::from_secs(3));
-    head.signal("CONT");
+    head.send_signal("CONT");
     let observed = head.finish();
     assert_eq!((observed.tokens.len(), observed.exit_code), (60, Some(0)));
     let trace = folder.read_trace("run.trace");
@@ -228,7 +228,7 @@ fn worker_without_the_model_fetches_its_layers() {
     let (folder, cache) = (Folder::new(), Folder::new());
     let worker = Worker::with_flags(&["--listen", "127.0.0.1:0", "--fetch", &cache.path_of("")]);
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
-    let expected = undisturbed_tokens(8);
+    let expected = single_process_tokens(8);
     for session in ["fetched", "cached"] {
         let observed = Head::run(&plan, 8, &[]);
         assert_eq!(observed.tokens, expected, "{}", observed.other_output);
@@ -239,7 +239,7 @@ fn worker_without_the_model_fetches_its_layers() {
             observed.other_output
         );
     }
-    let partial = cache.path_of(&format!("{}/model.gguf", cache.names()[0]));
+    let partial = cache.path_of(&format!("{}/model.gguf", cache.file_names()[0]));
     assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);
 }
 
@@ -252,7 +252,7 @@ fn scenario_planner_replans_during_a_run() {
     folder.write("plan.yaml", &text);
     // The strategy `even` assigns the same number of layers to each device.
     let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, profile: d4}}")).join("\n");
-    let even = scenario(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
+    let even = scenario_yaml(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
     let even = folder.write("scenario.yaml", even);
     let (observed, trace) = run_with_loss(&folder, 60, &["--scenario", &even], second);
     assert_eq!(observed.tokens.len(), 60, "{}", observed.other_output);

@@ -20,10 +20,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
 use crate::folder::Folder;
-use crate::namespace::{LinkEnd, Namespace};
-use crate::processes::{Observation, PROMPT, Worker, encrypted_transport, model_path, plan, signal};
+use crate::namespace::{LinkEnd, NetworkNamespace};
+use crate::processes::{HeadOutput, PROMPT, Worker, encrypted_transport, model_path, plan_yaml, send_signal};
 use crate::proxy::Proxy;
-use crate::recovery::{replanned_event, undisturbed_tokens};
+use crate::recovery::{replanned_event, single_process_tokens};
 
 /// A head in this process, with a connected ring, that handles several requests.
 struct Session<T: Transport> {
@@ -34,7 +34,7 @@ struct Session<T: Transport> {
 
 /// Returns a plan with these windows, whose workers are at these addresses.
 fn parsed_plan(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
-    Plan::from_yaml(&plan(format, windows, addresses, 512)).expect("a plan")
+    Plan::from_yaml(&plan_yaml(format, windows, addresses, 512)).expect("a plan")
 }
 
 impl<T: Transport> Session<T> {
@@ -54,14 +54,14 @@ impl<T: Transport> Session<T> {
         count: usize,
         pause: Duration,
         mut on_token: impl FnMut(usize) + Send + 'static,
-    ) -> (Observation, Option<Trace>) {
+    ) -> (HeadOutput, Option<Trace>) {
         let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
         let mut sampler = Sampler::new(options).expect("greedy");
         let sample = Box::new(move |logits: &[f32]| {
             std::thread::sleep(pause);
             sampler.sample(logits)
         });
-        let request = GenerationRequest::single(self.prompt.clone(), count as u32, sample);
+        let request = GenerationRequest::single_sequence(self.prompt.clone(), count as u32, sample);
         let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
         let shared = times.clone();
         let response = self.ring.generate(request, move |_, _| {
@@ -73,7 +73,8 @@ impl<T: Transport> Session<T> {
         let ended = self.runtime.block_on(async { tokio::time::timeout(limit, response).await });
         let times = times.lock().expect("no panic");
         let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause));
-        let mut observed = Observation { max_gap: gaps.max().unwrap_or_default(), ..Observation::default() };
+        let mut observed =
+            HeadOutput { max_token_gap: gaps.max().unwrap_or_default(), ..HeadOutput::default() };
         observed.timed_out = ended.is_err();
         let generated = match ended {
             Ok(Ok(generated)) => Some(generated),
@@ -83,11 +84,12 @@ impl<T: Transport> Session<T> {
             }
             Err(_) => None,
         };
-        observed.tokens = generated.as_ref().map_or(vec![], |generated| generated.tokens().to_vec());
+        observed.tokens =
+            generated.as_ref().map_or(vec![], |generated| generated.first_sequence_tokens().to_vec());
         (observed, generated.map(|generated| generated.trace))
     }
 
-    fn short_request(&mut self, count: usize) -> (Observation, Option<Trace>) {
+    fn short_request(&mut self, count: usize) -> (HeadOutput, Option<Trace>) {
         self.request(count, Duration::ZERO, |_| {})
     }
 
@@ -99,7 +101,7 @@ impl<T: Transport> Session<T> {
 /// Returns the names of the devices that computed layers in a run.
 fn members(trace: &Trace) -> Vec<String> {
     let computing: BTreeSet<u16> =
-        trace.records.iter().filter(|it| it.kind == StepKind::Compute).map(|it| it.device).collect();
+        trace.records.iter().filter(|it| it.kind == StepKind::Compute).map(|it| it.device_index).collect();
     let name = |&device: &u16| trace.header.devices[usize::from(device)].name.clone();
     computing.iter().map(name).collect()
 }
@@ -111,7 +113,7 @@ fn lost_devices(trace: &Trace) -> Vec<&str> {
 
 /// Stops a worker at token `at` and resumes it after `duration`, while the run continues. Returns the run, and
 /// whether the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
-pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (Observation, bool) {
+pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (HeadOutput, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model_path("q4_k"))).collect();
     let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
     let plan = parsed_plan("q4_k", &[1, 2, 1, 2], &addresses);
@@ -121,10 +123,10 @@ pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[
     let process = workers[victim].id();
     let (observed, trace) = session.request(expected.len(), pause, move |count| {
         if count == at {
-            signal(process, "STOP");
+            send_signal(process, "STOP");
             std::thread::spawn(move || {
                 std::thread::sleep(duration);
-                signal(process, "CONT");
+                send_signal(process, "CONT");
             });
         }
     });
@@ -142,7 +144,7 @@ fn check_rejoining<T: Transport>(
     fail: impl FnOnce() + Send + 'static,
     restore: impl FnOnce(),
 ) {
-    let expected = undisturbed_tokens(40);
+    let expected = single_process_tokens(40);
     let all = ["d0", "d1", "d2"];
     let (before, trace) = session.short_request(4);
     assert_eq!(before.tokens, expected[..4]);
@@ -175,7 +177,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
     let mut again = None;
     check_rejoining(
         &mut session,
-        move || signal(process, "KILL"),
+        move || send_signal(process, "KILL"),
         || {
             drop(second);
             again = Some(Worker::with_flags(&["--listen", &address, "--model", &model_path("q4_k")]));
@@ -186,7 +188,7 @@ fn restarted_worker_rejoins_at_the_next_request() {
 
 #[test]
 fn resumed_worker_rejoins_at_the_next_request() {
-    let expected = undisturbed_tokens(40);
+    let expected = single_process_tokens(40);
     let (observed, rejoined) = suspend_worker(1, 10, Duration::from_secs(3), &expected);
     assert_eq!(observed.tokens, expected, "{}", observed.other_output);
     assert!(rejoined && !observed.timed_out);
@@ -194,7 +196,7 @@ fn resumed_worker_rejoins_at_the_next_request() {
 
 #[test]
 fn reconnected_worker_rejoins_at_the_next_request() {
-    let Some(namespace) = Namespace::for_test("reconnected_worker_rejoins_at_the_next_request") else {
+    let Some(namespace) = NetworkNamespace::for_test("reconnected_worker_rejoins_at_the_next_request") else {
         return;
     };
     let (folder, q4_k) = (Folder::new(), model_path("q4_k"));
@@ -241,7 +243,7 @@ impl Transport for ProxiedTransport {
 
     async fn bind(&self, address: &str) -> io::Result<ProxiedListener> {
         let listener = TcpTransport.bind(address).await?;
-        let proxy = Proxy::with_limit(&listener.address(), self.limit);
+        let proxy = Proxy::with_byte_limit(&listener.address(), self.limit);
         let address = proxy.address.clone();
         *self.proxy.lock().expect("no panic") = Some(proxy);
         Ok(ProxiedListener { listener, address })
@@ -267,7 +269,7 @@ const HASH: usize = 32;
 
 /// Counts the chunks of a model that are present in a folder, and checks each against the bytes of the model file.
 fn count_chunks(cache: &Folder, source: &[u8]) -> usize {
-    let Some(name) = cache.names().pop() else { return 0 };
+    let Some(name) = cache.file_names().pop() else { return 0 };
     let model = cache.path().join(name);
     let manifest = std::fs::read(model.join("model.gguf.chunks")).expect("a manifest");
     let file = std::fs::read(model.join("model.gguf")).expect("a file");

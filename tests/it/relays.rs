@@ -4,15 +4,15 @@ use hearth_profiles::Document;
 use hearth_schema::plan::Role;
 use hearth_schema::trace::{Outcome, StepKind};
 
-use crate::folder::{Folder, scenario};
-use crate::processes::{assert_refused, succeed};
+use crate::folder::{Folder, scenario_yaml};
+use crate::processes::{assert_refused, run_successfully};
 
 /// Returns a scenario in which the desktop cannot connect to the laptop, as with network address translation
 /// (NAT). The phone, which is too slow to compute a layer, can connect to both.
 fn scenario_with_relay() -> String {
     let devices = [("desktop", "d3"), ("phone", "d4"), ("laptop", "d2")];
     let device = |(name, profile)| format!("  - {{name: {name}, profile: {profile}}}");
-    let text = scenario(&devices.map(device).join("\n")).replace("llama-8b", "llama-30b");
+    let text = scenario_yaml(&devices.map(device).join("\n")).replace("llama-8b", "llama-30b");
     text + "  between:\n    - {devices: [desktop, laptop], unreachable: forward}\nplanner: {strategy: exact}\n"
 }
 
@@ -20,24 +20,25 @@ fn scenario_with_relay() -> String {
 fn relay_forwards_every_message() {
     let folder = Folder::new();
     let (file, planned) = (folder.write("s.yaml", scenario_with_relay()), folder.path_of("plan.yaml"));
-    succeed(&["plan", &file, "--output", &planned]);
+    run_successfully(&["plan", &file, "--output", &planned]);
     let plan = folder.read_plan("plan.yaml");
     let ring: Vec<(&str, Role)> = plan.devices.iter().map(|it| (it.name.as_str(), it.role)).collect();
     assert_eq!(ring, [("desktop", Role::Head), ("phone", Role::Relay), ("laptop", Role::Worker)]);
 
-    succeed(&["simulate", &file, "--plan", &planned, "--trace", &folder.path_of("run.trace")]);
+    run_successfully(&["simulate", &file, "--plan", &planned, "--trace", &folder.path_of("run.trace")]);
     let trace = folder.read_trace("run.trace");
     assert_eq!(trace.outcome, Outcome::Ok);
-    assert!(!trace.records.iter().any(|it| it.device == 1 && it.kind == StepKind::Compute));
+    assert!(!trace.records.iter().any(|it| it.device_index == 1 && it.kind == StepKind::Compute));
     let peers = |device: u16| {
-        let sent = trace.records.iter().filter(move |it| it.device == device && it.kind == StepKind::Send);
+        let sent =
+            trace.records.iter().filter(move |it| it.device_index == device && it.kind == StepKind::Send);
         sent.map(|record| record.peer).collect::<Vec<_>>()
     };
     assert_eq!(peers(1), vec![Some(2); trace.passes.len()]);
     assert!(peers(0).iter().all(|peer| *peer == Some(1)));
 
     // `--order best` finds the same ring, because there is no other path from the desktop to the laptop.
-    succeed(&["plan", &file, "--order", "best", "--output", &planned]);
+    run_successfully(&["plan", &file, "--order", "best", "--output", &planned]);
     let free = folder.read_plan("plan.yaml");
     assert_eq!(free.planner.options, ["drop=true", "order=best"]);
     assert_eq!(free.devices[1].role, Role::Relay);

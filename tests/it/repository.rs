@@ -27,16 +27,16 @@ impl TextFile {
     }
 }
 
-pub fn root() -> PathBuf {
+pub fn repository_root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Returns all text files, sorted by path. Files that are not UTF-8 are left out.
 pub fn text_files() -> Vec<TextFile> {
-    let mut paths = tracked().unwrap_or_else(|| files_below(&root(), ""));
+    let mut paths = tracked().unwrap_or_else(|| files_below(&repository_root(), ""));
     paths.sort();
     let read = |path: String| {
-        let text = String::from_utf8(fs::read(root().join(&path)).ok()?).ok()?;
+        let text = String::from_utf8(fs::read(repository_root().join(&path)).ok()?).ok()?;
         (!text.contains('\0')).then_some(TextFile { path, text })
     };
     let files: Vec<TextFile> = paths.into_iter().filter_map(read).collect();
@@ -50,10 +50,10 @@ pub fn rust_files() -> Vec<TextFile> {
 
 /// Returns the paths that git tracks; `None` if git or the `.git` folder is missing.
 fn tracked() -> Option<Vec<String>> {
-    if !root().join(".git").exists() {
+    if !repository_root().join(".git").exists() {
         return None;
     }
-    let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().ok()?;
+    let output = Command::new("git").args(["ls-files", "-z"]).current_dir(repository_root()).output().ok()?;
     let list = String::from_utf8(output.stdout).ok()?;
     let paths: Vec<String> = list.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
     (output.status.success() && !paths.is_empty()).then_some(paths)

@@ -8,18 +8,18 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_lab::{CommandUsage, DeviceLimits, LimitedCommand, MemoryHog};
+use hearth_lab::{CommandRunner, CommandUsage, DeviceLimits, MemoryHog};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Outcome, Reading, StepKind};
+use hearth_schema::trace::{Counter, CounterReading, Outcome, StepKind};
 
-use crate::folder::{Folder, fast_scenario};
+use crate::folder::{Folder, fast_link_scenario_yaml};
 use crate::lab::memory_cgroup_folder;
-use crate::processes::{execute_arguments, list, parse, run_with_code, succeed};
+use crate::processes::{execute_arguments, expect_array, parse_json, run_successfully, run_with_code};
 
 /// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
-const MEMORY: Bytes = Bytes::mib(54);
-const HOG_MEMORY: Bytes = Bytes::mib(27);
+const MEMORY: Bytes = Bytes::from_mib(54);
+const HOG_MEMORY: Bytes = Bytes::from_mib(27);
 /// Read rate of the disk, at which the streamed weights of a token take about 50 ms.
 const DISK: BytesPerSecond = BytesPerSecond(300e6);
 /// Number of generated tokens, enough that the run continues for some seconds after [`MemoryHog`] has exited.
@@ -36,12 +36,12 @@ fn hog(memory: Bytes, [delay, duration]: [Duration; 2]) -> MemoryHog {
 
 fn synthesize(folder: &Folder) -> String {
     let model = folder.path_of("model.gguf");
-    succeed(&["synth", "--preset", "120m", "--quant", "q4_k_m", "--output", &model]);
+    run_successfully(&["synth", "--preset", "120m", "--quant", "q4_k_m", "--output", &model]);
     model
 }
 
 fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
-    let text = fast_scenario(devices, 256, "prompt: 4, generate: 8");
+    let text = fast_link_scenario_yaml(devices, 256, "prompt: 4, generate: 8");
     folder.write("scenario.yaml", text.replace("profile: llama-8b", "file: model.gguf") + more)
 }
 
@@ -50,7 +50,7 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let scenario = write_scenario(folder, "  - {name: a, profile: d3}", "");
     let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.path_of(name));
     let flags = ["--windows", "12", "--residency", "managed", "--stream-buffer", "2 MiB"];
-    succeed(&[&["plan", &scenario, "--output", &plan], &flags[..]].concat());
+    run_successfully(&[&["plan", &scenario, "--output", &plan], &flags[..]].concat());
     execute_arguments(
         &plan,
         &model,
@@ -61,7 +61,7 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
 fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
     let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
     let files = vec![folder.path().join("model.gguf")];
-    let command = LimitedCommand { limits, files, hog: Some(hog), timeout: deadline };
+    let command = CommandRunner { limits, cold_files: files, memory_hog: Some(hog), timeout: deadline };
     command.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
 }
 
@@ -71,14 +71,18 @@ fn read_trace(folder: &Folder, name: &str) -> Trace {
     trace
 }
 
-fn readings(trace: &Trace, device: u16, counter: Counter) -> impl DoubleEndedIterator<Item = &Reading> {
-    trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter))
+fn readings(
+    trace: &Trace,
+    device: u16,
+    counter: Counter,
+) -> impl DoubleEndedIterator<Item = &CounterReading> {
+    trace.readings.iter().filter(move |it| (it.device_index, it.counter) == (device, counter))
 }
 
 /// Returns the value of a counter of a device after each pass.
 fn after_each_pass(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
-    let last = |pass| readings(trace, device, counter).rfind(|reading| reading.pass <= pass);
-    let passes = readings(trace, device, Counter::BytesRead).map(|reading| reading.pass);
+    let last = |pass| readings(trace, device, counter).rfind(|reading| reading.pass_index <= pass);
+    let passes = readings(trace, device, Counter::BytesRead).map(|reading| reading.pass_index);
     passes.map(|pass| last(pass).map_or(0, |reading| reading.value)).collect()
 }
 
@@ -90,7 +94,7 @@ fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
 
 /// Returns the bytes of the weights that a device uses for one token.
 fn share(trace: &Trace, device: u16) -> u64 {
-    let own = trace.records.iter().filter(|it| (it.device, it.pass) == (device, 1));
+    let own = trace.records.iter().filter(|it| (it.device_index, it.pass_index) == (device, 1));
     own.filter(|it| matches!(it.kind, StepKind::Compute | StepKind::Output)).map(|it| it.bytes).sum()
 }
 
@@ -106,13 +110,13 @@ fn managed_device_yields_memory_and_recovers() {
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, TOKENS);
-    let unlimited = succeed(&arguments);
+    let unlimited = run_successfully(&arguments);
     let hog = hog(HOG_MEMORY, [2, 3].map(Duration::from_secs));
     let guard = LIMITED_RUN.lock().unwrap_or_else(PoisonError::into_inner);
     let usage = run_limited(&folder, hog, Duration::from_mins(5), &arguments);
     drop(guard);
     assert!(usage.status.is_some_and(|status| status.success()) && usage.oom_kills == 0, "{usage:?}");
-    assert_eq!(parse(&usage.output)["token_ids"], parse(&unlimited)["token_ids"]);
+    assert_eq!(parse_json(&usage.stdout)["token_ids"], parse_json(&unlimited)["token_ids"]);
 
     let trace = read_trace(&folder, "run.trace");
     let (read, unreclaimable) = (bytes_read(&trace, 0), after_each_pass(&trace, 0, Counter::Unreclaimable));
@@ -140,8 +144,8 @@ fn killed_managed_run_leaves_nothing_behind() {
     let folder = Folder::on_disk();
     synthesize(&folder);
     let arguments = execution(&folder, "200");
-    let hog = hog(Bytes::mib(8), [Duration::ZERO, Duration::from_mins(5)]);
-    let before = folder.names().len();
+    let hog = hog(Bytes::from_mib(8), [Duration::ZERO, Duration::from_mins(5)]);
+    let before = folder.file_names().len();
     let own = format!("hearth-lab-{}-", std::process::id());
     let left = |folder: &Path| {
         let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -153,7 +157,7 @@ fn killed_managed_run_leaves_nothing_behind() {
     let left: usize = [groups, "/sys/fs/cgroup/blkio".into()].iter().map(|folder| left(folder)).sum();
     drop(guard);
     assert!(usage.status.is_none(), "the run was not ended by its deadline: {usage:?}");
-    assert_eq!((left, folder.names().len()), (0, before), "groups or files are left behind");
+    assert_eq!((left, folder.file_names().len()), (0, before), "groups or files are left behind");
 }
 
 #[test]
@@ -169,8 +173,12 @@ fn lab_runs_managed_devices() {
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
     let arguments =
         ["lab", &scenario, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
-    let result = parse(&run_with_code(&arguments, 0).0);
-    assert!(list(&result["groups"]).iter().all(|group| group["oom_kills"] == 0), "{}", result["groups"]);
+    let result = parse_json(&run_with_code(&arguments, 0).0);
+    assert!(
+        expect_array(&result["groups"]).iter().all(|group| group["oom_kills"] == 0),
+        "{}",
+        result["groups"]
+    );
     for name in ["predicted.trace", "measured.trace"] {
         let trace = read_trace(&folder, &format!("report/{name}"));
         assert_eq!(trace.header.devices.len(), 3);
@@ -178,7 +186,7 @@ fn lab_runs_managed_devices() {
         for device in 0..3 {
             let share = share(&trace, device);
             let ahead =
-                trace.records.iter().filter(|it| it.device == device && it.kind == StepKind::Prefetch);
+                trace.records.iter().filter(|it| it.device_index == device && it.kind == StepKind::Prefetch);
             let ahead: u64 = ahead.map(|record| record.bytes).sum();
             // The first tokens load the weights that are kept.
             let read = median(&bytes_read(&trace, device)[1..]);

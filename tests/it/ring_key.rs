@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, hearth, list, model_path, parse, run_command,
+    Worker, assert_refused, execute_arguments, expect_array, hearth_command, model_path, parse_json,
+    run_command,
 };
 
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
@@ -25,10 +26,10 @@ fn ring_needs_the_same_key() {
     assert_refused(&command(&["--key", &other]), &["`d1`", "no key or a different key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "both took {:?}", start.elapsed());
 
-    let mut with_file = hearth(&command(&["--key", &key, "--json"]));
-    let mut with_variable = hearth(&command(&["--json"]));
+    let mut with_file = hearth_command(&command(&["--key", &key, "--json"]));
+    let mut with_variable = hearth_command(&command(&["--json"]));
     for command in [&mut with_file, with_variable.env("HEARTH_KEY", KEY)] {
-        assert_eq!(list(&parse(&run_command(command, 0).0)["token_ids"]).len(), 2);
+        assert_eq!(expect_array(&parse_json(&run_command(command, 0).0)["token_ids"]).len(), 2);
     }
 }
 
@@ -62,7 +63,7 @@ fn wrong_key_is_refused_at_start() {
         (folder.write("open.key", KEY), "chmod 600"),
     ] {
         let arguments = ["worker", "--listen", "127.0.0.1:0", "--model", &model_path("q4_k"), "--key", &key];
-        let text = crate::processes::fail_with_code(&arguments, 2);
+        let text = crate::processes::run_failing_with_code(&arguments, 2);
         assert!(text.contains(what) && text.contains(&key) && !text.contains("hunter2"), "{text}");
     }
 }

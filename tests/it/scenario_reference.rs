@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use hearth_profiles::{Device, Document};
+use hearth_profiles::{DeviceProfile, Document};
 use hearth_schema::{Scenario, editor};
 use serde_json::Value;
 
-use crate::repository::root;
+use crate::repository::repository_root;
 
 /// Adds the keys of all types in a JSON Schema.
 fn collect_keys(schema: &Value, keys: &mut BTreeSet<String>) {
@@ -23,10 +23,11 @@ fn collect_keys(schema: &Value, keys: &mut BTreeSet<String>) {
 
 #[test]
 fn scenario_reference_names_every_key() {
-    let text = fs::read_to_string(root().join("docs/reference/scenarios.md")).expect("the reference");
+    let text =
+        fs::read_to_string(repository_root().join("docs/reference/scenarios.md")).expect("the reference");
     let mut keys = BTreeSet::new();
     for kind in ["scenario", "device"] {
-        collect_keys(editor::schema(kind).expect("a schema").as_value(), &mut keys);
+        collect_keys(editor::json_schema(kind).expect("a schema").as_value(), &mut keys);
     }
     assert!(keys.len() > 100, "{keys:?}");
     for key in keys {
@@ -54,6 +55,6 @@ fn error_for_a_wrong_value_has_an_example() {
     }
     let device = hearth_profiles::device::shipped_yaml("d3").expect("d3 is shipped");
     let text = device.replacen("available: {value: 9.7 GiB", "available: 9 GiB # {", 1);
-    let error = Device::from_yaml(&text).expect_err("no source").to_string();
+    let error = DeviceProfile::from_yaml(&text).expect_err("no source").to_string();
     assert!(error.contains("where it comes from"), "{error}");
 }

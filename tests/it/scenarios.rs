@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use crate::processes::{list, run_json, scenario_path, succeed};
-use crate::repository::{TextFile, root, text_files};
+use crate::processes::{expect_array, run_json, run_successfully, scenario_path};
+use crate::repository::{TextFile, repository_root, text_files};
 
 /// Returns the scenarios in a subfolder of `scenarios`, without the documents that they refer to.
 fn scenarios_of(folder: &str) -> Vec<TextFile> {
@@ -21,11 +21,11 @@ fn scenarios_of(folder: &str) -> Vec<TextFile> {
 #[test]
 fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
     for TextFile { path, text } in scenarios_of("paper") {
-        let plan = run_json(&["plan", &root().join(&path).display().to_string()]);
+        let plan = run_json(&["plan", &repository_root().join(&path).display().to_string()]);
         assert_eq!(plan["devices"][0]["role"], "head", "{path}");
         let dropped = plan["dropped"].as_array().map_or(0, Vec::len);
         let devices = text.lines().filter(|line| line.trim_start().starts_with("- {name: ")).count();
-        assert_eq!(list(&plan["devices"]).len() + dropped, devices, "{path}");
+        assert_eq!(expect_array(&plan["devices"]).len() + dropped, devices, "{path}");
         assert!(!text.contains("keep_all: true") || dropped == 0, "{path} keeps every device");
         let name = Path::new(&path).file_stem().expect("a file").to_string_lossy().into_owned();
         assert!(text.contains(&format!("name: {name}\n")), "{path} is named as its file");
@@ -36,7 +36,7 @@ fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
 fn mac_stalls_delay_tokens_without_a_finding() {
     let mean = |name: &str| {
         let path = scenario_path(name);
-        let findings = succeed(&["lint", &path, "--json"]);
+        let findings = run_successfully(&["lint", &path, "--json"]);
         assert!(!findings.contains("-link"), "{name}: {findings}");
         run_json(&["simulate", &path])["tpot_ms"]["mean"].as_f64().expect("tokens")
     };
@@ -48,7 +48,7 @@ fn mac_stalls_delay_tokens_without_a_finding() {
 #[test]
 fn every_scenario_of_a_phone_reports_its_processors() {
     for TextFile { path, .. } in scenarios_of("soc") {
-        let run = run_json(&["simulate", &root().join(&path).display().to_string(), "--warm"]);
+        let run = run_json(&["simulate", &repository_root().join(&path).display().to_string(), "--warm"]);
         if path.contains("/home-") {
             continue;
         }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::chat::write_with_template;
+use crate::chat::write_model_with_template;
 use crate::folder::Folder;
 use crate::processes::{
-    Process, Worker, assert_refused, hearth, list, model_path, number, parse, plan_for, run_json, wait_until,
+    Process, Worker, assert_refused, expect_array, expect_number, hearth_command, model_path, parse_json,
+    plan_yaml_for_model, run_json, wait_until,
 };
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -29,13 +30,14 @@ impl Server {
     fn start(workers: usize, more: &[&str]) -> Server {
         let folder = Folder::new();
         let chat_model = folder.path_of("chat.gguf");
-        write_with_template(Path::new(&chat_model));
+        write_model_with_template(Path::new(&chat_model));
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
         let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
         let windows = [&[8][..], &[4, 4], &[3, 3, 2]][workers.len()];
-        let plan = folder.write("plan.yaml", plan_for(&chat_model, windows, &addresses, 512));
+        let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, windows, &addresses, 512));
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
-        let (process, line) = Process::spawn_until_ready(hearth(&["serve", &plan]).args(flags).args(more));
+        let (process, line) =
+            Process::spawn_until_ready(hearth_command(&["serve", &plan]).args(flags).args(more));
         let (_, rest) = line.split_once("http://").expect("an address");
         let address = rest.split_once(',').expect("more of it").0.to_owned();
         Server { _process: process, address, workers, _folder: folder }
@@ -64,7 +66,7 @@ impl Server {
 
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let (status, body) = self.request("POST", path, "", &body.to_string());
-        (status, parse(&body))
+        (status, parse_json(&body))
     }
 
     fn get(&self, path: &str) -> (u16, String) {
@@ -77,7 +79,7 @@ impl Server {
         let (_, body) = self.request("POST", path, "", &body.to_string());
         let mut events: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(events.pop(), Some("[DONE]"), "{body}");
-        events.into_iter().map(parse).collect()
+        events.into_iter().map(parse_json).collect()
     }
 
     /// Returns the text that is generated greedily after a prompt.
@@ -173,12 +175,13 @@ fn shared_prefix_is_reused_from_the_cache() {
     };
     let first = chat(&json!([{"role": "user", "content": "Who art thou?"}]));
     let content = first["choices"][0]["message"]["content"].clone();
-    let cached = |response: &Value| number(&response["usage"]["prompt_tokens_details"]["cached_tokens"]);
+    let cached =
+        |response: &Value| expect_number(&response["usage"]["prompt_tokens_details"]["cached_tokens"]);
     assert_eq!((cached(&first), &first["choices"][0]["message"]["role"]), (0.0, &json!("assistant")));
     let turns = json!([{"role": "user", "content": "Who art thou?"}, {"role": "answer", "content": content},
         {"role": "user", "content": "And whence?"}]);
     let second = chat(&turns);
-    assert!(cached(&second) >= number(&first["usage"]["prompt_tokens"]), "{second}");
+    assert!(cached(&second) >= expect_number(&first["usage"]["prompt_tokens"]), "{second}");
     // The text is the same as without the cache.
     let fresh = Server::start(0, &[]);
     let body = json!({"messages": turns, "max_tokens": 12, "temperature": 0});
@@ -219,8 +222,8 @@ fn requests_survive_a_killed_worker() {
     assert_eq!(server.metric("ring_up"), 1);
     // The remaining devices have all layers.
     let (_, body) = server.get("/ring");
-    let ring = parse(&body);
-    let devices = list(&ring["devices"]);
+    let ring = parse_json(&body);
+    let devices = expect_array(&ring["devices"]);
     let layers: u64 = devices.iter().map(|device| device["layers"].as_u64().expect("a number")).sum();
     assert_eq!((devices.len(), layers), (2, 8), "{body}");
 }

@@ -1,7 +1,7 @@
 //! Tests of errors and notes about phones: unsupported strategies, and runs without `--warm`.
 
 use crate::folder::Folder;
-use crate::processes::{fail_with_code, scenario_path, succeed};
+use crate::processes::{run_failing_with_code, run_successfully, scenario_path};
 
 #[test]
 fn unsupported_soc_options_are_refused() {
@@ -23,7 +23,7 @@ fn unsupported_soc_options_are_refused() {
         (phone, "{partition: fixed}", "unknown field `partition`"),
     ] {
         let file = folder.write("s.yaml", text.replace(device, &format!("profile: {profile}, soc: {soc}")));
-        let text = fail_with_code(&["simulate", &file, "--warm"], 2);
+        let text = run_failing_with_code(&["simulate", &file, "--warm"], 2);
         assert!(text.contains(what), "{profile} {soc}: {text}");
         assert!(text.contains("hint:") || text.contains("where:"), "{text}");
     }
@@ -32,7 +32,8 @@ fn unsupported_soc_options_are_refused() {
 #[test]
 fn cold_soc_suggests_warm() {
     let path = scenario_path("soc/llama-8b-256-tensor");
-    let (cold, warm) = (succeed(&["simulate", &path]), succeed(&["simulate", &path, "--warm"]));
+    let (cold, warm) =
+        (run_successfully(&["simulate", &path]), run_successfully(&["simulate", &path, "--warm"]));
     assert!(cold.contains("Add --warm") && !cold.contains("GPU and NPU, `"), "{cold}");
     assert!(!warm.contains("Add --warm") && warm.contains("GPU and NPU, `hetero-tensor`"), "{warm}");
 }

@@ -4,19 +4,19 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::folder::{Folder, scenario};
-use crate::processes::{assert_refused, list, run_json, succeed, texts};
-use crate::repository::root;
+use crate::folder::{Folder, scenario_yaml};
+use crate::processes::{assert_refused, expect_array, run_json, run_successfully, string_values};
+use crate::repository::repository_root;
 
 /// Writes a scenario and the documents of its two devices; `available` is the available memory of `d3`.
 fn write_scenario(folder: &Folder, available: &str) -> String {
     for name in ["d2", "d3"] {
-        let path = root().join(format!("profiles/devices/{name}.yaml"));
+        let path = repository_root().join(format!("profiles/devices/{name}.yaml"));
         let text = fs::read_to_string(path).expect("a shipped device");
         let text = text.replace("available: {value: 9.7 GiB", &format!("available: {{value: {available}"));
         folder.write(&format!("{name}.yaml"), text);
     }
-    let text = scenario("  - {name: a, profile: ./d2.yaml}\n  - {name: b, profile: ./d3.yaml}");
+    let text = scenario_yaml("  - {name: a, profile: ./d2.yaml}\n  - {name: b, profile: ./d3.yaml}");
     let text = text.replace("llama-8b", "llama-30b").replace("prompt: 16", "prompt: 4");
     folder.write("scenario.yaml", text.replace("seed: 1", "seed: 7"))
 }
@@ -27,7 +27,7 @@ fn row_equals_simulating_the_changed_document() {
     let file = write_scenario(&folder, "9.7 GiB");
     let memory = "devices.b.memory.available=3GiB,9.7GiB";
     let table = run_json(&["sweep", &file, "--vary", memory, "--vary", "links.default.latency=2ms,9ms"]);
-    let rows = list(&table["rows"]);
+    let rows = expect_array(&table["rows"]);
     assert_eq!(rows.len(), 4);
     let mut times = Vec::new();
     let points = [("3 GiB", "2 ms"), ("3 GiB", "9 ms"), ("9.7 GiB", "2 ms"), ("9.7 GiB", "9 ms")];
@@ -41,7 +41,7 @@ fn row_equals_simulating_the_changed_document() {
         assert_eq!(row["ttft_ms"], alone["ttft_ms"]);
         assert_eq!(row["tokens_per_s"], alone["tokens_per_s"]);
         let read = |value: &Value| value["bytes_read_per_token"].as_f64();
-        assert_eq!(read(row), Some(list(&alone["devices"]).iter().filter_map(read).sum()));
+        assert_eq!(read(row), Some(expect_array(&alone["devices"]).iter().filter_map(read).sum()));
         let plan = run_json(&["plan", &file, "-o", &folder.path_of("plan.yaml")]);
         assert_eq!((&row["rounds"], &row["strategy"]), (&plan["rounds"], &plan["strategy"]));
         assert_eq!((row["outcome"].as_str(), row["seed"].as_u64()), (Some("ok"), Some(7)));
@@ -56,7 +56,7 @@ fn shards_merge_byte_for_byte() {
     let folder = Folder::new();
     let file = write_scenario(&folder, "9.7 GiB");
     let vary = ["--vary", "devices.b.memory.available=2GiB..9GiB/3", "--vary", "seed=1,2"];
-    let sweep = |more: &[&str]| succeed(&[&["sweep", &file][..], &vary, more].concat());
+    let sweep = |more: &[&str]| run_successfully(&[&["sweep", &file][..], &vary, more].concat());
     let printed = sweep(&["--jobs", "1"]);
     sweep(&["--jobs", "3", "-o", &folder.path_of("whole.csv"), "--chart", &folder.path_of("whole.svg")]);
     let whole = folder.read("whole.csv");
@@ -68,15 +68,15 @@ fn shards_merge_byte_for_byte() {
     }
     let merge = ["sweep", "merge", &third, &first, &fourth, &second];
     let (table, chart) = (folder.path_of("merged.csv"), folder.path_of("merged.svg"));
-    succeed(&[&merge[..], &["-o", &table, "--chart", &chart]].concat());
+    run_successfully(&[&merge[..], &["-o", &table, "--chart", &chart]].concat());
     assert_eq!(folder.read("merged.csv"), whole);
     let chart = folder.read("whole.svg");
     assert_eq!(folder.read("merged.svg"), chart);
     assert_eq!((chart.matches("<polyline").count(), chart.matches("<circle").count()), (2, 6));
-    assert!(!folder.names().concat().contains(".part"), "{:?}", folder.names());
+    assert!(!folder.file_names().concat().contains(".part"), "{:?}", folder.file_names());
 
     let other = folder.path_of("other.csv");
-    succeed(&["sweep", &file, "--vary", "seed=1,2", "-o", &other]);
+    run_successfully(&["sweep", &file, "--vary", "seed=1,2", "-o", &other]);
     let cases: [(&[&str], &[&str]); 4] = [
         (&[&first, &second, &fourth], &["rows are missing: 2\n", "--shard 3/4"]),
         (&[&third, &first, &fourth, &second, &first], &["row 0 is present twice"]),
@@ -92,13 +92,13 @@ fn shards_merge_byte_for_byte() {
 fn row_of_a_failed_point_has_the_reason() {
     let folder = Folder::new();
     let (file, plan) = (write_scenario(&folder, "9.7 GiB"), folder.path_of("plan.yaml"));
-    succeed(&["plan", &file, "-o", &plan]);
+    run_successfully(&["plan", &file, "-o", &plan]);
     let outcomes = |vary: &str| {
         let rows = run_json(&["sweep", &file, "--plan", &plan, "--vary", vary])["rows"].take();
         let has_time = |row: &Value| row["tpot_ms"].is_number() == (row["outcome"] == "ok");
-        assert!(list(&rows).iter().all(has_time), "{rows}");
+        assert!(expect_array(&rows).iter().all(has_time), "{rows}");
         assert!(rows[0]["strategy"].is_string());
-        texts(&rows, "outcome").into_iter().map(str::to_owned).collect::<Vec<_>>()
+        string_values(&rows, "outcome").into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(outcomes("devices.b.gpu.memory_available=64MiB,11GiB"), ["out of memory", "ok"]);
     let found = outcomes("devices.a.memory.available=4GiB,99GiB");
@@ -143,7 +143,7 @@ fn wrong_fields_values_and_flags_are_refused() {
         (&["seed=1", "seed=2"], "are the same field"),
     ];
     let (plan, table) = (folder.path_of("plan.yaml"), folder.write("table.csv", "mine"));
-    succeed(&["plan", &file, "-o", &plan]);
+    run_successfully(&["plan", &file, "-o", &plan]);
     let with_flags: [(&str, &[&str], &str); 11] = [
         ("context=512,600", &["--plan", &plan], "is fixed by the plan"),
         ("residency.policy=os", &["--plan", &plan], "is fixed by the plan"),
@@ -182,5 +182,5 @@ fn field_that_a_limit_replaces_is_refused() {
         let reason = format!("`{limit}` of the scenario replaces");
         assert_refused(&["sweep", &file, "--vary", vary], &[&reason]);
     }
-    succeed(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]);
+    run_successfully(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]);
 }

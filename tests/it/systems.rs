@@ -2,14 +2,21 @@
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, execute_arguments, list, model_path, run_json, run_json_with_code, run_with_code,
-    scenario_path, succeed, texts,
+    assert_refused, execute_arguments, expect_array, model_path, run_json, run_json_with_code,
+    run_successfully, run_with_code, scenario_path, string_values,
 };
 
 /// Writes the plan of another system and returns its path.
 fn write_plan(folder: &Folder, strategy: &str) -> String {
     let path = folder.path_of("plan.yaml");
-    succeed(&["plan", &scenario_path("paper/llama-8b-on-d1-d4"), "--strategy", strategy, "-o", &path]);
+    run_successfully(&[
+        "plan",
+        &scenario_path("paper/llama-8b-on-d1-d4"),
+        "--strategy",
+        strategy,
+        "-o",
+        &path,
+    ]);
     path
 }
 
@@ -24,7 +31,7 @@ fn plan_of_another_system_is_not_executed() {
         let reason = format!("a plan of `{strategy}` can only be simulated");
         assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), &[&reason]);
         let findings = run_json(&["lint", &scenario, "--plan", &plan]);
-        assert!(texts(&findings, "code").contains(&"simulated-only"), "{findings}");
+        assert!(string_values(&findings, "code").contains(&"simulated-only"), "{findings}");
     }
 }
 
@@ -38,10 +45,10 @@ fn run_and_lint_agree_on_memory() {
             text.lines().find(|line| line.starts_with("out of memory: d3 needs")).expect("an outcome");
         assert!(first.contains("no times") && !first.contains(" - "), "{first}");
         let findings = run_json_with_code(&[&["lint"], &flags[..]].concat(), 3);
-        let codes = texts(&findings, "code");
+        let codes = string_values(&findings, "code");
         let short = codes.iter().filter(|code| **code == "memory-exceeded").count();
         let run = run_json_with_code(&[&["simulate"], &flags[..]].concat(), 3);
-        assert_eq!(list(&run["memory_shortages"]).len(), short, "{strategy}");
+        assert_eq!(expect_array(&run["memory_shortages"]).len(), short, "{strategy}");
         let ignoring = run_json(&[&["simulate", "--ignore-memory"], &flags[..]].concat());
         assert_eq!(ignoring["outcome"], "ok");
     }

@@ -3,22 +3,24 @@
 use serde_json::Value;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, list, mean_tpot, number, run_json, scenario_path, succeed};
+use crate::processes::{
+    assert_refused, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, scenario_path,
+};
 
 #[test]
 fn variants_are_ranked_by_saved_time() {
     let home = scenario_path("home/llama-70b-on-wifi");
     let all = run_json(&["whatif", &home, "--tokens", "3"]);
-    let base = number(&all["base"]["tpot_ms"]);
+    let base = expect_number(&all["base"]["tpot_ms"]);
     let simulated = run_json(&["simulate", &home, "--tokens", "3"]);
-    assert_eq!(mean_tpot(&simulated), base);
-    let variants = list(&all["variants"]);
+    assert_eq!(mean_tpot_ms(&simulated), base);
+    let variants = expect_array(&all["variants"]);
     let count = |kind: &str| variants.iter().filter(|it| it["kind"] == kind).count();
     assert_eq!(["without", "memory", "disk", "wired", "quant"].map(count), [4, 4, 4, 1, 4]);
     let saved: Vec<f64> = variants.iter().filter_map(|it| it["saved_ms"].as_f64()).collect();
     assert!(saved.windows(2).all(|pair| pair[0] >= pair[1]), "{saved:?}");
     for variant in variants.iter().filter(|it| it["outcome"] == "ok") {
-        let (time, saved) = (number(&variant["tpot_ms"]), number(&variant["saved_ms"]));
+        let (time, saved) = (expect_number(&variant["tpot_ms"]), expect_number(&variant["saved_ms"]));
         assert!((base - time - saved).abs() < 1e-9, "{variant}");
     }
     // The desktop has most of the layers, so its removal is the worst variant.
@@ -31,7 +33,7 @@ fn variants_are_ranked_by_saved_time() {
 #[test]
 fn number_of_threads_changes_nothing() {
     let home = scenario_path("home/llama-70b-on-wifi");
-    let with = |jobs: &str| succeed(&["whatif", &home, "--tokens", "2", "--jobs", jobs]);
+    let with = |jobs: &str| run_successfully(&["whatif", &home, "--tokens", "2", "--jobs", jobs]);
     assert_eq!(with("1"), with("3"));
 }
 
@@ -43,13 +45,14 @@ fn refused_variants_have_a_reason() {
     let planner = "planner: {strategy: manual, windows: [40, 20, 16, 4]}\n";
     let path = folder.write("manual.yaml", text + planner);
     let all = run_json(&["whatif", &path, "--tokens", "2"]);
-    let without: Vec<&Value> = list(&all["variants"]).iter().filter(|it| it["kind"] == "without").collect();
+    let without: Vec<&Value> =
+        expect_array(&all["variants"]).iter().filter(|it| it["kind"] == "without").collect();
     assert_eq!(without.len(), 4);
     for variant in without {
         assert!(variant["tpot_ms"].is_null() && variant["saved_ms"].is_null(), "{variant}");
         assert!(variant["outcome"].as_str().is_some_and(|why| why.len() > 10), "{variant}");
     }
-    let text = succeed(&["whatif", &path, "--tokens", "2"]);
+    let text = run_successfully(&["whatif", &path, "--tokens", "2"]);
     assert!(text.starts_with("unchanged: ") && text.contains("without mac"), "{text}");
     assert_refused(&["whatif", &home, "--strategy", "refine"], &["ends after a time"]);
 }

@@ -9,7 +9,7 @@ use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::planning::{self, REFINE_STRATEGY};
-use crate::score::{PlanScore, score};
+use crate::score::{PlanScore, score_plan};
 use crate::{Error, LoadedScenario, SearchBudget};
 
 /// The plan of one strategy and its score in a short simulation.
@@ -25,7 +25,11 @@ pub struct StrategyResult {
 }
 
 /// Plans with every strategy and simulates each plan.
-pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: SearchBudget) -> Vec<StrategyResult> {
+pub fn compare_strategies(
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    budget: SearchBudget,
+) -> Vec<StrategyResult> {
     let has_windows = loaded.scenario.planner.windows.is_some();
     let strategies = STRATEGY_NAMES.into_iter().chain([REFINE_STRATEGY]);
     let compared = |name: &&str| *name != "exhaustive" && (*name != "manual" || has_windows);
@@ -34,8 +38,8 @@ pub fn compare(loaded: &LoadedScenario, cluster: &Cluster, budget: SearchBudget)
         let options = PlannerOptions { strategy: Some(strategy.into()), ..loaded.scenario.planner.clone() };
         let plan = planning::make_plan(loaded, cluster, &options, budget);
         let scored =
-            plan.as_ref().map_err(Error::clone).and_then(|plan| score(plan, cluster, &loaded.scenario));
-        let refusal_reason = scored.as_ref().err().map(Error::what);
+            plan.as_ref().map_err(Error::clone).and_then(|plan| score_plan(plan, cluster, &loaded.scenario));
+        let refusal_reason = scored.as_ref().err().map(Error::one_line_message);
         StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, refusal_reason }
     };
     let mut results: Vec<StrategyResult> = strategies.filter(compared).map(result).collect();

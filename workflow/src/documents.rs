@@ -12,7 +12,7 @@ use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_schema::{Plan, Trace};
 
 use crate::Error;
-use crate::files::{canonical_path, check_outputs, read_at_most, write, write_with};
+use crate::files::{canonical_path, check_outputs, read_text_at_most, write, write_with};
 
 /// Maximum size in bytes of the table of a sweep.
 /// source: computed, about a kilobyte for each row, rounded up
@@ -24,24 +24,25 @@ const MAX_LATER_PLANS: usize = 64;
 
 /// Reads a text file within the size limit of documents.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
-    read_at_most(path, MAX_DOCUMENT_BYTES as u64)
+    read_text_at_most(path, MAX_DOCUMENT_BYTES as u64)
 }
 
-pub fn read<D: Document>(path: &Path) -> Result<D, Error> {
-    D::from_yaml(&read_text(path)?).map_err(|error| Error::document(path, &error))
+pub fn read_document<D: Document>(path: &Path) -> Result<D, Error> {
+    D::from_yaml(&read_text(path)?).map_err(|error| Error::from_document_error(path, &error))
 }
 
-pub fn read_table(path: &Path) -> Result<String, Error> {
-    read_at_most(path, MAX_TABLE_BYTES)
+pub fn read_sweep_table(path: &Path) -> Result<String, Error> {
+    read_text_at_most(path, MAX_TABLE_BYTES)
 }
 
 pub fn read_trace(path: &Path) -> Result<Trace, Error> {
-    let file = fs::File::open(path).map_err(|error| Error::file(path, "open", &error))?;
-    Trace::read(&mut BufReader::new(file)).map_err(|error| Error::invalid(error).at(path.display()))
+    let file = fs::File::open(path).map_err(|error| Error::from_io_error(path, "open", &error))?;
+    Trace::read(&mut BufReader::new(file))
+        .map_err(|error| Error::invalid(error).with_location(path.display()))
 }
 
 pub fn read_plan(path: &Path) -> Result<Plan, Error> {
-    read(path)
+    read_document(path)
 }
 
 /// Checks that the trace of a run and the plans that are written with it would not overwrite an input.
@@ -57,12 +58,12 @@ pub fn check_run_outputs<'p>(
     let input = inputs.into_iter().find(|input| later.contains(&canonical_path(input)));
     let Some(input) = input else { return Ok(()) };
     Err(Error::invalid("a plan made during the run would overwrite this file")
-        .at(input.display())
-        .hint("give the trace another name: this plan belongs to a run whose trace has the same name"))
+        .with_location(input.display())
+        .with_hint("give the trace another name: this plan belongs to a run whose trace has the same name"))
 }
 
 /// Writes the trace of a run, and the plans after the first one into the same folder.
-pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
+pub fn write_run_outputs(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
     write_with(path, |path| {
         let mut out = BufWriter::new(fs::File::create(path)?);
         trace.write(&mut out).and_then(|()| out.flush())

@@ -35,13 +35,13 @@ impl Error {
     }
 
     /// Creates the error for an invalid document, with the line and column in the file.
-    pub fn document(path: &Path, error: &DocumentError) -> Self {
+    pub fn from_document_error(path: &Path, error: &DocumentError) -> Self {
         let position = error.location().map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
-        Self::invalid(error.what()).at(format!("{}{position}", path.display()))
+        Self::invalid(error.message()).with_location(format!("{}{position}", path.display()))
     }
 
     /// Creates the error for a file that cannot be read or written; `action` is a verb, such as `open`.
-    pub fn file(path: &Path, action: &str, error: &std::io::Error) -> Self {
+    pub fn from_io_error(path: &Path, action: &str, error: &std::io::Error) -> Self {
         Self::access(path, &format!("{action} the file"), error)
     }
 
@@ -57,19 +57,19 @@ impl Error {
             std::io::ErrorKind::IsADirectory => "this is a folder: name a file in it",
             _ => "check the disk and the path",
         };
-        Self::invalid(format!("cannot {action}: {error}")).at(path.display()).hint(hint)
+        Self::invalid(format!("cannot {action}: {error}")).with_location(path.display()).with_hint(hint)
     }
 
     /// Sets the location of the error: a file, a line, or a flag.
     #[must_use]
-    pub fn at(mut self, location: impl fmt::Display) -> Self {
+    pub fn with_location(mut self, location: impl fmt::Display) -> Self {
         self.location = Some(location.to_string());
         self
     }
 
     /// Sets the hint, which says how to fix the error.
     #[must_use]
-    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+    pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
     }
@@ -79,7 +79,7 @@ impl Error {
     }
 
     /// Returns the message on one line.
-    pub fn what(&self) -> String {
+    pub fn one_line_message(&self) -> String {
         self.what.replace('\n', " ")
     }
 

@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, LoadedScenario, ScenarioReplanner, SearchBudget, l
 
 /// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
 /// made.
-pub fn run_scenario(
+pub fn simulate_scenario(
     loaded: &LoadedScenario,
     mut cluster: Cluster,
     plan: &Plan,
@@ -56,7 +56,7 @@ impl Evaluation {
         let make = || planning::make_plan(loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE);
         let plan = match given.cloned().map_or_else(make, Ok) {
             Ok(plan) => plan,
-            Err(error) => return Self::default().ended(&format!("no plan: {}", error.what())),
+            Err(error) => return Self::default().ended(&format!("no plan: {}", error.one_line_message())),
         };
         let planned = Self {
             strategy: Some(plan.planner.strategy.clone()),
@@ -64,11 +64,11 @@ impl Evaluation {
             windows: Some(windows(&plan)),
             ..Self::default()
         };
-        let metrics = match run_scenario(loaded, cluster, &plan) {
-            Ok(run) => metrics::compute(&run.trace),
+        let metrics = match simulate_scenario(loaded, cluster, &plan) {
+            Ok(run) => metrics::compute_metrics(&run.trace),
             Err(error) => {
                 let word = if error.kind() == ErrorKind::Invalid { "refused" } else { "failed" };
-                return planned.ended(&format!("{word}: {}", error.what()));
+                return planned.ended(&format!("{word}: {}", error.one_line_message()));
             }
         };
         let ended = planned.ended(metrics.outcome.label());
@@ -76,7 +76,7 @@ impl Evaluation {
             return ended;
         }
         Self {
-            tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
+            tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean_ms),
             ttft_ms: metrics.ttft_ms,
             tokens_per_s: metrics.tokens_per_s,
             bytes_read_per_token: metrics.bytes_read_per_token(),

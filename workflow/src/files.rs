@@ -12,29 +12,35 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 
 /// Reads a text file of at most `max` bytes. The limit also applies to pipes, whose size is unknown.
-pub fn read_at_most(path: &Path, max: u64) -> Result<String, Error> {
-    read_text_from(fs::File::open(path).map_err(|error| Error::file(path, "open", &error))?, path, max)
+pub fn read_text_at_most(path: &Path, max: u64) -> Result<String, Error> {
+    read_text_from(
+        fs::File::open(path).map_err(|error| Error::from_io_error(path, "open", &error))?,
+        path,
+        max,
+    )
 }
 
 /// Reads text of at most `max` bytes from an open file. `path` is used in errors.
 pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, Error> {
     let mut bytes = Vec::new();
-    from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::file(path, "read", &error))?;
+    from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::from_io_error(path, "read", &error))?;
     // A text can begin with these letters, too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
         let what = "this is a model file; a text file is expected here, such as a scenario or a plan";
         let hint = "name the model in the scenario, or give it with `--model GGUF`";
-        return Err(Error::invalid(what).at(path.display()).hint(hint));
+        return Err(Error::invalid(what).with_location(path.display()).with_hint(hint));
     }
     if bytes.len() as u64 > max {
         let what = format!("the file is larger than {max} bytes, the limit for this kind of file");
-        return Err(Error::invalid(what).at(path.display()).hint("check that this is the right file"));
+        return Err(Error::invalid(what)
+            .with_location(path.display())
+            .with_hint("check that this is the right file"));
     }
     String::from_utf8(bytes).map_err(|error| {
         let first = error.utf8_error().valid_up_to() + 1;
         Error::invalid(format!("this is not a text file: byte {first} is not UTF-8"))
-            .at(path.display())
-            .hint("check that this is the right file")
+            .with_location(path.display())
+            .with_hint("check that this is the right file")
     })
 }
 
@@ -43,11 +49,11 @@ fn folder_of(path: &Path) -> Option<&Path> {
 }
 
 /// Checks that the folder of a file exists. It is not created, because its name may be mistyped.
-pub fn check_folder(path: &Path) -> Result<(), Error> {
+pub fn check_parent_folder(path: &Path) -> Result<(), Error> {
     let Some(missing) = folder_of(path).filter(|folder| !folder.is_dir()) else { return Ok(()) };
     Err(Error::invalid(format!("the folder `{}` does not exist", missing.display()))
-        .at(path.display())
-        .hint("check the path, or create the folder first"))
+        .with_location(path.display())
+        .with_hint("check the path, or create the folder first"))
 }
 
 /// Checks that outputs can be written, are not inputs, and are different files.
@@ -61,10 +67,12 @@ pub fn check_outputs<'p>(
         let Some(temporary) = temporary_path(output)? else { continue };
         let path = canonical_path(output);
         if let Some((_, why)) = taken.iter().find(|(other, _)| *other == path) {
-            return Err(Error::invalid(*why).at(output.display()).hint("write to another file"));
+            return Err(Error::invalid(*why)
+                .with_location(output.display())
+                .with_hint("write to another file"));
         }
         let tried = fs::write(&temporary, []).and_then(|()| fs::remove_file(&temporary));
-        tried.map_err(|error| Error::file(output, "write", &error))?;
+        tried.map_err(|error| Error::from_io_error(output, "write", &error))?;
         taken.push((path, "two results would be written to this file"));
     }
     Ok(())
@@ -85,12 +93,12 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// Writes a file atomically like [`write()`]; `fill` writes the content to the path that it receives.
 pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
     let Some(temporary) = temporary_path(path)? else {
-        check_folder(path)?;
-        return fill(path).map_err(|error| Error::file(path, "write", &error));
+        check_parent_folder(path)?;
+        return fill(path).map_err(|error| Error::from_io_error(path, "write", &error));
     };
     fill(&temporary).and_then(|()| fs::rename(&temporary, canonical_path(path))).map_err(|error| {
         let _ = fs::remove_file(&temporary);
-        Error::file(path, "write", &error)
+        Error::from_io_error(path, "write", &error)
     })
 }
 
@@ -98,22 +106,28 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) 
 fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
     let metadata = fs::metadata(path);
     if metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
-        return Err(Error::invalid("this is a folder").at(path.display()).hint("name a file in it"));
+        return Err(Error::invalid("this is a folder")
+            .with_location(path.display())
+            .with_hint("name a file in it"));
     }
     if metadata.is_ok_and(|metadata| !metadata.is_file()) {
         return Ok(None);
     }
     let target = canonical_path(path);
-    let error = || Error::invalid("this path does not name a file").at(path.display()).hint("check the path");
+    let error = || {
+        Error::invalid("this path does not name a file")
+            .with_location(path.display())
+            .with_hint("check the path")
+    };
     let name = target.file_name().ok_or_else(error)?;
-    check_folder(path)?;
+    check_parent_folder(path)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))
 }
 
 /// Creates a folder inside an existing one. The folder may exist already.
 pub fn create_folder(folder: &Path) -> Result<(), Error> {
-    check_folder(folder)?;
+    check_parent_folder(folder)?;
     fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))
 }
 

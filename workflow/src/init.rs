@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use hearth_schema::address::host_and_port;
+use hearth_schema::address::split_host_port;
 
 use crate::Error;
 
@@ -51,8 +51,8 @@ impl NewDevice {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!("`{text}` is not a device"))
-                .at("--device")
-                .hint("write NAME=PROFILE, for example `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`")
+                .with_location("--device")
+                .with_hint("write NAME=PROFILE, for example `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`")
         };
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
         let (profile, address) = match rest.rsplit_once('@') {
@@ -60,7 +60,7 @@ impl NewDevice {
             None => (rest, None),
         };
         let address = address.map(|at| at.trim().to_owned());
-        let bad_address = address.as_deref().is_some_and(|at| host_and_port(at).is_none());
+        let bad_address = address.as_deref().is_some_and(|at| split_host_port(at).is_none());
         if name.trim().is_empty() || profile.trim().is_empty() || bad_address {
             return Err(wrong());
         }

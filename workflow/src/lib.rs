@@ -3,7 +3,7 @@
 //! All front ends (command line, server, bindings) call this crate. It never prints: long work reports to a
 //! [`Progress`], and errors are [`Error`] values with a message, a location and a hint.
 //!
-//! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`Overrides`]), and resolved
+//! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`ScenarioOverrides`]), and resolved
 //! into a [`Cluster`](hearth_core::Cluster) whose devices have the limits of the scenario ([`limits`]). Then
 //! [`planning`] makes a plan, and [`simulation`] runs it.
 
@@ -16,6 +16,7 @@ pub mod files;
 pub mod init;
 pub mod limits;
 pub mod lint;
+pub mod parallel_jobs;
 pub mod planning;
 pub mod recalibration;
 pub mod reproduction;
@@ -24,14 +25,13 @@ pub mod simulation;
 pub mod sweep;
 pub mod uncertainty;
 pub mod whatif;
-pub mod workers;
 
 mod error;
 mod overrides;
 mod scenario;
 
 pub use error::{Error, ErrorKind};
-pub use overrides::Overrides;
+pub use overrides::ScenarioOverrides;
+pub use parallel_jobs::{NoProgress, Progress};
 pub use planning::{ScenarioReplanner, SearchBudget};
-pub use scenario::{FileResolver, LoadedScenario, Resolver, check_model_exists, read_model_profile};
-pub use workers::{NoProgress, Progress};
+pub use scenario::{FileResolver, LoadedScenario, ReferenceResolver, check_model_exists, read_model_profile};

@@ -11,22 +11,22 @@
 //! same limits on real processes, so that they mean the same in `simulate` and `lab`.
 
 use hearth_core::Cluster;
-use hearth_core::memory::{DeviceMemory, draft, process_bytes};
+use hearth_core::memory::{DeviceMemory, draft, process_overhead_bytes};
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::Plan;
-use hearth_schema::scenario::{Limits, Scenario};
+use hearth_schema::scenario::{ResourceLimits, Scenario};
 
 /// Applies the disk and CPU limits. The members of the cluster must be in the order of the scenario.
 pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
     let set = "set: the scenario's limit";
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
         let Some(limits) = &entry.limits else { continue };
-        if let Some(rate) = limits.disk_read {
+        if let Some(rate) = limits.disk_read_rate {
             member.device.disk.bandwidth_limit = Some(Sourced::new(rate, set));
         }
-        if let Some(cores) = limits.cpu {
-            let period = Sourced::new(quota::EMULATION_PERIOD, "set: the lab's");
+        if let Some(cores) = limits.cpu_cores {
+            let period = Sourced::new(quota::EMULATION_QUOTA_PERIOD, "set: the lab's");
             member.device.cpu.quota = Some(Quota { cores: Sourced::new(cores, set), period });
         }
     }
@@ -37,20 +37,20 @@ pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
 pub fn apply_absolute_memory_limits(scenario: &Scenario, cluster: &mut Cluster) {
     for (index, entry) in scenario.devices.iter().enumerate() {
         if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
-            let process = process_bytes(&cluster.model.shape, index == cluster.head, Bytes::ZERO);
+            let process = process_overhead_bytes(&cluster.model.shape, index == cluster.head, Bytes::ZERO);
             set_memory(&mut cluster.members[index].device.memory, limit, process);
         }
     }
 }
 
 /// Returns the memory limit of the device with this index in the plan, `None` if it has none.
-pub fn memory_limit(limits: &Limits, cluster: &Cluster, plan: &Plan, index: usize) -> Option<Bytes> {
+pub fn memory_limit(limits: &ResourceLimits, cluster: &Cluster, plan: &Plan, index: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
         let device = &cluster.member(&plan.devices[index].name)?.device;
-        let device = draft::device_without_draft(plan, index, cluster.draft.as_ref(), device)?;
+        let device = draft::device_without_draft(plan, index, cluster.draft_model.as_ref(), device)?;
         let memory = DeviceMemory::new(plan, index, &cluster.model, &device, true);
-        let process = process_bytes(&cluster.model.shape, index == 0, Bytes::ZERO);
+        let process = process_overhead_bytes(&cluster.model.shape, index == 0, Bytes::ZERO);
         Some(Bytes((memory.weights.as_f64() * share) as u64) + memory.other_memory + process)
     })
 }
@@ -62,15 +62,15 @@ pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Pl
         let Some(member) = entry else { continue };
         let limits = scenario.devices[member].limits.clone().unwrap_or_default();
         let Some(limit) = memory_limit(&limits, cluster, plan, index) else { continue };
-        let process = process_bytes(&cluster.model.shape, index == 0, idle);
+        let process = process_overhead_bytes(&cluster.model.shape, index == 0, idle);
         set_memory(&mut cluster.members[member].device.memory, limit, process);
     }
 }
 
 /// Sets the total memory of a device to a limit, and its available memory to the limit less `process` bytes.
 fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
-    memory.total = Sourced::new(limit, "set: the scenario's limit");
-    memory.available =
+    memory.total_memory = Sourced::new(limit, "set: the scenario's limit");
+    memory.available_memory =
         Sourced::new(limit.saturating_sub(process), "set: the scenario's limit less what a process holds");
     // Swapping out other programs frees no memory within the limit.
     (memory.can_swap, memory.swap_available) = (None, None);
@@ -103,15 +103,15 @@ links: {{default: {{latency: {{value: 1 ms, source: t}}, bandwidth: {{value: 1 G
 planner: {{strategy: manual, windows: [4, 4]}}
 ");
         let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FileResolver).expect("a scenario");
-        let mut cluster = loaded.cluster(None).expect("a cluster");
+        let mut cluster = loaded.resolve_cluster(None).expect("a cluster");
         let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE)
             .expect("a plan");
         apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
         for (index, share) in [(0, 0.5), (1, 0.35)] {
-            let (device, model) = (&cluster.members[index].device, cluster.draft.as_ref());
+            let (device, model) = (&cluster.members[index].device, cluster.draft_model.as_ref());
             let device = draft::device_without_draft(&plan, index, model, device).expect("the draft fits");
             let budget = MemoryBudget::new(&plan, index, &cluster.model, &device);
-            assert!(budget.weights > Bytes::mib(100), "{}", budget.weights);
+            assert!(budget.weights > Bytes::from_mib(100), "{}", budget.weights);
             assert!(budget.kv_cache > Bytes::ZERO && budget.buffers > Bytes::ZERO);
             let left = budget.weight_cache.as_f64() / budget.weights.as_f64();
             assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");

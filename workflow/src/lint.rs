@@ -20,7 +20,7 @@ pub fn findings(
     model: Option<&Path>,
     budget: SearchBudget,
 ) -> Result<Vec<Finding>, Error> {
-    let mut cluster = loaded.cluster_without_memory_limits(model)?;
+    let mut cluster = loaded.resolve_cluster_without_memory_limits(model)?;
     let mut found = lint::check_scenario(&loaded.scenario, &cluster);
     limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     match plan_or_finding(plan, loaded, &cluster, budget)? {
@@ -28,7 +28,7 @@ pub fn findings(
             limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
             let slow_disk = loaded.scenario.planner.slow_disk_threshold;
             found.extend(lint::check_plan(&plan, &loaded.record, &cluster, slow_disk));
-            found.extend(lint::events_after_end(&loaded.scenario, &plan));
+            found.extend(lint::check_event_times(&loaded.scenario, &plan));
         }
         Err(finding) => found.push(finding),
     }
@@ -47,15 +47,15 @@ fn plan_or_finding(
         return match Plan::from_yaml(&read_text(path)?) {
             Err(error @ DocumentError::Invalid { .. }) => {
                 let (location, fix) = (path.display().to_string(), "correct the plan, or make a new plan");
-                Ok(Err(Finding::error("plan-invalid", location, error.what(), fix)))
+                Ok(Err(Finding::error("plan-invalid", location, error.message(), fix)))
             }
-            read => read.map(Ok).map_err(|error| Error::document(path, &error)),
+            read => read.map(Ok).map_err(|error| Error::from_document_error(path, &error)),
         };
     }
     match planning::read_or_make_plan(None, loaded, cluster, budget) {
         Err(error) if error.kind() == ErrorKind::Invalid => {
             let fix = error.hint_text().unwrap_or("try another strategy or a smaller model");
-            Ok(Err(Finding::error("no-plan", "scenario", error.what(), fix)))
+            Ok(Err(Finding::error("no-plan", "scenario", error.one_line_message(), fix)))
         }
         made => made.map(Ok),
     }

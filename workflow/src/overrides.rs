@@ -10,7 +10,7 @@ use crate::{Error, LoadedScenario};
 
 /// Options that override those of a scenario, unless they are `None` or false.
 #[derive(Debug, Clone, Default)]
-pub struct Overrides {
+pub struct ScenarioOverrides {
     /// The planner options. With `windows` the strategy is `manual`, unless another is given.
     pub planner: PlannerOptions,
     /// The residency policy of all devices.
@@ -19,7 +19,7 @@ pub struct Overrides {
     pub stream_buffer: Option<Bytes>,
 }
 
-impl Overrides {
+impl ScenarioOverrides {
     /// Overrides the options of a scenario with these options.
     pub fn apply(&self, loaded: &mut LoadedScenario) -> Result<(), Error> {
         let scenario = &mut loaded.scenario;
@@ -35,7 +35,7 @@ impl Overrides {
         let is_managed = given.into_iter().any(|options| options.policy == Residency::Managed);
         if self.stream_buffer.is_some() && !is_managed {
             let what = "--stream-buffer: no device has `managed` residency";
-            return Err(Error::invalid(what).hint("add `--residency managed`"));
+            return Err(Error::invalid(what).with_hint("add `--residency managed`"));
         }
         scenario.validate().map_err(Error::invalid)?;
         scenario.planner = self.planner(std::mem::take(&mut scenario.planner));
@@ -55,7 +55,7 @@ impl Overrides {
         let named = strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, windows.is_some()) {
             return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
-                .hint("remove `--windows`, or use strategy `manual` or `refine`"));
+                .with_hint("remove `--windows`, or use strategy `manual` or `refine`"));
         }
         let strategy = strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
         for (flag, given) in [("--weights-as", weights_as.is_some()), ("--air-time", air_time.is_some())] {
@@ -63,11 +63,11 @@ impl Overrides {
                 let what = format!(
                     "{flag} is for the strategies of other systems, and `{strategy}` is not one of them"
                 );
-                return Err(Error::invalid(what).hint(format!("use one of {}", SYSTEM_NAMES.join(", "))));
+                return Err(Error::invalid(what).with_hint(format!("use one of {}", SYSTEM_NAMES.join(", "))));
             }
         }
         if gpu_layers.is_some() && windows.is_none() && scenario.windows.is_none() {
-            return Err(Error::invalid("--gpu-layers needs --windows").hint("add --windows"));
+            return Err(Error::invalid("--gpu-layers needs --windows").with_hint("add --windows"));
         }
         Ok(())
     }

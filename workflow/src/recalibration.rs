@@ -11,8 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_profiles::units::Rounded;
-use hearth_profiles::{Device, Document, Sourced};
+use hearth_profiles::units::RoundForDisplay;
+use hearth_profiles::{DeviceProfile, Document, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{Origin, Resource, StepKind};
@@ -24,7 +24,11 @@ use crate::Error;
 const MIN_PASSES: usize = 3;
 
 /// Returns the device with corrected rates, and the ratio of the measured to the predicted CPU time.
-pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
+pub fn recalibrate(
+    mut device: DeviceProfile,
+    predicted: &Trace,
+    measured: &Trace,
+) -> Result<(DeviceProfile, f64), Error> {
     let factor = factor(&device.name, predicted, measured)?;
     let plan = &measured.header.plan_digest;
     let new_source = |source: &str| {
@@ -34,7 +38,8 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
         )
     };
     let cpu = &mut device.cpu;
-    let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention);
+    let rates =
+        cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention_rate);
     rates.for_each(|rate| update(rate, new_source, |rate| rate.0 /= factor));
     for rate in [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth] {
         update(rate, new_source, |rate| rate.0 /= factor);
@@ -47,13 +52,13 @@ pub fn recalibrate(mut device: Device, predicted: &Trace, measured: &Trace) -> R
 }
 
 /// Returns whether a prediction was made with this profile, without limits; true if the trace does not say.
-pub fn is_prediction_of(device: &Device, predicted: &Trace) -> bool {
+pub fn is_prediction_of(device: &DeviceProfile, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile_digest.as_ref());
     profile.is_none_or(|profile| *profile == hearth_schema::digest::digest_text(&device.to_yaml()))
 }
 
-fn update<T: Rounded + Copy>(
+fn update<T: RoundForDisplay + Copy>(
     number: &mut Sourced<T>,
     new_source: impl Fn(&str) -> String,
     change: impl Fn(&mut T),
@@ -73,13 +78,13 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
             let (wanted, is) = (name(origin), name(trace.header.origin));
             let what = format!("`{flag}` needs a {wanted} trace, but this one is {is}");
             let hint = "`hearth simulate --trace` writes the predicted trace, `hearth execute --trace` the measured one";
-            return Err(Error::invalid(what).hint(hint));
+            return Err(Error::invalid(what).with_hint(hint));
         }
     }
     if predicted.header.plan_digest != measured.header.plan_digest {
         let hint =
             "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`";
-        return Err(Error::invalid("the two traces are of different plans").hint(hint));
+        return Err(Error::invalid("the two traces are of different plans").with_hint(hint));
     }
     // Attention takes longer at later positions.
     let first =
@@ -90,7 +95,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
         let what =
             format!("the prompt of the run has {real} tokens, but that of the prediction has {simulated}");
         let hint = format!("write `workload: {{prompt: {real}, ..}}` in the scenario and simulate again");
-        return Err(Error::invalid(what).hint(hint));
+        return Err(Error::invalid(what).with_hint(hint));
     }
     // A median is never zero.
     if let Some((predicted, measured)) = median_time(name, predicted).zip(median_time(name, measured)) {
@@ -102,7 +107,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
         "one of the traces has fewer than {MIN_PASSES} passes of one token that device `{name}` computed on its \
          processor"
     );
-    Err(Error::invalid(what).hint(format!("give `--name` one of {devices}, or generate more tokens")))
+    Err(Error::invalid(what).with_hint(format!("give `--name` one of {devices}, or generate more tokens")))
 }
 
 fn is_decoding(pass: &Pass) -> bool {
@@ -116,8 +121,9 @@ fn median_time(name: &str, trace: &Trace) -> Option<f64> {
         trace.passes.iter().filter(|pass| is_decoding(pass)).map(|pass| (pass.index, 0)).collect();
     for record in &trace.records {
         let computed = matches!(record.kind, StepKind::Embed | StepKind::Compute | StepKind::Output);
-        let own = usize::from(record.device) == index && record.resource == Resource::Cpu;
-        if let Some((time, cost)) = passes.get_mut(&record.pass).zip(record.cost).filter(|_| own && computed)
+        let own = usize::from(record.device_index) == index && record.resource == Resource::Cpu;
+        if let Some((time, cost)) =
+            passes.get_mut(&record.pass_index).zip(record.cost).filter(|_| own && computed)
         {
             *time += cost.cpu_ns;
         }
@@ -146,9 +152,9 @@ planner: {strategy: manual, windows: [8, 8]}
 ";
 
     /// Simulates the scenario with `change` applied to the second device, and returns the trace and that device.
-    fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
+    fn run(change: impl Fn(DeviceProfile) -> DeviceProfile) -> (Trace, DeviceProfile) {
         let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FileResolver).expect("a scenario");
-        let mut cluster = loaded.cluster(None).expect("a cluster");
+        let mut cluster = loaded.resolve_cluster(None).expect("a cluster");
         let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE)
             .expect("a plan");
         cluster.members[1].device = change(cluster.members[1].device.clone());
@@ -164,7 +170,7 @@ planner: {strategy: manual, windows: [8, 8]}
     #[test]
     fn recalibrated_device_takes_the_measured_time() {
         let (predicted, device) = run(|device| device);
-        let slower = |mut device: Device| {
+        let slower = |mut device: DeviceProfile| {
             let cpu = &mut device.cpu;
             let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut());
             rates.for_each(|rate| rate.value.0 /= 1.3);
@@ -187,8 +193,8 @@ planner: {strategy: manual, windows: [8, 8]}
     #[test]
     fn traces_that_do_not_match_are_refused() {
         let (predicted, device) = run(|device| device);
-        let refused = |device: Device, predicted: &Trace, measured: &Trace| {
-            recalibrate(device, predicted, measured).expect_err("traces that do not match").what()
+        let refused = |device: DeviceProfile, predicted: &Trace, measured: &Trace| {
+            recalibrate(device, predicted, measured).expect_err("traces that do not match").one_line_message()
         };
         let measured = as_measured(predicted.clone());
         assert!(refused(device.clone(), &predicted, &predicted).contains("--from-trace"));
@@ -199,8 +205,11 @@ planner: {strategy: manual, windows: [8, 8]}
         let mut other = measured.clone();
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
         assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
-        let other = Device { about: "x".into(), ..device.clone() };
+        let other = DeviceProfile { description: "x".into(), ..device.clone() };
         assert!(is_prediction_of(&device, &predicted) && !is_prediction_of(&other, &predicted));
-        assert!(refused(Device { name: "c".into(), ..device }, &predicted, &measured).contains("device `c`"));
+        assert!(
+            refused(DeviceProfile { name: "c".into(), ..device }, &predicted, &measured)
+                .contains("device `c`")
+        );
     }
 }

@@ -11,17 +11,17 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelDocument;
-use hearth_reports::published::results::{CellResult, Footprint, Results, SimulatedRun};
-use hearth_reports::published::speeds::{GpuPeaks, GpuRun, Quantisation};
-use hearth_reports::published::{PublishedResults, System};
+use hearth_reports::published_results::results::{CellResult, MemoryFootprint, Results, SimulatedRun};
+use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
+use hearth_reports::published_results::{PublishedResults, System};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Outcome;
 use hearth_sim::ScenarioEvents;
 use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 
-use crate::documents::read;
-use crate::scenario::Resolver;
+use crate::documents::read_document;
+use crate::scenario::ReferenceResolver;
 use crate::simulation::{self, MemoryOptions};
 use crate::{Error, LoadedScenario, NoProgress, Progress, SearchBudget, limits, planning, uncertainty};
 
@@ -44,7 +44,7 @@ pub fn reproduce(
     published: &PublishedResults,
     folder: &Path,
     draws: usize,
-    resolver: &'static dyn Resolver,
+    resolver: &'static dyn ReferenceResolver,
     progress: &dyn Progress,
 ) -> Result<Reproduction, Error> {
     let runs = published.cells_to_simulate();
@@ -64,7 +64,7 @@ pub fn reproduce(
             _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU", entry.label))),
         };
         let cell = cell.unwrap_or_else(|error| {
-            let why = error.what();
+            let why = error.one_line_message();
             refused_cells.push((entry.label.clone(), system_entry.name.clone(), error));
             CellResult::Refused { refused: why }
         });
@@ -73,7 +73,11 @@ pub fn reproduce(
     Ok(Reproduction { results, refused_cells })
 }
 
-fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
+fn load(
+    path: &Path,
+    system: &System,
+    resolver: &'static dyn ReferenceResolver,
+) -> Result<LoadedScenario, Error> {
     let mut loaded = LoadedScenario::read(path, resolver)?;
     if let Some(planner) = &system.planner {
         loaded.scenario.planner = planner.clone();
@@ -89,16 +93,18 @@ fn load(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result
 }
 
 fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
-    let mut cluster = loaded.cluster(None)?;
+    let mut cluster = loaded.resolve_cluster(None)?;
     let plan = planning::make_plan(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
     let (memory, none) =
         (MemoryOptions { warm_start: warm, ignore_memory: false }, ScenarioEvents::default());
     let spread = (draws > 0 && trace.outcome == Outcome::Ok)
-        .then(|| uncertainty::prediction_interval(&plan, &cluster, &loaded.scenario, memory, &none, draws))
+        .then(|| {
+            uncertainty::estimate_prediction_interval(&plan, &cluster, &loaded.scenario, memory, &none, draws)
+        })
         .transpose()?;
-    let metrics = metrics::compute(&trace);
+    let metrics = metrics::compute_metrics(&trace);
     let soc = simulation::soc_metrics(&cluster, &plan, &trace);
     let pressure = metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure));
     let traced = trace.header.devices.iter();
@@ -106,11 +112,11 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
         traced.filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated_parts.as_ref()?)));
     Ok(CellResult::Ran(SimulatedRun {
         outcome: trace.outcome,
-        tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
+        tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean_ms),
         ttft_ms: metrics.ttft_ms,
         energy_j: soc.and_then(|metrics| metrics.prefill_energy_j),
         memory_pressure: pressure.collect(),
-        footprint: footprint(&plan, &cluster),
+        memory_footprints: footprint(&plan, &cluster),
         plan_summary: summary(&plan),
         unvalidated_parts: unvalidated.collect(),
         prediction_interval: spread,
@@ -119,23 +125,23 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
 
 /// Predicts the times of a run on a GPU from its compute rate and its memory bandwidth. All generated tokens are
 /// computed at the mean of their positions. The path of the model document is relative to `folder`.
-fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<CellResult, Error> {
-    let document: ModelDocument = read(&folder.join(&pass.model))?;
-    let shape = document.shape();
-    let (rate, bandwidth, prompt) = (gpu.compute.value, gpu.bandwidth.value, pass.prompt_tokens);
+fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeakRates) -> Result<CellResult, Error> {
+    let document: ModelDocument = read_document(&folder.join(&pass.model))?;
+    let shape = document.to_shape();
+    let (rate, bandwidth, prompt) = (gpu.compute_rate.value, gpu.bandwidth.value, pass.prompt_tokens);
     let gpu = MobileGpu { arithmetic_rate: rate, bandwidth };
     let (weights, stored) = match pass.quantisation {
-        Quantisation::Q8 => (WeightFormat::Q8, "q8"),
-        Quantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
+        ChannelQuantisation::Q8 => (WeightFormat::Q8, "q8"),
+        ChannelQuantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
     };
     let position = prompt + pass.generated_tokens / 2;
     Ok(CellResult::Ran(SimulatedRun {
         outcome: Outcome::Ok,
-        tpot_ms: Some(1e3 / gpu.decode_speed(&shape, weights, position)),
-        ttft_ms: Some(1e3 * f64::from(prompt) / gpu.prefill_speed(&shape, weights, prompt)),
+        tpot_ms: Some(1e3 / gpu.decode_tokens_per_second(&shape, weights, position)),
+        ttft_ms: Some(1e3 * f64::from(prompt) / gpu.prefill_tokens_per_second(&shape, weights, prompt)),
         energy_j: None,
         memory_pressure: BTreeMap::new(),
-        footprint: Vec::new(),
+        memory_footprints: Vec::new(),
         plan_summary: format!("{} in {stored}, all on a GPU of {rate} and {bandwidth}", document.name),
         unvalidated_parts: Vec::new(),
         prediction_interval: None,
@@ -143,18 +149,22 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<C
 }
 
 /// Returns the needed and the available memory of the CPU and GPU of each device of a plan.
-fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
+fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<MemoryFootprint> {
     let mut footprint = Vec::new();
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
         let mut push = |kind: &str, bytes: Bytes, available: Bytes| {
             let processor = format!("{}-{kind}", planned.name);
-            footprint.push(Footprint { processor, bytes: bytes.0, available_bytes: available.0 });
+            footprint.push(MemoryFootprint {
+                processor,
+                required_bytes: bytes.0,
+                available_bytes: available.0,
+            });
         };
-        push("cpu", memory.needed_memory(), memory.available);
+        push("cpu", memory.needed_memory(), memory.available_memory);
         if member.device.gpu.is_some() {
-            push("gpu", memory.gpu_needed, memory.gpu_available);
+            push("gpu", memory.needed_gpu_memory, memory.available_gpu_memory);
         }
     }
     footprint

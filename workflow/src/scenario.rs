@@ -8,21 +8,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hearth_core::{Cluster, LinkTable, Member};
-use hearth_profiles::document::Deprecation;
+use hearth_profiles::document::DeprecationWarning;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped_names, shipped_profile};
-use hearth_profiles::{Device, Document, device};
+use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 
-use crate::documents::{read, read_text};
+use crate::documents::{read_document, read_text};
 use crate::{Error, limits};
 
 /// Resolves references of a scenario that are not documents: measured devices and model files.
-pub trait Resolver: Debug + Send + Sync {
+pub trait ReferenceResolver: Debug + Send + Sync {
     /// Measures this machine for a device with the profile `measured`.
-    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error>;
+    fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error>;
 
     /// Reads the profile of a model from a GGUF file.
     fn model(&self, path: &Path) -> Result<ModelProfile, Error>;
@@ -32,10 +32,10 @@ pub trait Resolver: Debug + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct FileResolver;
 
-impl Resolver for FileResolver {
-    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+impl ReferenceResolver for FileResolver {
+    fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         Err(Error::invalid(format!("device `{}` cannot be measured here", entry.name))
-            .hint("name a shipped device or a device document as its `profile`"))
+            .with_hint("name a shipped device or a device document as its `profile`"))
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
@@ -46,7 +46,7 @@ impl Resolver for FileResolver {
 /// Reads the profile of a model from the header of a GGUF file.
 pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
     check_model_exists(path)?;
-    let invalid = |error: &dyn std::fmt::Display| Error::invalid(error).at(path.display());
+    let invalid = |error: &dyn std::fmt::Display| Error::invalid(error).with_location(path.display());
     let model = GgufModel::open(path).map_err(|error| invalid(&error))?;
     ModelProfile::from_gguf(&model).map_err(|error| invalid(&error))
 }
@@ -62,7 +62,7 @@ pub fn check_model_exists(path: &Path) -> Result<(), Error> {
             "use the path of a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
         )
     });
-    Err(Error::file(path, "open", &error).hint(hint))
+    Err(Error::from_io_error(path, "open", &error).with_hint(hint))
 }
 
 /// A scenario that was read from a file.
@@ -74,22 +74,22 @@ pub struct LoadedScenario {
     /// The question that the scenario answers: the first line of the document's comment.
     pub question: String,
     /// Deprecated keys that the scenario uses.
-    pub deprecations: Vec<Deprecation>,
+    pub deprecations: Vec<DeprecationWarning>,
     /// Path of the scenario file. Paths in the scenario are relative to its folder.
     path: PathBuf,
-    resolver: &'static dyn Resolver,
+    resolver: &'static dyn ReferenceResolver,
 }
 
 impl LoadedScenario {
-    pub fn read(path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
+    pub fn read(path: &Path, resolver: &'static dyn ReferenceResolver) -> Result<Self, Error> {
         let text = read_text(path)?;
         let loaded = Self::parse(&text, path, resolver)?;
         Ok(Self { deprecations: Scenario::deprecations(&text), ..loaded })
     }
 
     /// Parses the text of a scenario as if it were in the file `path`.
-    pub fn parse(text: &str, path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
-        let scenario = Scenario::from_yaml(text).map_err(|error| Error::document(path, &error))?;
+    pub fn parse(text: &str, path: &Path, resolver: &'static dyn ReferenceResolver) -> Result<Self, Error> {
+        let scenario = Scenario::from_yaml(text).map_err(|error| Error::from_document_error(path, &error))?;
         let origin =
             ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::digest_text(text) };
         let path = path.to_path_buf();
@@ -99,7 +99,7 @@ impl LoadedScenario {
     }
 
     /// Sets the number of generated tokens. Fails if they do not fit in the context.
-    pub fn set_tokens(&mut self, tokens: u32) -> Result<(), Error> {
+    pub fn set_generated_tokens(&mut self, tokens: u32) -> Result<(), Error> {
         self.scenario.workload.generated_tokens = tokens;
         self.scenario.validate().map_err(Error::invalid)
     }
@@ -113,12 +113,12 @@ impl LoadedScenario {
     }
 
     /// Returns the files that are read for the scenario: first its own, then those that it refers to.
-    pub fn files(&self) -> Vec<PathBuf> {
+    pub fn input_paths(&self) -> Vec<PathBuf> {
         let scenario = &self.scenario;
         let model = scenario.model.profile.as_deref();
         let profiles = scenario.devices.iter().map(|device| device.profile.as_str()).chain(model);
         let documents = profiles.filter(|name| is_path(name)).map(|name| self.path_of(name));
-        let models = self.model_file().into_iter().chain(self.draft_file());
+        let models = self.model_file().into_iter().chain(self.draft_model_file());
         [self.path.clone()].into_iter().chain(models).chain(documents).collect()
     }
 
@@ -126,35 +126,35 @@ impl LoadedScenario {
         self.scenario.model.file.as_ref().map(|file| self.path_of(file))
     }
 
-    pub fn draft_file(&self) -> Option<PathBuf> {
-        let draft = &self.scenario.workload.speculation.as_ref()?.draft;
+    pub fn draft_model_file(&self) -> Option<PathBuf> {
+        let draft = &self.scenario.workload.speculation.as_ref()?.draft_model;
         draft.file.as_ref().map(|file| self.path_of(file))
     }
 
     /// Returns the cluster with all references resolved and all limits applied that do not depend on a plan. `model`
     /// is a file that replaces the model of the scenario.
-    pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
-        let mut cluster = self.cluster_without_memory_limits(model)?;
+    pub fn resolve_cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
+        let mut cluster = self.resolve_cluster_without_memory_limits(model)?;
         limits::apply_absolute_memory_limits(&self.scenario, &mut cluster);
         Ok(cluster)
     }
 
-    /// Returns the cluster with all references resolved, without memory limits; see [`Self::cluster`].
-    pub fn cluster_without_memory_limits(&self, model: Option<&Path>) -> Result<Cluster, Error> {
+    /// Returns the cluster with all references resolved, without memory limits; see [`Self::resolve_cluster`].
+    pub fn resolve_cluster_without_memory_limits(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         // The model is read first, so that a missing model is reported before the measurements.
-        let model = self.model_profile(model)?;
-        let devices = self.devices(|_, entry| self.device(entry))?;
-        self.assemble_cluster(devices, model, self.draft_profile()?)
+        let model = self.resolve_model_profile(model)?;
+        let devices = self.resolve_devices(|_, entry| self.resolve_device(entry))?;
+        self.assemble_cluster(devices, model, self.resolve_draft_model_profile()?)
     }
 
     /// Returns the devices of the scenario. `find` is called with the index and the entry of a device, once for all
     /// devices with equal profile and limits.
-    pub fn devices(
+    pub fn resolve_devices(
         &self,
-        mut find: impl FnMut(usize, &DeviceEntry) -> Result<Device, Error>,
-    ) -> Result<Vec<Device>, Error> {
+        mut find: impl FnMut(usize, &DeviceEntry) -> Result<DeviceProfile, Error>,
+    ) -> Result<Vec<DeviceProfile>, Error> {
         let entries = &self.scenario.devices;
-        let mut devices: Vec<Device> = Vec::new();
+        let mut devices: Vec<DeviceProfile> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let equals = |other: &DeviceEntry| other.profile == entry.profile && other.limits == entry.limits;
             let mut device = match entries[..index].iter().position(equals) {
@@ -169,33 +169,37 @@ impl LoadedScenario {
 
     /// Returns the cluster of devices that are already measured, in the order of the scenario. The memory
     /// limits must already be applied to them.
-    pub fn measured_cluster(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
-        let model = self.model_profile(model)?;
-        self.assemble_cluster(devices, model, self.draft_profile()?)
+    pub fn cluster_from_measured_devices(
+        &self,
+        devices: Vec<DeviceProfile>,
+        model: Option<&Path>,
+    ) -> Result<Cluster, Error> {
+        let model = self.resolve_model_profile(model)?;
+        self.assemble_cluster(devices, model, self.resolve_draft_model_profile()?)
     }
 
     /// Returns the profile of the scenario's model, or of the model in `file`, which replaces it.
-    pub fn model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
+    pub fn resolve_model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
         match file {
             Some(path) => self.resolver.model(path),
             None => self.model(&self.scenario.model),
         }
     }
 
-    pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Error> {
+    pub fn resolve_draft_model_profile(&self) -> Result<Option<ModelProfile>, Error> {
         let drafts = self.scenario.workload.speculation.as_ref();
-        drafts.map(|drafts| self.model(&drafts.draft)).transpose()
+        drafts.map(|drafts| self.model(&drafts.draft_model)).transpose()
     }
 
     /// Returns the cluster of a model, a draft model and the devices in the order of the scenario. Reads no file.
     pub fn assemble_cluster(
         &self,
-        devices: Vec<Device>,
+        devices: Vec<DeviceProfile>,
         model: ModelProfile,
         draft: Option<ModelProfile>,
     ) -> Result<Cluster, Error> {
         let scenario = &self.scenario;
-        let member = |(entry, device): (&DeviceEntry, Device)| -> Result<Member, Error> {
+        let member = |(entry, device): (&DeviceEntry, DeviceProfile)| -> Result<Member, Error> {
             Ok(Member {
                 name: entry.name.clone(),
                 address: entry.address.clone(),
@@ -205,17 +209,17 @@ impl LoadedScenario {
         };
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect::<Result<_, _>>()?,
-            head: scenario.head(),
+            head: scenario.head_index(),
             links: LinkTable::new(scenario.links.clone()),
             model,
-            context: scenario.context,
-            kv_cache: scenario.kv_cache,
-            activations: scenario.activations,
-            draft,
+            context_length: scenario.context_length,
+            kv_cache_format: scenario.kv_cache_format,
+            activation_format: scenario.activation_format,
+            draft_model: draft,
             workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
-        if let Some(draft) = &cluster.draft {
+        if let Some(draft) = &cluster.draft_model {
             hearth_core::memory::draft::check_vocab_size(draft, &cluster.model).map_err(Error::invalid)?;
         }
         limits::apply_throttles(scenario, &mut cluster);
@@ -237,19 +241,20 @@ impl LoadedScenario {
                  weights: `hearth synth --preset 1b --quant q4_k_m -o {}`",
                 path.display()
             );
-            return model.map_err(|error| if path.exists() { error } else { error.hint(hint) });
+            return model.map_err(|error| if path.exists() { error } else { error.with_hint(hint) });
         }
         let name = model.profile.as_deref().unwrap_or_default();
         if !is_path(name) {
-            return shipped_profile(name).map_err(|unknown| Error::invalid(unknown).at(self.path.display()));
+            return shipped_profile(name)
+                .map_err(|unknown| Error::invalid(unknown).with_location(self.path.display()));
         }
         let path = self.path_of(name);
-        let document: ModelDocument = read(&path)?;
-        document.profile().map_err(|error| Error::document(&path, &error))
+        let document: ModelDocument = read_document(&path)?;
+        document.to_profile().map_err(|error| Error::from_document_error(&path, &error))
     }
 
     /// Reads or measures the device of an entry.
-    pub fn device(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+    pub fn resolve_device(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         let name = entry.profile.as_str();
         if name == "measured" {
             return self.resolver.measure(entry);
@@ -258,28 +263,28 @@ impl LoadedScenario {
         if is_path(name) {
             let path = self.path_of(name);
             if path.exists() {
-                return read(&path);
+                return read_document(&path);
             }
-            return Err(Error::invalid(format!("there is no file `{}`", path.display())).at(location()).hint(
+            return Err(Error::invalid(format!("there is no file `{}`", path.display())).with_location(location()).with_hint(
                 "the path of a profile is relative to the folder of the scenario; `hearth profile -o FILE` writes a profile",
             ));
         }
-        device::shipped_profile(name).map_err(|unknown| Error::invalid(unknown).at(location()))
+        device::shipped_profile(name).map_err(|unknown| Error::invalid(unknown).with_location(location()))
     }
 }
 
-fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, Error> {
+fn with_soc_options(entry: &DeviceEntry, mut device: DeviceProfile) -> Result<DeviceProfile, Error> {
     let Some(options) = entry.soc else { return Ok(device) };
     let name = &entry.name;
     let Some(soc) = &mut device.soc else {
         let what =
             format!("device `{name}` has `soc` options, but its profile `{}` has no SoC", entry.profile);
         return Err(Error::invalid(what)
-            .hint("remove `soc`, or choose a profile with a SoC, such as `snapdragon-8-gen-3`"));
+            .with_hint("remove `soc`, or choose a profile with a SoC, such as `snapdragon-8-gen-3`"));
     };
     if let Some(why) = soc.options_error(&options) {
         return Err(Error::invalid(format!("device `{name}`: `soc` {why}"))
-            .hint("see docs/reference/scenarios.md for what each strategy needs"));
+            .with_hint("see docs/reference/scenarios.md for what each strategy needs"));
     }
     soc.default_options = options;
     Ok(device)

@@ -24,13 +24,14 @@ pub struct PlanScore {
     pub tpot_ms: Option<f64>,
     pub outcome: Outcome,
     /// Number of generated tokens.
-    pub tokens: u32,
+    #[serde(rename = "tokens")]
+    pub generated_tokens: u32,
 }
 
 /// Scores a plan of a scenario. Applies the memory limits of the scenario to the devices of the cluster.
-pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<PlanScore, Error> {
+pub fn score_plan(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<PlanScore, Error> {
     let mut cluster = cluster.clone();
-    let context = plan.context;
+    let context = plan.context_length;
     let workload = &mut cluster.workload;
     workload.generated_tokens = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
     workload.prompt_tokens =
@@ -38,10 +39,10 @@ pub fn score(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<Plan
     let tokens = workload.generated_tokens;
     limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, plan, scenario, false)?;
-    let tpot_ms = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
+    let tpot_ms = metrics::compute_metrics(&trace).tpot_ms.map(|tpot| tpot.mean_ms);
     Ok(PlanScore {
         tpot_ms: tpot_ms.filter(|_| trace.outcome == Outcome::Ok),
         outcome: trace.outcome,
-        tokens,
+        generated_tokens: tokens,
     })
 }

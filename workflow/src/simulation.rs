@@ -13,7 +13,7 @@ use crate::Error;
 
 /// Maximum size of a model whose page cache is simulated in fine chunks. These show exactly which windows
 /// fit.
-const MAX_FINE_BYTES: Bytes = Bytes::mib(4096);
+const MAX_FINE_BYTES: Bytes = Bytes::from_mib(4096);
 /// Size of a fine chunk of the simulated page cache: the unit of read-ahead advice.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
@@ -40,8 +40,11 @@ pub fn simulate_with_events(
     memory: MemoryOptions,
     events: &ScenarioEvents,
 ) -> Result<SimulationResult, Error> {
-    let mut options =
-        Options { warm_start: memory.warm_start, ignore_memory: memory.ignore_memory, ..Options::default() };
+    let mut options = Options {
+        starts_warm: memory.warm_start,
+        ignore_memory_shortages: memory.ignore_memory,
+        ..Options::default()
+    };
     if cluster.model.total_bytes() <= MAX_FINE_BYTES {
         options.chunk_size = FINE_CHUNK;
     }
@@ -49,9 +52,9 @@ pub fn simulate_with_events(
     let mut run = hearth_sim::simulate_with_events(&input, events).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
         let refused = Error::invalid(error);
-        if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }
+        if short { refused.with_hint("the plan was made for a shorter context: plan again") } else { refused }
     })?;
-    run.trace.header.scenario.clone_from(&scenario.name);
+    run.trace.header.scenario_name.clone_from(&scenario.name);
     Ok(run)
 }
 

@@ -9,7 +9,7 @@
 //! Not here: errors of the device model. Only measured runs show them.
 
 use hearth_core::{Cluster, LinkTable, metrics};
-use hearth_reports::published::results::PredictionInterval;
+use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Scenario};
 use hearth_sim::ScenarioEvents;
@@ -49,7 +49,7 @@ struct Parameter {
 struct ClusterDocuments(Vec<(String, Value)>);
 
 /// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
-pub fn prediction_interval(
+pub fn estimate_prediction_interval(
     plan: &Plan,
     cluster: &Cluster,
     scenario: &Scenario,
@@ -62,7 +62,7 @@ pub fn prediction_interval(
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
         let trace = simulate_with_events(&scaled, plan, scenario, memory, events)?.trace;
-        let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
+        let tpot = metrics::compute_metrics(&trace).tpot_ms.map(|tpot| tpot.mean_ms);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
     let mut random = ChaCha8Rng::seed_from_u64(cluster.seed);
@@ -80,8 +80,8 @@ pub fn prediction_interval(
     Ok(PredictionInterval {
         p10_ms: at(0.1).unwrap_or(f64::INFINITY),
         p90_ms: at(0.9).unwrap_or(f64::INFINITY),
-        failed_draws,
-        draws,
+        failed_draw_count: failed_draws,
+        draw_count: draws,
         sensitive_parameters,
     })
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device};
+use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_schema::Plan;
 use hearth_schema::plan::Processor;
 
@@ -16,7 +16,7 @@ use super::{MIN_WEIGHT_CACHE, kv_cache_bytes};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
     /// Main memory that a run can use.
-    pub available: Bytes,
+    pub available_memory: Bytes,
     /// Size of the key-value cache of the CPU's layers, for the whole context of all sequences.
     pub kv_cache: Bytes,
     /// Size of the compute buffers, and of everything that a GPU stores in main memory.
@@ -30,22 +30,28 @@ pub struct MemoryBudget {
     /// The part of `weights` for the output matrix and one embedding row.
     pub head_weights: Bytes,
     /// The part of `weights` that is read for the largest window of layers.
-    pub largest_window: Bytes,
+    pub largest_window_weights: Bytes,
     /// GPU memory that the plan needs: weights, keys and values, buffers.
-    pub gpu_needed: Bytes,
+    pub needed_gpu_memory: Bytes,
     /// The part of `gpu_needed` for weights that are read through the file mapping.
-    pub gpu_mapped: Bytes,
+    pub mapped_gpu_weights: Bytes,
     /// Maximum size of the weights that Metal keeps wired, if the GPU uses Metal.
-    pub max_wired: Option<Bytes>,
+    pub max_wired_weights: Option<Bytes>,
 }
 
 impl MemoryBudget {
     /// Computes the budget of the device with this index in the plan.
-    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &Device) -> Self {
+    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &DeviceProfile) -> Self {
         let bytes = |layers: Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let mapped = |bytes: Bytes| if device.gpu_maps_weights() { bytes } else { Bytes::ZERO };
         let kv = |layers: usize| {
-            kv_cache_bytes(&model.shape, layers as u32, plan.context, plan.kv_cache, plan.sequences)
+            kv_cache_bytes(
+                &model.shape,
+                layers as u32,
+                plan.context_length,
+                plan.kv_cache_format,
+                plan.sequences,
+            )
         };
         let [mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] =
             [Bytes::ZERO; 5];
@@ -78,37 +84,37 @@ impl MemoryBudget {
         let metal = device.gpu.as_ref().filter(|_| device.gpu_maps_weights());
         let min_cache = if weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
         Self {
-            available,
+            available_memory: available,
             kv_cache,
             buffers,
             weight_cache: available.saturating_sub(kv_cache + buffers),
             fits: kv_cache + buffers + min_cache <= available,
             weights,
             head_weights,
-            largest_window,
-            gpu_needed,
-            gpu_mapped,
-            max_wired: metal.map(|gpu| gpu.memory_available.value.saturating_sub(kv_cache + buffers)),
+            largest_window_weights: largest_window,
+            needed_gpu_memory: gpu_needed,
+            mapped_gpu_weights: gpu_mapped,
+            max_wired_weights: metal.map(|gpu| gpu.memory_available.value.saturating_sub(kv_cache + buffers)),
         }
     }
 
     /// Returns the main memory that the kernel cannot reclaim.
-    pub fn unreclaimable(&self) -> Bytes {
+    pub fn unreclaimable_memory(&self) -> Bytes {
         self.kv_cache + self.buffers
     }
 
     /// Returns the maximum number of bytes of weights that can stay in memory.
-    pub fn max_resident(&self) -> Bytes {
-        self.max_wired.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
+    pub fn max_resident_weights(&self) -> Bytes {
+        self.max_wired_weights.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
     }
 
-    /// Whether the weights exceed [`Self::max_resident`], so that some are read from disk for every token.
+    /// Whether the weights exceed [`Self::max_resident_weights`], so that some are read from disk for every token.
     pub fn reloads_weights(&self) -> bool {
-        self.weights > self.max_resident()
+        self.weights > self.max_resident_weights()
     }
 
     /// Returns the GPU memory for data that cannot be read again from disk.
-    pub fn gpu_pinned(&self) -> Bytes {
-        self.gpu_needed.saturating_sub(self.gpu_mapped)
+    pub fn pinned_gpu_memory(&self) -> Bytes {
+        self.needed_gpu_memory.saturating_sub(self.mapped_gpu_weights)
     }
 }

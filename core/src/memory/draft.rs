@@ -10,8 +10,8 @@
 use std::borrow::Cow;
 
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device};
-use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel, Processor};
+use hearth_profiles::{Bytes, DeviceProfile};
+use hearth_schema::plan::{Plan, PlannedDraftModel, PlannedModel, Processor};
 use hearth_schema::scenario::KvFormat;
 
 use super::kv_cache_bytes;
@@ -47,26 +47,27 @@ pub enum DraftError {
 
 /// Returns the draft model of a plan for this cluster, if there is one. It runs on the processor that the workload
 /// names, else on the GPU if its memory suffices, else on the CPU.
-pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraft> {
-    let draft = cluster.draft.as_ref()?;
+pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraftModel> {
+    let draft = cluster.draft_model.as_ref()?;
     let requested = cluster.workload.speculation.as_ref().and_then(|speculation| speculation.processor);
     let head = cluster.members.get(cluster.head).map(|member| &member.device);
-    let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
+    let need =
+        draft_bytes(draft, cluster.context_length, cluster.kv_cache_format, cluster.workload.sequences);
     let on_gpu =
         || head.is_some_and(|head| has_gpu(head) && without_memory(head, need, Processor::Gpu).is_some());
     let default = || if on_gpu() { Processor::Gpu } else { Processor::Cpu };
     let processor = requested.unwrap_or_else(default);
-    Some(PlannedDraft { model: PlannedModel::from_profile(draft), processor })
+    Some(PlannedDraftModel { model: PlannedModel::from_profile(draft), processor })
 }
 
 /// Checks that a valid plan has the scenario's draft model, and caches for the scenario's sequences.
-pub fn check_plan(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
+pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
         return Err(DraftError::Sequences { requested, planned });
     }
     let one_sided = |planned, requested| Err(DraftError::OneSided { planned, requested });
-    let (planned, draft) = match (&plan.draft, &cluster.draft) {
+    let (planned, draft) = match (&plan.draft_model, &cluster.draft_model) {
         (None, None) => return Ok(()),
         (Some(_), None) => return one_sided("a draft model", "no `speculation`"),
         (None, Some(_)) => return one_sided("no draft model", "`speculation`"),
@@ -101,11 +102,11 @@ pub fn device_without_draft<'d>(
     plan: &Plan,
     index: usize,
     draft: Option<&ModelProfile>,
-    device: &'d Device,
-) -> Option<Cow<'d, Device>> {
-    match (&plan.draft, draft) {
+    device: &'d DeviceProfile,
+) -> Option<Cow<'d, DeviceProfile>> {
+    match (&plan.draft_model, draft) {
         (Some(planned), Some(draft)) if index == 0 => {
-            let need = draft_bytes(draft, plan.context, plan.kv_cache, plan.sequences);
+            let need = draft_bytes(draft, plan.context_length, plan.kv_cache_format, plan.sequences);
             without_memory(device, need, planned.processor).map(Cow::Owned)
         }
         _ => Some(Cow::Borrowed(device)),
@@ -115,11 +116,12 @@ pub fn device_without_draft<'d>(
 /// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
 /// draft model does not fit, the returned head has no free GPU memory, or its compute buffers exceed its main memory.
 pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
-    let Some((draft, planned)) = cluster.draft.as_ref().zip(planned_draft(cluster)) else {
+    let Some((draft, planned)) = cluster.draft_model.as_ref().zip(planned_draft(cluster)) else {
         return Cow::Borrowed(cluster);
     };
-    let need = draft_bytes(draft, cluster.context, cluster.kv_cache, cluster.workload.sequences);
-    let mut cluster = Cluster { draft: None, ..cluster.clone() };
+    let need =
+        draft_bytes(draft, cluster.context_length, cluster.kv_cache_format, cluster.workload.sequences);
+    let mut cluster = Cluster { draft_model: None, ..cluster.clone() };
     if let Some(member) = cluster.members.get_mut(cluster.head) {
         if let Some(device) = without_memory(&member.device, need, planned.processor) {
             member.device = device;
@@ -135,13 +137,13 @@ fn draft_bytes(draft: &ModelProfile, context: u32, format: KvFormat, sequences: 
     draft.total_bytes() + kv_cache_bytes(&draft.shape, layers, context, format, sequences)
 }
 
-fn has_gpu(device: &Device) -> bool {
+fn has_gpu(device: &DeviceProfile) -> bool {
     device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty())
 }
 
 /// Returns the device without `need` bytes for its draft model; `None` if they do not fit in GPU memory. Too little
 /// main memory shows up later, in the budget of the large model.
-fn without_memory(device: &Device, need: Bytes, processor: Processor) -> Option<Device> {
+fn without_memory(device: &DeviceProfile, need: Bytes, processor: Processor) -> Option<DeviceProfile> {
     let mut device = device.clone();
     let own = device.cpu.compute_buffer.value;
     match (processor, &mut device.gpu) {

@@ -20,22 +20,22 @@ pub mod draft;
 mod pinned;
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
-use hearth_profiles::{Bytes, Device};
+use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_schema::Plan;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::trace::{MemoryKind, Shortage};
 
 pub use budget::MemoryBudget;
-pub use pinned::{PinnedMemory, streamed_blocks};
+pub use pinned::{PinnedMemory, streamed_block_sizes};
 
 /// Minimum memory for cached weights: two read-ahead windows of 8 MiB. With less, the pages that the kernel reads
 /// around a page fault may exceed the memory limit.
 /// source: measured in the lab, 4 MiB were too little
-pub const MIN_WEIGHT_CACHE: Bytes = Bytes::mib(16);
+pub const MIN_WEIGHT_CACHE: Bytes = Bytes::from_mib(16);
 
 /// Memory of an executor's idle process on a device where it has not been measured.
 /// source: measured in the lab, 4.0 MiB with one or two threads
-const IDLE_PROCESS: Bytes = Bytes::mib(4);
+const IDLE_PROCESS: Bytes = Bytes::from_mib(4);
 
 /// Additional memory of the head's process: coordinator, tokenizer, trace and logits.
 /// source: measured in the lab, 2.9 to 4.0 MB for the head processes of 14 rings
@@ -54,13 +54,13 @@ pub fn kv_cache_bytes(
     element: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let layer = shape.kv_bytes_per_layer(context, Bytes(element.element_bytes())).0;
+    let layer = shape.kv_bytes_per_layer(context, Bytes(element.bytes_per_element())).0;
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
 /// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `head`
 /// adds that of the head; `idle` is the measured memory of an idle process, 0 if unknown.
-pub fn process_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
+pub fn process_overhead_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
     let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
 }
@@ -73,13 +73,13 @@ pub struct DeviceMemory {
     /// Main memory that the device needs in addition to its weights.
     pub other_memory: Bytes,
     /// Main memory that the kernel cannot reclaim.
-    pub unreclaimable: Bytes,
+    pub unreclaimable_memory: Bytes,
     /// Main memory that a run can use.
-    pub available: Bytes,
+    pub available_memory: Bytes,
     /// Main memory that remains for weights. Weights beyond it are read for every token, from the file or from swap.
     pub weight_cache: Bytes,
-    pub gpu_needed: Bytes,
-    pub gpu_available: Bytes,
+    pub needed_gpu_memory: Bytes,
+    pub available_gpu_memory: Bytes,
     /// The kinds of memory, main or GPU, of which the device has less than the run needs at least.
     pub shortages: Vec<Shortage>,
     /// Bytes that are uploaded to the GPU for every token, for each layer of the model; empty if weights are mapped.
@@ -89,29 +89,39 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Computes the memory of the device with this index in the plan. `device` is its profile without the memory of a
     /// draft model ([`draft::device_without_draft`]). If `unlimited` is set, pinned weights always fit.
-    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &Device, unlimited: bool) -> Self {
+    pub fn new(
+        plan: &Plan,
+        index: usize,
+        model: &ModelProfile,
+        device: &DeviceProfile,
+        unlimited: bool,
+    ) -> Self {
         match PinnedMemory::new(plan, index, model, device, unlimited) {
             Some(pinned) => Self::pinned(index, pinned, unlimited),
             None => Self::mapped(index, &MemoryBudget::new(plan, index, model, device), device),
         }
     }
 
-    fn mapped(index: usize, budget: &MemoryBudget, device: &Device) -> Self {
-        let unreclaimable = budget.unreclaimable();
+    fn mapped(index: usize, budget: &MemoryBudget, device: &DeviceProfile) -> Self {
+        let unreclaimable = budget.unreclaimable_memory();
         let gpu_available = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let min_cache = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
-        let main = shortage(index, MemoryKind::Main, unreclaimable + min_cache, budget.available);
-        let gpu =
-            device.gpu.as_ref().and(shortage(index, MemoryKind::Gpu, budget.gpu_pinned(), gpu_available));
+        let main = shortage(index, MemoryKind::Main, unreclaimable + min_cache, budget.available_memory);
+        let gpu = device.gpu.as_ref().and(shortage(
+            index,
+            MemoryKind::Gpu,
+            budget.pinned_gpu_memory(),
+            gpu_available,
+        ));
         let shortages = main.into_iter().chain(gpu).collect();
         Self {
             weights: budget.weights,
             other_memory: unreclaimable,
-            unreclaimable,
-            available: budget.available,
+            unreclaimable_memory: unreclaimable,
+            available_memory: budget.available_memory,
             weight_cache: budget.weight_cache,
-            gpu_needed: budget.gpu_needed,
-            gpu_available,
+            needed_gpu_memory: budget.needed_gpu_memory,
+            available_gpu_memory: gpu_available,
             shortages,
             gpu_upload_per_layer: Vec::new(),
         }
@@ -125,12 +135,12 @@ impl DeviceMemory {
             if swapped == Bytes::ZERO { Bytes(u64::MAX) } else { pinned.weights.saturating_sub(swapped) };
         Self {
             weights: pinned.weights,
-            other_memory: pinned.main_memory().saturating_sub(pinned.weights),
-            unreclaimable: pinned.main_memory(),
-            available: pinned.available,
+            other_memory: pinned.unreclaimable_memory().saturating_sub(pinned.weights),
+            unreclaimable_memory: pinned.unreclaimable_memory(),
+            available_memory: pinned.available_memory,
             weight_cache,
-            gpu_needed: pinned.gpu_used,
-            gpu_available: pinned.gpu_available,
+            needed_gpu_memory: pinned.used_gpu_memory,
+            available_gpu_memory: pinned.available_gpu_memory,
             shortages: pinned.shortages(index),
             gpu_upload_per_layer: pinned.gpu_upload_per_layer,
         }
@@ -143,7 +153,11 @@ impl DeviceMemory {
 }
 
 fn shortage(index: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
-    let shortage =
-        Shortage { device: index as u16, memory, needed_bytes: needed.0, available_bytes: available.0 };
+    let shortage = Shortage {
+        device_index: index as u16,
+        memory_kind: memory,
+        needed_bytes: needed.0,
+        available_bytes: available.0,
+    };
     (needed > available).then_some(shortage)
 }

@@ -11,8 +11,8 @@
 //! Without swap space or a copy, the device is out of memory.
 
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device};
-use hearth_schema::plan::tensor_parallel::{HeadWeights, TensorPlan};
+use hearth_profiles::{Bytes, DeviceProfile};
+use hearth_schema::plan::tensor_parallel::{HeadWeights, TensorParallelPlan};
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
@@ -34,13 +34,13 @@ pub struct PinnedMemory {
     pub kv_cache: Bytes,
     pub buffers: Bytes,
     /// GPU memory in use, without weights that are converted again for every token.
-    pub gpu_used: Bytes,
+    pub used_gpu_memory: Bytes,
     /// Bytes of the copy in main memory that are uploaded to the GPU for every token, for each layer of the model.
     pub gpu_upload_per_layer: Vec<Bytes>,
     /// Main memory that a run can use.
-    pub available: Bytes,
+    pub available_memory: Bytes,
     /// Dedicated GPU memory that a run can use.
-    pub gpu_available: Bytes,
+    pub available_gpu_memory: Bytes,
     /// Swap space that is not needed for the memory of other programs.
     pub free_swap: Bytes,
 }
@@ -52,17 +52,17 @@ impl PinnedMemory {
         plan: &Plan,
         index: usize,
         model: &ModelProfile,
-        device: &Device,
+        device: &DeviceProfile,
         ignore_limits: bool,
     ) -> Option<Self> {
-        if !plan.devices[index].residency.is_pinned() {
+        if !plan.devices[index].residency.uses_anonymous_memory() {
             return None;
         }
         let mut account = Account::new(plan, index, model, device);
         if ignore_limits {
             account.gpu_free = Bytes(u64::MAX);
         }
-        match plan.kind.tensor_parallel() {
+        match plan.kind.tensor_plan() {
             Some(tensor) => account.add_slices(plan, tensor, index),
             None => account.add_ring_layers(plan, index),
         }
@@ -70,24 +70,29 @@ impl PinnedMemory {
     }
 
     /// Returns the main memory that the kernel cannot reclaim.
-    pub fn main_memory(&self) -> Bytes {
+    pub fn unreclaimable_memory(&self) -> Bytes {
         self.weights + self.loaded_model + self.kv_cache + self.buffers
     }
 
     /// Returns the main memory needed beyond the available memory, which is swapped or missing.
     pub fn excess_memory(&self) -> Bytes {
-        self.main_memory().saturating_sub(self.available)
+        self.unreclaimable_memory().saturating_sub(self.available_memory)
     }
 
     /// Whether main memory with swap, and dedicated GPU memory, are large enough.
     pub fn fits(&self) -> bool {
-        self.excess_memory() <= self.free_swap && self.gpu_used <= self.gpu_available
+        self.excess_memory() <= self.free_swap && self.used_gpu_memory <= self.available_gpu_memory
     }
 
     /// Returns the kinds of memory, main or GPU, that are too small. `index` is the index of the device in the plan.
     pub fn shortages(&self, index: usize) -> Vec<Shortage> {
-        let main = shortage(index, MemoryKind::Main, self.main_memory(), self.available + self.free_swap);
-        let gpu = shortage(index, MemoryKind::Gpu, self.gpu_used, self.gpu_available);
+        let main = shortage(
+            index,
+            MemoryKind::Main,
+            self.unreclaimable_memory(),
+            self.available_memory + self.free_swap,
+        );
+        let gpu = shortage(index, MemoryKind::Gpu, self.used_gpu_memory, self.available_gpu_memory);
         main.into_iter().chain(gpu).collect()
     }
 }
@@ -96,12 +101,12 @@ impl PinnedMemory {
 struct Account<'a> {
     memory: PinnedMemory,
     model: &'a ModelProfile,
-    device: &'a Device,
+    device: &'a DeviceProfile,
     gpu_free: Bytes,
 }
 
 impl<'a> Account<'a> {
-    fn new(plan: &Plan, index: usize, model: &'a ModelProfile, device: &'a Device) -> Self {
+    fn new(plan: &Plan, index: usize, model: &'a ModelProfile, device: &'a DeviceProfile) -> Self {
         let (main, on_gpu) = (&device.memory, plan.devices[index].gpu_layers > 0);
         let gpu = device.gpu.as_ref().filter(|_| on_gpu);
         let own_gpu = gpu.filter(|gpu| !gpu.unified_memory);
@@ -112,10 +117,10 @@ impl<'a> Account<'a> {
         let gpu_available = own_gpu.map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let memory = PinnedMemory {
             buffers: device.cpu.compute_buffer.value + shared,
-            gpu_used: gpu_buffer,
+            used_gpu_memory: gpu_buffer,
             gpu_upload_per_layer: vec![Bytes::ZERO; model.layers.len()],
-            available: main.obtainable_bytes(),
-            gpu_available,
+            available_memory: main.obtainable_bytes(),
+            available_gpu_memory: gpu_available,
             free_swap: swap.saturating_sub(swapped_out),
             ..PinnedMemory::default()
         };
@@ -129,15 +134,16 @@ impl<'a> Account<'a> {
 
     fn add_ring_layers(&mut self, plan: &Plan, index: usize) {
         let residency = plan.devices[index].residency;
-        let cache = kv_cache_bytes(&self.model.shape, 1, plan.context, plan.kv_cache, plan.sequences);
+        let cache =
+            kv_cache_bytes(&self.model.shape, 1, plan.context_length, plan.kv_cache_format, plan.sequences);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {
                 let group = &self.model.layers[layer as usize];
-                let on_cpu = converted_group(group, residency.converted_format).bytes();
+                let on_cpu = converted_group(group, residency.conversion_format).bytes();
                 if gpu.contains(&layer) {
                     let on_gpu = converted_group(group, residency.weight_format(true)).bytes();
-                    let copy = residency.gpu_converted_format.map(|_| on_cpu);
+                    let copy = residency.gpu_conversion_format.map(|_| on_cpu);
                     self.add_gpu_layer(layer, on_gpu, cache, copy);
                 } else {
                     self.memory.cpu_weights += on_cpu;
@@ -146,13 +152,13 @@ impl<'a> Account<'a> {
             }
         }
         if index == 0 {
-            let ends = converted_model(self.model, residency.converted_format, |_| None);
+            let ends = converted_model(self.model, residency.conversion_format, |_| None);
             self.memory.weights += embedding(&ends);
             if plan.output_processor == Processor::Gpu {
                 let on_gpu = converted_group(&self.model.output_head, residency.weight_format(true)).bytes();
-                let copy = residency.gpu_converted_format.map_or(Bytes::ZERO, |_| ends.output_head_bytes());
+                let copy = residency.gpu_conversion_format.map_or(Bytes::ZERO, |_| ends.output_head_bytes());
                 let (own, main) = if self.has_gpu_memory() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
-                self.memory.gpu_used += own;
+                self.memory.used_gpu_memory += own;
                 self.memory.weights += main;
             } else {
                 self.memory.cpu_weights += ends.output_head_bytes();
@@ -161,11 +167,11 @@ impl<'a> Account<'a> {
         self.memory.weights += self.memory.cpu_weights;
     }
 
-    fn add_slices(&mut self, plan: &Plan, tensor: &TensorPlan, index: usize) {
+    fn add_slices(&mut self, plan: &Plan, tensor: &TensorParallelPlan, index: usize) {
         let (planned, model) = (&plan.devices[index], self.model);
         let residency = planned.residency;
         let sliced = SlicedModel::new(plan, tensor, index, model);
-        let cache = kv_cache_bytes(&sliced.attention.shape, 1, plan.context, plan.kv_cache, 1);
+        let cache = kv_cache_bytes(&sliced.attention.shape, 1, plan.context_length, plan.kv_cache_format, 1);
         if planned.gpu_layers > 0 {
             for layer in 0..model.shape.layers.0 {
                 let weights =
@@ -185,12 +191,14 @@ impl<'a> Account<'a> {
             let rows = if index == 0 { embedding(&sliced.attention) } else { Bytes::ZERO };
             self.memory.weights += self.memory.cpu_weights + rows;
         }
-        if index == 0 && tensor.head_loads == HeadWeights::Model {
-            let whole = converted_model(model, residency.converted_format, |_| residency.converted_format);
-            let input =
-                converted_group(&model.input_embedding, tensor.embedding_as.or(residency.converted_format));
-            let input = if model.shape.tied_embeddings { Bytes::ZERO } else { input.bytes() };
-            self.memory.loaded_model = whole.layers_bytes() + whole.output_head_bytes() + input;
+        if index == 0 && tensor.head_weights == HeadWeights::Model {
+            let whole = converted_model(model, residency.conversion_format, |_| residency.conversion_format);
+            let input = converted_group(
+                &model.input_embedding,
+                tensor.embedding_format.or(residency.conversion_format),
+            );
+            let input = if model.shape.has_tied_embeddings { Bytes::ZERO } else { input.bytes() };
+            self.memory.loaded_model = whole.all_layers_bytes() + whole.output_head_bytes() + input;
         }
     }
 
@@ -202,12 +210,12 @@ impl<'a> Account<'a> {
             return;
         }
         self.memory.weights += copy.unwrap_or(Bytes::ZERO);
-        self.memory.gpu_used += cache;
+        self.memory.used_gpu_memory += cache;
         self.gpu_free = self.gpu_free.saturating_sub(cache);
         match copy {
             Some(copy) if weights > self.gpu_free => self.memory.gpu_upload_per_layer[layer as usize] = copy,
             _ => {
-                self.memory.gpu_used += weights;
+                self.memory.used_gpu_memory += weights;
                 self.gpu_free = self.gpu_free.saturating_sub(weights);
             }
         }
@@ -216,12 +224,12 @@ impl<'a> Account<'a> {
 
 /// Returns the size of the embedding, 0 if it is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
-    if model.shape.tied_embeddings { Bytes::ZERO } else { model.input_embedding_bytes() }
+    if model.shape.has_tied_embeddings { Bytes::ZERO } else { model.input_embedding_bytes() }
 }
 
 /// Returns the sizes of the blocks that a device with a sliding window of weight blocks (TPI-LLM paper) loads for a
 /// token, in order. The output matrix of the head is divided into blocks no larger than the largest block of a layer.
-pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
+pub fn streamed_block_sizes(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
     let largest = blocks.iter().max().copied().unwrap_or_default().max(Bytes(1));
@@ -236,7 +244,7 @@ pub fn streamed_blocks(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
 
 /// Returns the size of the largest sequence of `count` consecutive blocks, which wraps around at the end.
 fn largest_window(sliced: &SlicedModel, count: u32, head: bool) -> Bytes {
-    let blocks = streamed_blocks(sliced, head);
+    let blocks = streamed_block_sizes(sliced, head);
     let count = (count as usize).min(blocks.len());
     let window = |start: usize| -> Bytes { (start..start + count).map(|at| blocks[at % blocks.len()]).sum() };
     (0..blocks.len()).map(window).max().unwrap_or_default()

@@ -30,10 +30,10 @@ pub struct EventImpact {
 }
 
 pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
-    let (from, to) = (run_event.start, run_event.end.unwrap_or(u64::MAX));
+    let (from, to) = (run_event.start_ns, run_event.end_ns.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
     for step in TokenTimes::from_trace(trace).decode_steps {
-        let phase = if step.end <= from { 0 } else { 1 + usize::from(step.start >= to) };
+        let phase = if step.end_ns <= from { 0 } else { 1 + usize::from(step.start_ns >= to) };
         // The tokens of a step share its time.
         phases[phase].extend(std::iter::repeat_n(step.ms_per_token(), step.tokens() as usize));
     }
@@ -55,7 +55,7 @@ fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> PhaseVal
     let mut devices = (0..).zip(&trace.header.devices);
     let device = devices.find(|(_, device)| Some(&device.name) == run_event.device.as_ref());
     let Some((index, device)) = device else { return PhaseValues::default() };
-    let total = device.memory_total.max(1) as f64;
+    let total = device.total_memory_bytes.max(1) as f64;
     let highest = |within: &dyn Fn(u64) -> bool| {
         let own = readings_of(trace, index, Counter::Unreclaimable).filter(|reading| within(reading.time_ns));
         own.map(|reading| reading.value as f64 / total).reduce(f64::max)
@@ -74,16 +74,16 @@ mod tests {
     use super::super::tests::{MS, record, run_event, trace};
     use super::*;
     use hearth_schema::pass::Pass;
-    use hearth_schema::trace::{Reading, StepKind};
+    use hearth_schema::trace::{CounterReading, StepKind};
 
     /// A trace of a head with 1000 bytes of memory whose tokens end at these milliseconds.
     fn trace_of_tokens(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::new(index, index, 1, true);
         let output = |(pass, &end): (u32, &u64)| record(0, StepKind::Output, pass, 1, [end - 1, end]);
-        let reading = |(pass, end): (u32, &u64)| Reading {
-            device: 0,
+        let reading = |(pass, end): (u32, &u64)| CounterReading {
+            device_index: 0,
             counter: Counter::Unreclaimable,
-            pass,
+            pass_index: pass,
             time_ns: end * MS,
             value: if (25..=60).contains(end) { 500 } else { 100 },
         };
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(impact.tpot_ms, phases(10.0, 20.0, 10.0));
         assert_eq!(impact.max_tpot_ms, phases(10.0, 20.0, 10.0));
         assert_eq!(impact.memory_pressure, phases(0.1, 0.5, 0.1));
-        let endless = RunEvent { end: None, ..game };
+        let endless = RunEvent { end_ns: None, ..game };
         assert_eq!(event_impact(&trace, &endless).tpot_ms.after, None);
     }
 }

@@ -18,8 +18,8 @@
 //! read-ahead minus the time that computations of the same device waited for the disk meanwhile. It is not part of
 //! the sum.
 
+pub mod confidence_intervals;
 pub mod event_impact;
-pub mod intervals;
 pub mod sequences;
 pub mod token_times;
 
@@ -33,15 +33,19 @@ use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{
-    Counter, MemoryKind, Outcome, Reading, Record, Resource, Shortage, StepKind, Trace, TracedDevice,
+    Counter, CounterReading, MemoryKind, Outcome, Resource, Shortage, StepKind, StepRecord, Trace,
+    TracedDevice,
 };
 
 /// Mean, median and 95th percentile (nearest rank), in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
-    pub mean: f64,
-    pub p50: f64,
-    pub p95: f64,
+    #[serde(rename = "mean")]
+    pub mean_ms: f64,
+    #[serde(rename = "p50")]
+    pub p50_ms: f64,
+    #[serde(rename = "p95")]
+    pub p95_ms: f64,
 }
 
 /// The terms of the time per token, in milliseconds, as defined in the [module](self). All but `hidden_disk` sum to
@@ -104,7 +108,8 @@ pub struct DeviceMetrics {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceShortage {
     pub device: String,
-    pub memory: MemoryKind,
+    #[serde(rename = "memory")]
+    pub memory_kind: MemoryKind,
     /// The minimum memory that the run needs on the device.
     pub needed_bytes: u64,
     pub available_bytes: u64,
@@ -143,10 +148,11 @@ impl Metrics {
     }
 }
 
-pub fn compute(trace: &Trace) -> Metrics {
+pub fn compute_metrics(trace: &Trace) -> Metrics {
     let by_pass = group_by_pass(&trace.records);
     let first = trace.passes.first();
-    let begin = first.and_then(|pass| records_of(&by_pass, pass.index, 0).map(|record| record.start).min());
+    let begin =
+        first.and_then(|pass| records_of(&by_pass, pass.index, 0).map(|record| record.start_ns).min());
     let outputs = TokenTimes::from_records(trace, &by_pass);
     let share = 1.0 / outputs.decoded_tokens() as f64;
     let mut terms = Terms::default();
@@ -156,9 +162,9 @@ pub fn compute(trace: &Trace) -> Metrics {
     let devices = devices(trace, &outputs);
     terms.hidden_disk = total(devices.iter().map(|device| device.hidden_disk_ms));
     let tpot = latency_summary(&outputs.decode_steps);
-    let mean = tpot.map(|tpot| tpot.mean);
+    let mean = tpot.map(|tpot| tpot.mean_ms);
     let to_first = |begin: u64| {
-        let sum = total(outputs.first_tokens.iter().map(|first| millis(first.end.saturating_sub(begin))));
+        let sum = total(outputs.first_tokens.iter().map(|first| millis(first.end_ns.saturating_sub(begin))));
         (!outputs.first_tokens.is_empty()).then(|| sum / outputs.first_tokens.len() as f64)
     };
     Metrics {
@@ -178,7 +184,7 @@ pub fn compute(trace: &Trace) -> Metrics {
 /// Returns the terms of one decode step, in milliseconds, by the rule for rings or for tensor parallelism.
 fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     let devices = trace.header.devices.len();
-    if trace.header.kind.is_ring() {
+    if trace.header.parallelism.is_ring() {
         decompose(by_pass, step, devices)
     } else {
         lockstep::decompose(by_pass, step, devices)
@@ -191,8 +197,9 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
-    for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass)) {
-        if let Some(sum) = sums.get_mut(usize::from(record.device)) {
+    for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass_index))
+    {
+        if let Some(sum) = sums.get_mut(usize::from(record.device_index)) {
             charge(sum, record);
         }
     }
@@ -207,30 +214,34 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
 fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
     let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
     let named = |shortage: &Shortage| DeviceShortage {
-        device: name(shortage.device).unwrap_or_default(),
-        memory: shortage.memory,
+        device: name(shortage.device_index).unwrap_or_default(),
+        memory_kind: shortage.memory_kind,
         needed_bytes: shortage.needed_bytes,
         available_bytes: shortage.available_bytes,
     };
     trace.shortages.iter().map(named).collect()
 }
 
-type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t Record>>;
+type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t StepRecord>>;
 
-fn group_by_pass(records: &[Record]) -> ByPass<'_> {
+fn group_by_pass(records: &[StepRecord]) -> ByPass<'_> {
     let mut groups: ByPass<'_> = BTreeMap::new();
     for record in records {
-        groups.entry((record.pass, record.device)).or_default().push(record);
+        groups.entry((record.pass_index, record.device_index)).or_default().push(record);
     }
     groups
 }
 
-fn records_of<'t>(by_pass: &ByPass<'t>, pass: u32, device: u16) -> impl Iterator<Item = &'t Record> {
+fn records_of<'t>(by_pass: &ByPass<'t>, pass: u32, device: u16) -> impl Iterator<Item = &'t StepRecord> {
     by_pass.get(&(pass, device)).into_iter().flatten().copied()
 }
 
-fn readings_of(trace: &Trace, device: u16, counter: Counter) -> impl DoubleEndedIterator<Item = &Reading> {
-    trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter))
+fn readings_of(
+    trace: &Trace,
+    device: u16,
+    counter: Counter,
+) -> impl DoubleEndedIterator<Item = &CounterReading> {
+    trace.readings.iter().filter(move |it| (it.device_index, it.counter) == (device, counter))
 }
 
 fn millis(nanos: u64) -> f64 {
@@ -242,8 +253,8 @@ fn total(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, |sum, number| sum + number)
 }
 
-fn total_millis<'t>(records: impl IntoIterator<Item = &'t Record>) -> f64 {
-    total(records.into_iter().map(|record| millis(record.duration())))
+fn total_millis<'t>(records: impl IntoIterator<Item = &'t StepRecord>) -> f64 {
+    total(records.into_iter().map(|record| millis(record.duration_ns())))
 }
 
 /// Summarises the times of tokens; the tokens of a step share its time equally.
@@ -251,7 +262,7 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     let mut sorted: Vec<(f64, u64)> =
         steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
     let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
-    let time = total(steps.iter().map(|step| millis(step.duration())));
+    let time = total(steps.iter().map(|step| millis(step.duration_ns())));
     sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
     let rank = |share: f64| {
         let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
@@ -262,10 +273,14 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
         });
         found.map_or(0.0, |(ms, _)| *ms)
     };
-    (count > 0).then(|| LatencySummary { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
+    (count > 0).then(|| LatencySummary {
+        mean_ms: time / count as f64,
+        p50_ms: rank(0.5),
+        p95_ms: rank(0.95),
+    })
 }
 
-fn is_work(step: &Record) -> bool {
+fn is_work(step: &StepRecord) -> bool {
     matches!(
         step.kind,
         StepKind::Embed
@@ -277,8 +292,8 @@ fn is_work(step: &Record) -> bool {
     )
 }
 
-fn charge(terms: &mut Terms, record: &Record) {
-    let wall = millis(record.duration());
+fn charge(terms: &mut Terms, record: &StepRecord) {
+    let wall = millis(record.duration_ns());
     if record.resource == Resource::Gpu {
         terms.gpu += wall;
         return;
@@ -304,13 +319,13 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     let mut explained = 0.0;
     for record in records(0).filter(|record| is_work(record)) {
         charge(&mut terms, record);
-        explained += millis(record.duration());
+        explained += millis(record.duration_ns());
     }
     // Each message that the head sends comes back to it after one round.
     for sent in records(0).filter(|record| record.kind == StepKind::Send) {
-        let received = records(0).filter(|it| it.kind == StepKind::Receive && it.end >= sent.start);
-        let Some(back) = received.min_by_key(|record| record.end) else { continue };
-        let round_trip = millis(back.end - sent.start);
+        let received = records(0).filter(|it| it.kind == StepKind::Receive && it.end_ns >= sent.start_ns);
+        let Some(back) = received.min_by_key(|record| record.end_ns) else { continue };
+        let round_trip = millis(back.end_ns - sent.start_ns);
         explained += round_trip;
         let mut away = 0.0;
         for device in 1..devices as u16 {
@@ -320,24 +335,24 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     }
     // After an interruption, the time before the first step of the pass is a bubble: the ring was rebuilt, or tokens
     // were recomputed.
-    let begun = records(0).map(|record| record.start).min().filter(|_| token.interrupted);
-    let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
-    terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
-    terms.bubble = millis(token.duration()) - terms.sum();
+    let begun = records(0).map(|record| record.start_ns).min().filter(|_| token.interrupted);
+    let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start_ns)));
+    terms.queue += (millis(token.duration_ns()) - explained - lost).max(0.0);
+    terms.bubble = millis(token.duration_ns()) - terms.sum();
     terms
 }
 
 /// Adds to the terms the steps from the arrival of a message at a device until it is sent on. Returns the
 /// length of this stay in milliseconds.
-fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
+fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t StepRecord>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {
         match record.kind {
-            StepKind::Receive => arrived = Some(record.end),
-            StepKind::Send => left = Some(record.start),
+            StepKind::Receive => arrived = Some(record.end_ns),
+            StepKind::Send => left = Some(record.start_ns),
             _ if is_work(record) => {
                 charge(terms, record);
-                worked += millis(record.duration());
+                worked += millis(record.duration_ns());
             }
             _ => {}
         }
@@ -369,23 +384,23 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let read_for: u64 = after.map(|step| u64::from(step.tokens())).sum();
     let metrics = |(index, device): (u16, &TracedDevice)| {
         let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.pass).is_ok();
-        let own = || trace.records.iter().filter(|it| it.device == index && is_decoding(it.pass));
-        let work: Vec<&Record> = own().filter(|record| is_work(record)).collect();
-        let ahead: Vec<&Record> = own().filter(|record| record.kind == StepKind::Prefetch).collect();
+        let own = || trace.records.iter().filter(|it| it.device_index == index && is_decoding(it.pass_index));
+        let work: Vec<&StepRecord> = own().filter(|record| is_work(record)).collect();
+        let ahead: Vec<&StepRecord> = own().filter(|record| record.kind == StepKind::Prefetch).collect();
         let mut terms = Terms::default();
         for record in &work {
             charge(&mut terms, record);
         }
         let at = |counter: Counter, pass: Option<u32>| {
             let mut readings = readings_of(trace, index, counter).rev();
-            let last = readings.find(|reading| pass.is_none_or(|pass| reading.pass <= pass));
+            let last = readings.find(|reading| pass.is_none_or(|pass| reading.pass_index <= pass));
             last.map_or(0, |reading| reading.value)
         };
         let unreclaimable = readings_of(trace, index, Counter::Unreclaimable).map(|it| it.value).max();
         let read = at(Counter::BytesRead, last).saturating_sub(at(Counter::BytesRead, prompt));
         DeviceMetrics {
             name: device.name.clone(),
-            memory_pressure: unreclaimable.unwrap_or(0) as f64 / device.memory_total.max(1) as f64,
+            memory_pressure: unreclaimable.unwrap_or(0) as f64 / device.total_memory_bytes.max(1) as f64,
             bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
             resident_bytes: at(Counter::Resident, None),
             busy_ms: total_millis(work.iter().copied()) / count,
@@ -401,26 +416,27 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
 fn is_lost(trace: &Trace, index: u16, name: &str) -> bool {
     let mut silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
     silent.any(|it| it.device.as_deref() == Some(name))
-        && !trace.records.iter().any(|record| record.device == index)
-        && !trace.readings.iter().any(|reading| reading.device == index)
+        && !trace.records.iter().any(|record| record.device_index == index)
+        && !trace.readings.iter().any(|reading| reading.device_index == index)
 }
 
 /// Returns the milliseconds of read-ahead during which no step of the device waited for the disk. The trace does not
 /// say when a step waited, so its disk wait is subtracted from all read-ahead that overlaps the step. `work` is
 /// ordered by start, but steps on different processors may overlap, so a later step can end before an earlier one.
-fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
+fn hidden(ahead: &[&StepRecord], work: &[&StepRecord]) -> f64 {
     let mut overlapping = vec![0u64; work.len()];
     for reading in ahead {
-        let from = work.partition_point(|record| record.end <= reading.start);
+        let from = work.partition_point(|record| record.end_ns <= reading.start_ns);
         for (at, record) in work.iter().enumerate().skip(from) {
-            if record.start >= reading.end {
+            if record.start_ns >= reading.end_ns {
                 break;
             }
-            let overlap = record.end.min(reading.end).saturating_sub(record.start.max(reading.start));
+            let overlap =
+                record.end_ns.min(reading.end_ns).saturating_sub(record.start_ns.max(reading.start_ns));
             overlapping[at] = overlapping[at].saturating_add(overlap);
         }
     }
-    let waited = |(overlap, record): (&u64, &&Record)| {
+    let waited = |(overlap, record): (&u64, &&StepRecord)| {
         let mut terms = Terms::default();
         charge(&mut terms, record);
         millis(*overlap).min(terms.demand_disk)

@@ -19,7 +19,8 @@ pub struct SequenceMetrics {
     /// Milliseconds from the start of the run to the first token of the sequence.
     pub ttft_ms: f64,
     /// The number of tokens after the first.
-    pub tokens: u64,
+    #[serde(rename = "tokens")]
+    pub decoded_tokens: u64,
     /// Mean time per token after the first, in milliseconds; absent if there is only one token.
     pub tpot_ms: Option<f64>,
 }
@@ -32,7 +33,8 @@ pub struct SpeculationMetrics {
     pub tokens_per_step: f64,
     pub drafted: u64,
     /// The number of drafted tokens that the large model accepted.
-    pub accepted: u64,
+    #[serde(rename = "accepted")]
+    pub accepted_drafts: u64,
     /// The share of the verified drafts that were accepted.
     pub acceptance: f64,
     /// The part of the mean time per token that the draft model takes, in milliseconds.
@@ -46,12 +48,12 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
     let one = |first: &FirstToken| {
         let steps = || outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
-        let time = total(steps().map(|step| millis(step.duration())));
+        let time = total(steps().map(|step| millis(step.duration_ns())));
         let tokens: u64 = steps().map(|step| u64::from(step.tokens())).sum();
         SequenceMetrics {
             sequence: first.sequence,
-            ttft_ms: millis(first.end.saturating_sub(begin)),
-            tokens,
+            ttft_ms: millis(first.end_ns.saturating_sub(begin)),
+            decoded_tokens: tokens,
             tpot_ms: (tokens > 0).then(|| time / tokens as f64),
         }
     };
@@ -60,9 +62,9 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
 
 /// Returns the tokens per second over all sequences; for a single sequence the inverse of its mean time per token.
 pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
-    let ends = outputs.first_tokens.iter().map(|first| first.end);
+    let ends = outputs.first_tokens.iter().map(|first| first.end_ns);
     let from = ends.clone().min()?;
-    let until = ends.chain(outputs.decode_steps.iter().map(|step| step.end)).max()?;
+    let until = ends.chain(outputs.decode_steps.iter().map(|step| step.end_ns)).max()?;
     let span = millis(until.saturating_sub(from));
     let (tokens, span) = match outputs.first_tokens.len() {
         1 => (1, mean_ms),
@@ -81,8 +83,8 @@ pub(super) fn speculation(
     let sum = |count: fn(&DecodeStep) -> u32| with_drafts().map(|step| u64::from(count(step))).sum::<u64>();
     let steps = with_drafts().count() as u64;
     let mean_ms = mean_ms.filter(|_| steps > 0)?;
-    let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted));
-    let verified = sum(|step| step.drafted.min(step.accepted + 1));
+    let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted_drafts));
+    let verified = sum(|step| step.drafted.min(step.accepted_drafts + 1));
     let drafting = |step: &DecodeStep| {
         total_millis(records_of(by_pass, step.pass, 0).filter(|record| record.kind == StepKind::Draft))
     };
@@ -91,7 +93,7 @@ pub(super) fn speculation(
         steps,
         tokens_per_step: (accepted + steps) as f64 / steps as f64,
         drafted,
-        accepted,
+        accepted_drafts: accepted,
         acceptance: accepted as f64 / verified as f64,
         draft_ms,
         verify_ms: mean_ms - draft_ms,

@@ -4,11 +4,11 @@ use super::*;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::run_events::RunEvent;
-use hearth_schema::trace::{Cost, Header, Origin};
+use hearth_schema::trace::{Header, Origin, StepCost};
 
 pub const MS: u64 = 1_000_000;
 
-pub fn record(device: u16, kind: StepKind, pass: u32, round: u32, span: [u64; 2]) -> Record {
+pub fn record(device: u16, kind: StepKind, pass: u32, round: u32, span: [u64; 2]) -> StepRecord {
     let resource = match kind {
         StepKind::Send => Resource::Tx,
         StepKind::Receive => Resource::Rx,
@@ -16,36 +16,54 @@ pub fn record(device: u16, kind: StepKind, pass: u32, round: u32, span: [u64; 2]
         _ => Resource::Cpu,
     };
     let [start, end] = span.map(|ms| ms * MS);
-    Record { device, resource, kind, pass, round, layers: None, start, end, bytes: 0, peer: None, cost: None }
+    StepRecord {
+        device_index: device,
+        resource,
+        kind,
+        pass_index: pass,
+        round,
+        layers: None,
+        start_ns: start,
+        end_ns: end,
+        bytes: 0,
+        peer: None,
+        cost: None,
+    }
 }
 
-pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
-    record.cost = Some(Cost { cpu_ns: cpu_ms * MS, ..Cost::default() });
+pub fn with_cpu(mut record: StepRecord, cpu_ms: u64) -> StepRecord {
+    record.cost = Some(StepCost { cpu_ns: cpu_ms * MS, ..StepCost::default() });
     record
 }
 
 pub fn run_event(kind: RunEventKind, device: &str, [start, end]: [u64; 2]) -> RunEvent {
     let (device, end) = (Some(device.into()), Some(end * MS));
-    RunEvent { kind, device, start: start * MS, end, details: String::new(), plan_digest: None }
+    RunEvent { kind, device, start_ns: start * MS, end_ns: end, details: String::new(), plan_digest: None }
 }
 
 /// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
 /// clock is 5 seconds ahead, so only the durations of its steps may matter.
 pub fn trace() -> Trace {
     let device =
-        |name: &str| TracedDevice { name: name.into(), memory_total: 1000, ..TracedDevice::default() };
+        |name: &str| TracedDevice { name: name.into(), total_memory_bytes: 1000, ..TracedDevice::default() };
     let pass = |index, tokens| Pass::new(index, 0, tokens, true);
-    let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, time_ns: 0, value };
+    let reading = |pass, value| CounterReading {
+        device_index: 1,
+        counter: Counter::BytesRead,
+        pass_index: pass,
+        time_ns: 0,
+        value,
+    };
     Trace {
         header: Header {
             schema: Trace::SCHEMA.into(),
             origin: Origin::Simulated,
-            scenario: "s".into(),
+            scenario_name: "s".into(),
             plan_digest: "p".into(),
-            model: "m".into(),
-            kind: Parallelism::Ring,
+            model_name: "m".into(),
+            parallelism: Parallelism::Ring,
             seed: 1,
-            version: "0".into(),
+            program_version: "0".into(),
             devices: vec![device("head"), device("worker")],
         },
         passes: vec![pass(0, 4), pass(1, 1)],
@@ -70,10 +88,10 @@ pub fn trace() -> Trace {
 
 #[test]
 fn the_terms_sum_to_the_token_time() {
-    let metrics = compute(&trace());
+    let metrics = compute_metrics(&trace());
     assert_eq!(metrics.ttft_ms, Some(100.0));
     // From the end of the first output, 100 ms, to the second, 170 ms.
-    assert_eq!(metrics.tpot_ms.unwrap().mean, 70.0);
+    assert_eq!(metrics.tpot_ms.unwrap().mean_ms, 70.0);
     let terms = metrics.terms_ms;
     assert_eq!(terms.cpu, 12.0 + 30.0 + 10.0);
     assert_eq!(terms.demand_disk, 8.0);
@@ -102,7 +120,7 @@ fn trace_is_unchanged_by_writing_and_reading() {
 fn a_run_without_tokens_has_no_times() {
     let mut trace = trace();
     trace.records.clear();
-    let metrics = compute(&trace);
+    let metrics = compute_metrics(&trace);
     assert_eq!((metrics.tpot_ms, metrics.ttft_ms), (None, None));
 }
 
@@ -112,13 +130,13 @@ fn disk_wait_is_subtracted_from_hidden_disk() {
     for (cpu, hidden) in [(28, 18.0), (20, 14.0)] {
         let mut trace = trace();
         trace.records[5] = with_cpu(trace.records[5].clone(), cpu);
-        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+        assert_eq!(compute_metrics(&trace).devices[1].hidden_disk_ms, hidden);
         // The same read-ahead in two records.
         let mut second = trace.records[7].clone();
-        trace.records[7].end = 5153 * MS;
-        second.start = 5153 * MS;
+        trace.records[7].end_ns = 5153 * MS;
+        second.start_ns = 5153 * MS;
         trace.records.insert(8, second);
-        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+        assert_eq!(compute_metrics(&trace).devices[1].hidden_disk_ms, hidden);
     }
 }
 
@@ -128,7 +146,7 @@ fn overlapping_steps_do_not_panic() {
     // A long step on one processor overlaps a short one on another, which ends before the prefetch begins.
     trace.records.insert(8, with_cpu(record(1, StepKind::Compute, 1, 0, [5151, 5300]), 10));
     trace.records.insert(9, with_cpu(record(1, StepKind::Compute, 1, 0, [5140, 5149]), 9));
-    let hidden = compute(&trace).devices[1].hidden_disk_ms;
+    let hidden = compute_metrics(&trace).devices[1].hidden_disk_ms;
     assert!((0.0..=20.0).contains(&hidden));
 }
 
@@ -138,38 +156,45 @@ fn tokens_of_one_pass_share_its_time() {
     trace.passes[1].tokens = 4;
     trace.passes[1].drafted = 3;
     trace.records.insert(2, with_cpu(record(0, StepKind::Draft, 1, 0, [100, 101]), 1));
-    let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, time_ns: 0, value };
+    let accepted = |value| CounterReading {
+        device_index: 0,
+        counter: Counter::Accepted,
+        pass_index: 1,
+        time_ns: 0,
+        value,
+    };
     trace.readings.push(accepted(2));
-    let metrics = compute(&trace);
+    let metrics = compute_metrics(&trace);
     // Two accepted drafts and a token of the large model in 70 ms, of which 1 ms is drafting.
     let (tpot, drafting) = (metrics.tpot_ms.unwrap(), metrics.speculation.unwrap());
-    assert!((tpot.mean - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95 - 70.0 / 3.0).abs() < 1e-9);
-    assert_eq!((drafting.steps, drafting.drafted, drafting.accepted), (1, 3, 2));
+    assert!((tpot.mean_ms - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95_ms - 70.0 / 3.0).abs() < 1e-9);
+    assert_eq!((drafting.steps, drafting.drafted, drafting.accepted_drafts), (1, 3, 2));
     assert!((drafting.tokens_per_step - 3.0).abs() < 1e-9);
     // The third draft was verified and rejected.
     assert!((drafting.acceptance - 2.0 / 3.0).abs() < 1e-9);
     assert!((drafting.draft_ms - 1.0 / 3.0).abs() < 1e-9);
-    assert!((drafting.draft_ms + drafting.verify_ms - tpot.mean).abs() < 1e-9);
-    assert!((metrics.terms_ms.sum() - tpot.mean).abs() < 1e-9);
+    assert!((drafting.draft_ms + drafting.verify_ms - tpot.mean_ms).abs() < 1e-9);
+    assert!((metrics.terms_ms.sum() - tpot.mean_ms).abs() < 1e-9);
     assert!((metrics.terms_ms.cpu - 53.0 / 3.0).abs() < 1e-9, "drafting is CPU time");
     // A pass cannot accept more drafts than it has.
     trace.readings.pop();
     trace.readings.push(accepted(u64::MAX));
-    assert_eq!(compute(&trace).speculation.unwrap().accepted, 3);
+    assert_eq!(compute_metrics(&trace).speculation.unwrap().accepted_drafts, 3);
 }
 
 #[test]
 fn each_sequence_has_its_own_times() {
     let mut trace = trace();
     // A second sequence with one token of the prompt and one after it, at 130 and 190 ms.
-    let second = |index, first_position| Pass { sequence: 1, ..Pass::new(index, first_position, 1, true) };
+    let second =
+        |index, first_position| Pass { sequence_index: 1, ..Pass::new(index, first_position, 1, true) };
     trace.passes.extend([second(2, 0), second(3, 1)]);
     trace.records.push(with_cpu(record(0, StepKind::Output, 2, 1, [125, 130]), 5));
     trace.records.push(with_cpu(record(0, StepKind::Output, 3, 1, [185, 190]), 5));
-    let metrics = compute(&trace);
+    let metrics = compute_metrics(&trace);
     let own: Vec<_> = metrics.sequences.iter().map(|one| (one.sequence, one.ttft_ms, one.tpot_ms)).collect();
     assert_eq!(own, [(0, 100.0, Some(70.0)), (1, 130.0, Some(60.0))]);
-    assert_eq!((metrics.ttft_ms, metrics.tpot_ms.map(|tpot| tpot.mean)), (Some(115.0), Some(65.0)));
+    assert_eq!((metrics.ttft_ms, metrics.tpot_ms.map(|tpot| tpot.mean_ms)), (Some(115.0), Some(65.0)));
     // Three tokens after the first one of the run, in 90 ms.
     assert!((metrics.tokens_per_s.unwrap() - 3.0 / 0.09).abs() < 1e-9);
     assert!((metrics.terms_ms.sum() - 65.0).abs() < 1e-9);
@@ -186,11 +211,11 @@ fn device_terms_are_the_sums_of_their_steps() {
 fn device_without_a_trace_is_lost_and_not_idle() {
     let mut trace = trace();
     trace.run_events = vec![run_event(RunEventKind::Silent, "worker", [0, 1])];
-    let before = compute(&trace);
+    let before = compute_metrics(&trace);
     assert!(!before.devices[1].trace_lost && before.bytes_read_per_token().is_some(), "it has records");
-    trace.records.retain(|record| record.device == 0);
-    trace.readings.retain(|reading| reading.device == 0);
-    let lost = compute(&trace);
+    trace.records.retain(|record| record.device_index == 0);
+    trace.readings.retain(|reading| reading.device_index == 0);
+    let lost = compute_metrics(&trace);
     assert!(!lost.devices[0].trace_lost && lost.devices[1].trace_lost);
     assert_eq!(lost.bytes_read_per_token(), None);
 }

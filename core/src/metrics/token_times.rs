@@ -16,11 +16,11 @@ pub struct DecodeStep {
     pub pass: u32,
     pub sequence: u32,
     /// The end of the previous output of the sequence, in nanoseconds.
-    pub start: u64,
+    pub start_ns: u64,
     /// The time at which the tokens were sampled, in nanoseconds.
-    pub end: u64,
+    pub end_ns: u64,
     /// The number of accepted draft tokens.
-    pub accepted: u32,
+    pub accepted_drafts: u32,
     pub drafted: u32,
     /// Whether the sequence had other passes since its previous output: passes that were dropped, or that recomputed
     /// tokens after a failure.
@@ -29,16 +29,16 @@ pub struct DecodeStep {
 
 impl DecodeStep {
     pub fn tokens(&self) -> u32 {
-        self.accepted + 1
+        self.accepted_drafts + 1
     }
 
     /// Returns the duration in nanoseconds.
-    pub fn duration(&self) -> u64 {
-        self.end.saturating_sub(self.start)
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
     }
 
     pub fn ms_per_token(&self) -> f64 {
-        millis(self.duration()) / f64::from(self.tokens())
+        millis(self.duration_ns()) / f64::from(self.tokens())
     }
 }
 
@@ -48,7 +48,7 @@ pub struct FirstToken {
     pub sequence: u32,
     pub pass: u32,
     /// The time at which the token was sampled, in nanoseconds.
-    pub end: u64,
+    pub end_ns: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl TokenTimes {
 
     pub(super) fn from_records(trace: &Trace, by_pass: &ByPass<'_>) -> Self {
         let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
-        let accepted: BTreeMap<u32, u64> = accepted.map(|reading| (reading.pass, reading.value)).collect();
+        let accepted: BTreeMap<u32, u64> =
+            accepted.map(|reading| (reading.pass_index, reading.value)).collect();
         let mut times = Self::default();
         // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
@@ -74,19 +75,27 @@ impl TokenTimes {
             let mut records = records_of(by_pass, pass.index, 0);
             let output = records.find(|record| pass.has_output && record.kind == StepKind::Output);
             let Some(output) = output else {
-                last.entry(pass.sequence).and_modify(|(_, interrupted)| *interrupted = true);
+                last.entry(pass.sequence_index).and_modify(|(_, interrupted)| *interrupted = true);
                 continue;
             };
-            let (sequence, end) = (pass.sequence, output.end);
+            let (sequence, end) = (pass.sequence_index, output.end_ns);
             match last.insert(sequence, (end, false)) {
-                None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end }),
+                None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end_ns: end }),
                 Some((start, interrupted)) => {
                     // A trace file may contain any value here; a pass cannot accept more drafts than it has.
                     let drafted = pass.drafted.min(MAX_PASS_TOKENS);
                     let accepted = accepted.get(&pass.index).copied().unwrap_or(0);
                     let accepted = accepted.min(u64::from(drafted)) as u32;
                     let pass = pass.index;
-                    let step = DecodeStep { pass, sequence, start, end, accepted, drafted, interrupted };
+                    let step = DecodeStep {
+                        pass,
+                        sequence,
+                        start_ns: start,
+                        end_ns: end,
+                        accepted_drafts: accepted,
+                        drafted,
+                        interrupted,
+                    };
                     times.decode_steps.push(step);
                 }
             }

@@ -15,7 +15,7 @@ pub const LOSS_TIMEOUT_NS: u64 = 1_500_000_000;
 
 /// Returns the time at which the head detects the loss of a device that is lost at `since`. Both are in
 /// nanoseconds after any earlier heartbeat.
-pub fn detection_time(since: u64) -> u64 {
+pub fn detection_time_ns(since: u64) -> u64 {
     (since / INTERVAL_NS + LOSS_TIMEOUT_NS / INTERVAL_NS + 1).saturating_mul(INTERVAL_NS)
 }
 
@@ -26,8 +26,8 @@ mod tests {
     #[test]
     fn loss_is_detected_at_the_first_heartbeat_after_the_limit() {
         // Last response at 3.0 s: at 4.5 s it is 1.5 s old, which is not longer than the limit; at 5.0 s it is.
-        assert_eq!(detection_time(3_000_000_000), 5_000_000_000);
-        assert_eq!(detection_time(3_499_999_999), 5_000_000_000);
-        assert_eq!(detection_time(3_500_000_000), 5_500_000_000);
+        assert_eq!(detection_time_ns(3_000_000_000), 5_000_000_000);
+        assert_eq!(detection_time_ns(3_499_999_999), 5_000_000_000);
+        assert_eq!(detection_time_ns(3_500_000_000), 5_500_000_000);
     }
 }

@@ -29,13 +29,13 @@ use crate::cluster::Cluster;
 pub trait Replanner: std::fmt::Debug {
     /// Returns a plan for the devices of this cluster. The head must stay the same, because it stores the
     /// generated tokens.
-    fn replan(&self, available: &Cluster) -> Result<Plan, NoPlan>;
+    fn replan(&self, available: &Cluster) -> Result<Plan, ReplanError>;
 }
 
 /// The reason why there is no plan: text for users, without a full stop at the end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-pub struct NoPlan {
+pub struct ReplanError {
     pub reason: String,
 }
 
@@ -153,7 +153,7 @@ impl Recovery {
         }
     }
 
-    pub fn running(plan: Arc<Plan>) -> Self {
+    pub fn with_running_ring(plan: Arc<Plan>) -> Self {
         Self { epoch: 1, connected: 1, phase: Phase::Running, has_begun: true, ..Self::new(plan) }
     }
 
@@ -223,24 +223,24 @@ impl Recovery {
     }
 
     /// Finds a plan without a planner: distributes the layers of the unavailable devices over the others.
-    pub fn redistribute_layers(&self) -> Result<Plan, NoPlan> {
+    pub fn redistribute_layers(&self) -> Result<Plan, ReplanError> {
         spread::redistribute_layers(&self.first, &self.unavailable_devices())
     }
 
     /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the
     /// devices and everything that the tokens so far depend on: caches, format of activations, and draft model.
-    pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, NoPlan> {
+    pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, ReplanError> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
         let members: Vec<_> = available.cloned().collect();
         let Some(index) = members.iter().position(|member| member.name == head) else {
-            return Err(NoPlan { reason: format!("the head `{head}` is not a device of the scenario") });
+            return Err(ReplanError { reason: format!("the head `{head}` is not a device of the scenario") });
         };
         let mut plan = replanner.replan(&Cluster { members, head: index, ..cluster.clone() })?;
         let first = &self.first;
-        (plan.context, plan.sequences) = (first.context, first.sequences);
-        (plan.activations, plan.kv_cache) = (first.activations, first.kv_cache);
-        plan.draft.clone_from(&first.draft);
+        (plan.context_length, plan.sequences) = (first.context_length, first.sequences);
+        (plan.activation_format, plan.kv_cache_format) = (first.activation_format, first.kv_cache_format);
+        plan.draft_model.clone_from(&first.draft_model);
         for device in &mut plan.devices {
             let known = first.devices.iter().find(|known| known.name == device.name);
             let address = known.and_then(|known| known.address.clone());

@@ -10,15 +10,15 @@ use std::collections::BTreeSet;
 
 use hearth_profiles::Document;
 
-use super::NoPlan;
+use super::ReplanError;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
 /// Returns the plan with the layers of the lost devices moved to the remaining ones. Fails if the head is lost.
-pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, NoPlan> {
+pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, ReplanError> {
     let head = &plan.devices[0].name;
     if lost.contains(head) {
         let tokens = "it holds the generated tokens, so the run cannot continue";
-        return Err(NoPlan { reason: format!("the head `{head}` is lost; {tokens}") });
+        return Err(ReplanError { reason: format!("the head `{head}` is lost; {tokens}") });
     }
     let mut new = plan.clone();
     new.devices.retain(|device| !lost.contains(&device.name));
@@ -31,7 +31,7 @@ pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan,
         device.window = window;
         // The GPU may have no memory for more layers than before.
         device.gpu_layers = device.gpu_layers.min(window);
-        device.predicted = None;
+        device.predicted_terms = None;
     }
     if new.devices[0].gpu_layers < new.devices[0].window {
         new.output_processor = Processor::Cpu;
@@ -42,9 +42,9 @@ pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan,
         PlannerRecord { strategy: "spread".into(), options: vec![format!("without={}", names.join(","))] };
     let dropped =
         |name: &String| DroppedDevice { name: name.clone(), reason: "it was lost during the run".into() };
-    new.dropped.extend(lost.iter().map(dropped));
-    (new.predicted, new.explanation) = (None, vec![]);
-    new.validate().map_err(|error| NoPlan { reason: error.what() })?;
+    new.dropped_devices.extend(lost.iter().map(dropped));
+    (new.prediction, new.explanation) = (None, vec![]);
+    new.validate().map_err(|error| ReplanError { reason: error.message() })?;
     Ok(new)
 }
 

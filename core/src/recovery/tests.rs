@@ -74,7 +74,7 @@ fn running(count: usize) -> Recovery {
     let responses = (0..count).map(|index| head.react(ready(index, 1)));
     assert_eq!(responses.last(), Some(vec![Step::Begin { epoch: 1 }]));
     assert!(head.has_ever_run());
-    assert_eq!(head, Recovery::running(head.plan.clone()));
+    assert_eq!(head, Recovery::with_running_ring(head.plan.clone()));
     head
 }
 
@@ -264,7 +264,7 @@ proptest! {
     ) {
         let mut decided = [(); 2].map(|()| Vec::new());
         for (is_simulated, decided) in [true, false].into_iter().zip(&mut decided) {
-            let mut head = Recovery::running(Arc::new(plan_for(&devices(count))));
+            let mut head = Recovery::with_running_ring(Arc::new(plan_for(&devices(count))));
             let mut available = devices(count);
             let mut searches = 0u32;
             for &(kind, one) in &incidents {

@@ -21,7 +21,7 @@ use super::{KeptBudget, Share, kept_bytes, stream_buffer_bytes};
 
 /// Maximum number of bytes in flight before the helper waits for the oldest read.
 /// source: measured; a disk of 200 MB/s needs one piece, one of 1.5 GB/s 4 MiB; more only fills its queue
-const READ_DEPTH: Bytes = Bytes::mib(4);
+const READ_DEPTH: Bytes = Bytes::from_mib(4);
 
 /// The index of a piece in the weights of the device.
 pub type PieceId = u32;
@@ -37,7 +37,7 @@ pub struct ReadOrigin {
 
 /// A part of the weights to prefetch, or with which to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartRequest {
+pub struct WeightPart {
     /// The pieces of the part, in the order of use.
     pub pieces: Range<PieceId>,
     pub origin: ReadOrigin,
@@ -47,11 +47,11 @@ pub struct PartRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A part will be used after the parts that were requested before.
-    Requested(PartRequest),
+    Requested(WeightPart),
     /// The device begins to compute the pass with this index.
     PassBegun(u32),
     /// The computation of a part begins. Parts that were requested before it are dropped.
-    PartBegun(PartRequest),
+    PartBegun(WeightPart),
     /// The computation has used all pieces of its part before this one.
     Used(PieceId),
     /// The computation found that a confirmed piece is missing.
@@ -115,7 +115,7 @@ struct Part {
 }
 
 impl Part {
-    fn new(request: PartRequest) -> Self {
+    fn new(request: WeightPart) -> Self {
         let start = request.pieces.start;
         Self { pieces: request.pieces, origin: request.origin, requested: start, ready: start, used: start }
     }
@@ -168,7 +168,7 @@ impl ManagedResidency {
         Self {
             options,
             processors,
-            budget: KeptBudget::new(options.max_kept(share.total_bytes())),
+            budget: KeptBudget::new(options.max_kept_bytes(share.total_bytes())),
             share,
             order: visits.concat(),
             pieces: bytes.iter().map(piece).collect(),
@@ -341,7 +341,7 @@ impl ManagedResidency {
         }
     }
 
-    fn begin(&mut self, request: PartRequest) {
+    fn begin(&mut self, request: WeightPart) {
         let requested = self.parts.iter().position(|part| part.pieces == request.pieces);
         if let Some(earlier) = requested {
             (0..earlier).for_each(|_| self.drop_first());

@@ -10,14 +10,14 @@ mod share;
 use hearth_schema::residency::ResidencyOptions;
 
 use kept_budget::KeptBudget;
-pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
+pub use managed::{Event, ManagedResidency, PieceId, ReadOrigin, ReadOutcome, Step, WeightPart};
 use share::Share;
 
 /// Returns how many of the `share` bytes of a device's weights can be kept, if `available` bytes of page
 /// cache are free before any of their pages is read: `available` minus the kernel's memory for the weights, a
 /// margin and the stream buffer. If all weights can be kept, no buffer is needed.
 pub fn kept_bytes(available: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    let max = options.max_kept(share);
+    let max = options.max_kept_bytes(share);
     let budget = weight_budget(available, share, processors);
     let buffer = stream_buffer_bytes(available, share, processors, options);
     if budget.min(max) >= share { share } else { budget.saturating_sub(buffer).min(max) }
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
         assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "no buffer is needed");
         assert_eq!(kept_bytes(share, share, 4, &options), share - ((8 + 2) << 20) - 870_400);
-        let less = ResidencyOptions { kept_limit: Some(Bytes::mib(64)), ..options };
+        let less = ResidencyOptions { kept_set_limit: Some(Bytes::from_mib(64)), ..options };
         assert_eq!(kept_bytes(128 << 20, share, 4, &less), 64 << 20);
         assert_eq!(kept_bytes(32 << 20, share, 4, &less), kept_bytes(32 << 20, share, 4, &options));
     }

@@ -79,7 +79,7 @@ impl Generation {
     /// Creates the generation of a valid workload, before its first pass.
     pub fn new(workload: &Workload) -> Self {
         let prompts = vec![workload.prompt_tokens; workload.sequences as usize];
-        Self::from_prompts(
+        Self::from_prompt_lengths(
             &prompts,
             workload.generated_tokens,
             workload.micro_batch,
@@ -89,7 +89,7 @@ impl Generation {
 
     /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
     /// generates `wanted` tokens.
-    pub fn from_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
+    pub fn from_prompt_lengths(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
         Self {
             micro_batch: micro_batch.max(1),
             drafts,
@@ -104,7 +104,11 @@ impl Generation {
     /// Creates the generation of a server with `sequences` vacant slots.
     pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
         let slots = vec![Sequence::new(0, 0, 0); sequences as usize];
-        Self { sequences: slots, finished: sequences, ..Self::from_prompts(&[], 0, micro_batch, drafts) }
+        Self {
+            sequences: slots,
+            finished: sequences,
+            ..Self::from_prompt_lengths(&[], 0, micro_batch, drafts)
+        }
     }
 
     /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
@@ -213,7 +217,8 @@ impl Generation {
         let sequence = self.sequences.get_mut(number as usize)?;
         let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
         let output = sequence.position + tokens == sequence.prompt;
-        let pass = Pass { sequence: number, ..Pass::new(self.begun, sequence.position, tokens, output) };
+        let pass =
+            Pass { sequence_index: number, ..Pass::new(self.begun, sequence.position, tokens, output) };
         sequence.position += tokens;
         sequence.begun = true;
         sequence.awaited = Some(pass).filter(|pass| pass.has_output);
@@ -229,7 +234,7 @@ impl Generation {
         let sequence = self.sequences.get_mut(number as usize)?;
         let drafted = self.drafts.min(sequence.wanted - sequence.generated - 1);
         let plain = Pass::new(self.begun, sequence.position, drafted + 1, true);
-        let pass = Pass { sequence: number, drafted, ..plain };
+        let pass = Pass { sequence_index: number, drafted, ..plain };
         sequence.position += pass.tokens;
         sequence.awaited = Some(pass);
         Some(pass)

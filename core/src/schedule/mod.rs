@@ -167,7 +167,10 @@ impl Schedule {
                 steps.push(Step::Embed { pass });
                 self.in_flight.insert(pass.index, (pass, 0));
                 self.visit(pass, 0, &mut steps);
-                if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output) {
+                if self.plan.draft_model.is_some()
+                    && pass.drafted == 0
+                    && (pass.tokens > 1 || !pass.has_output)
+                {
                     steps.push(Step::Draft { pass });
                 }
             }
@@ -197,7 +200,7 @@ impl Schedule {
     /// Adds the positions of a new pass to the cache. Rolls back cached positions that the pass recomputes; a gap
     /// before the pass is an error.
     fn extend_cache(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
-        let Pass { sequence, first_position, tokens, .. } = pass;
+        let Pass { sequence_index: sequence, first_position, tokens, .. } = pass;
         if let Some(&cached) = self.cached.get(&sequence) {
             if first_position > cached {
                 let device = self.name();
@@ -329,8 +332,15 @@ impl Schedule {
     }
 
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
-        let Pass { index: pass, sequence, first_position: first, tokens, drafted, has_output: output } = pass;
-        let (context, sequences, since) = (self.plan.context, self.plan.sequences, self.first_pass);
+        let Pass {
+            index: pass,
+            sequence_index: sequence,
+            first_position: first,
+            tokens,
+            drafted,
+            has_output: output,
+        } = pass;
+        let (context, sequences, since) = (self.plan.context_length, self.plan.sequences, self.first_pass);
         if pass < since {
             return Err(ScheduleError::DroppedPass { device: self.name(), pass, since });
         }
@@ -345,7 +355,7 @@ impl Schedule {
             0 => return Ok(()),
             _ if drafted >= tokens => "the token before them is missing",
             _ if !output => "the pass has no output",
-            _ if self.plan.draft.is_none() => "the plan has no draft model",
+            _ if self.plan.draft_model.is_none() => "the plan has no draft model",
             _ => return Ok(()),
         };
         Err(ScheduleError::BadDrafts { pass, tokens, drafted, why })

@@ -16,7 +16,7 @@ impl Schedule {
     pub(super) fn reconfigure(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
         let refuse = |what: String| Err(ScheduleError::IncompatiblePlan { device: self.name(), what });
         if let Err(error) = plan.validate() {
-            return refuse(error.what());
+            return refuse(error.message());
         }
         let (old, new) = (&self.plan, plan.as_ref());
         let Some(device) = new.device_index(&self.name()) else {
@@ -27,13 +27,15 @@ impl Schedule {
             return refuse(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
         }
         let shape = |plan: &Plan| (plan.model.shape_digest.clone(), plan.model.layers);
-        if shape(new) != shape(old) || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
+        if shape(new) != shape(old)
+            || (new.context_length, new.kv_cache_format) != (old.context_length, old.kv_cache_format)
+        {
             return refuse("it is for another model, context or key-value format".into());
         }
-        if new.activations != old.activations {
+        if new.activation_format != old.activation_format {
             return refuse("it sends activations in another format, which would change the results".into());
         }
-        if (new.sequences, new.draft.is_some()) != (old.sequences, old.draft.is_some()) {
+        if (new.sequences, new.draft_model.is_some()) != (old.sequences, old.draft_model.is_some()) {
             return refuse("it has another number of sequences, or only one plan has a draft model".into());
         }
         if first_pass < self.first_pass {

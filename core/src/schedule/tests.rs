@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use hearth_profiles::Document;
-use hearth_schema::plan::{PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord, ScenarioRecord};
+use hearth_schema::plan::{PlannedDevice, PlannedDraftModel, PlannedModel, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
 
@@ -20,11 +20,11 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         PlannedDevice { residency, ..PlannedDevice::new(format!("d{index}"), role, window) }
     };
     let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
-    let model = PlannedModel { name: "m".into(), digest: None, shape_digest: "shape:0".into(), layers };
+    let model = PlannedModel { name: "m".into(), file_digest: None, shape_digest: "shape:0".into(), layers };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
-        context: 1024,
+        context_length: 1024,
         devices: windows.iter().enumerate().map(device).collect(),
         ..Plan::empty(scenario, model, planner)
     }
@@ -197,9 +197,10 @@ fn changed_pass_is_refused_and_changes_nothing() {
 
 /// A ring with a draft model and caches for two sequences.
 fn drafting() -> Plan {
-    let model = PlannedModel { name: "n".into(), digest: None, shape_digest: "shape:1".into(), layers: 2 };
-    let draft = Some(PlannedDraft { model, processor: Processor::Cpu });
-    Plan { draft, sequences: 2, ..plan(8, &[4, 4], false) }
+    let model =
+        PlannedModel { name: "n".into(), file_digest: None, shape_digest: "shape:1".into(), layers: 2 };
+    let draft = Some(PlannedDraftModel { model, processor: Processor::Cpu });
+    Plan { draft_model: draft, sequences: 2, ..plan(8, &[4, 4], false) }
 }
 
 #[test]
@@ -232,10 +233,12 @@ fn rejected_drafts_are_rolled_back_on_every_device() {
         let gap = schedule.react(&event(verify(5, 30)));
         assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, cached: 22, .. })), "{gap:?}");
         // The plan has caches for two sequences, each with its own positions.
-        let refused = schedule.react(&event(Pass { sequence: 2, ..verify(5, 22) }));
+        let refused = schedule.react(&event(Pass { sequence_index: 2, ..verify(5, 22) }));
         assert!(matches!(refused, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
         assert_eq!(schedule, before);
-        schedule.react(&event(Pass { sequence: 1, ..verify(5, 30) })).expect("a sequence first seen here");
+        schedule
+            .react(&event(Pass { sequence_index: 1, ..verify(5, 30) }))
+            .expect("a sequence first seen here");
     }
 }
 

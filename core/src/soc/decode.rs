@@ -30,16 +30,16 @@ use super::sync::SyncCost;
 
 /// The latency model of decoding a batch of tokens.
 #[derive(Debug, Clone, Copy)]
-pub struct DecodeLatency<'a> {
+pub struct DecodeLatencyModel<'a> {
     pub soc: &'a Soc,
     pub gpu: GpuLatencyModel,
-    pub sync: SyncCost,
+    pub sync_cost: SyncCost,
     pub tokens: u64,
     /// Bytes of cached keys and values that a layer reads.
     pub kv_bytes_per_layer: f64,
 }
 
-impl DecodeLatency<'_> {
+impl DecodeLatencyModel<'_> {
     /// Returns the intervals of a layer that the GPU computes alone.
     pub fn gpu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {
@@ -51,7 +51,7 @@ impl DecodeLatency<'_> {
     pub fn split_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {
             let time = self.split_matmul_time(matmul);
-            SyncInterval::with_events(vec![time], vec![time], self.sync)
+            SyncInterval::with_events(vec![time], vec![time], self.sync_cost)
         })
     }
 
@@ -60,7 +60,7 @@ impl DecodeLatency<'_> {
     pub fn npu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         let weight = self.gpu.read_time(self.gpu.bytes_per_weight) * self.npu_tiles();
         let graph = |matmul: Matmul| vec![weight * matmul.weight_count()];
-        self.layer(shape, |matmul| SyncInterval::with_events(vec![], graph(matmul), self.sync))
+        self.layer(shape, |matmul| SyncInterval::with_events(vec![], graph(matmul), self.sync_cost))
     }
 
     /// Returns the seconds for a matmul that is split between GPU and NPU, without sync events.
@@ -78,7 +78,7 @@ impl DecodeLatency<'_> {
     }
 
     fn npu_tiles(&self) -> f64 {
-        let tile = self.soc.npu.as_ref().map_or(1, |npu| u64::from(npu.tile.value.max(1)));
+        let tile = self.soc.npu.as_ref().map_or(1, |npu| u64::from(npu.tile_size.value.max(1)));
         self.tokens.div_ceil(tile) as f64
     }
 

@@ -7,7 +7,7 @@
 //! Not here: which cover is the fastest, which depends on the matmuls ([`super::solver`], [`super::prefill`]).
 
 use hearth_profiles::Seconds;
-use hearth_profiles::device::soc::Graphs;
+use hearth_profiles::device::soc::NpuGraphs;
 
 /// Maximum number of graphs that cover a prompt, not counting chunks of the largest size.
 /// source: HeteroLLM paper, section 4.1.1, which covers prompts with two; the cost of loading more is not published
@@ -23,7 +23,7 @@ pub struct GraphSizes {
 }
 
 impl GraphSizes {
-    pub fn new(graphs: &Graphs) -> Self {
+    pub fn new(graphs: &NpuGraphs) -> Self {
         let sizes: Vec<u64> = graphs.graph_sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
         let mut last: Vec<Vec<u64>> = vec![Vec::new()];
@@ -77,7 +77,7 @@ impl GraphSizes {
 
 /// Returns the time to build the four graphs of a layer for `tokens` tokens at run time. It is linear in the
 /// number of tokens, passes through the measured point, and is never negative.
-pub fn preparation_time(graphs: &Graphs, tokens: u64) -> Seconds {
+pub fn preparation_time(graphs: &NpuGraphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);
     Seconds((graphs.preparation_time.value.0 + graphs.preparation_time_per_token.value.0 * further).max(0.0))
 }
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn graphs() -> Graphs {
+    fn graphs() -> NpuGraphs {
         shipped_profile("snapdragon-8-gen-3").unwrap().soc.unwrap().graphs
     }
 

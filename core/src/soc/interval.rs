@@ -28,7 +28,7 @@ impl SyncInterval {
 
     /// Creates an interval of GPU kernels and NPU graphs with a pair of sync events.
     pub fn with_events(gpu_times: Vec<f64>, npu_times: Vec<f64>, cost: SyncCost) -> Self {
-        Self { gpu_times, npu_times, event_count: EVENTS_PER_INTERVAL, event_time: cost.event_pair_cost }
+        Self { gpu_times, npu_times, event_count: EVENTS_PER_INTERVAL, event_time: cost.event_pair_seconds }
     }
 
     pub fn time(&self) -> Seconds {

@@ -9,14 +9,14 @@ use hearth_profiles::device::{Soc, SocOptions};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 
-use super::decode::DecodeLatency;
+use super::decode::DecodeLatencyModel;
 use super::gpu::GpuLatencyModel;
 use super::graphs::{GraphSizes, preparation_time};
 use super::interval::{SyncInterval, total_time};
 use super::matmul;
 use super::npu::NpuLatencyModel;
 use super::prefill::{self, PromptChunk};
-use super::solver::Solver;
+use super::solver::PartitionSolver;
 use super::sync::SyncCost;
 use hearth_schema::pass::Pass;
 
@@ -62,7 +62,7 @@ impl<'a> SocLatencyModel<'a> {
             model,
             options,
             kv_element,
-            gpu: GpuLatencyModel::new(soc, matmul::bits_per_weight(model, soc.gpu.weight_bits.value)),
+            gpu: GpuLatencyModel::new(soc, matmul::bits_per_weight(model, soc.gpu.bits_per_weight.value)),
             npu: soc.npu.as_ref().map(|npu| NpuLatencyModel::new(npu, &soc.memory_bandwidths)),
             sizes: GraphSizes::new(&soc.graphs),
             sync: SyncCost::new(soc, options),
@@ -74,9 +74,9 @@ impl<'a> SocLatencyModel<'a> {
     }
 
     /// Returns the solver that splits matmuls between GPU and NPU, `None` without an NPU.
-    pub fn solver(&self) -> Option<Solver<'_>> {
+    pub fn solver(&self) -> Option<PartitionSolver<'_>> {
         let npu = self.npu.as_ref()?;
-        Some(Solver { gpu: self.gpu, npu, sizes: &self.sizes, sync: self.sync })
+        Some(PartitionSolver { gpu: self.gpu, npu, graph_sizes: &self.sizes, sync_cost: self.sync })
     }
 
     pub fn forward_cost(&self, pass: Pass) -> ForwardCost {
@@ -132,7 +132,7 @@ impl<'a> SocLatencyModel<'a> {
             SocStrategy::HeteroTensor => {
                 let (split, on_gpu) = (decode.split_intervals(shape), decode.gpu_intervals(shape));
                 // With expensive synchronisation the solved partition uses the GPU alone.
-                let is_solved = self.options.partitions == PartitionPolicy::Solved;
+                let is_solved = self.options.partition_policy == PartitionPolicy::Solved;
                 if is_solved && total_time(&on_gpu).0 < total_time(&split).0 { on_gpu } else { split }
             }
             SocStrategy::NpuOnly => decode.npu_intervals(shape),
@@ -148,7 +148,7 @@ impl<'a> SocLatencyModel<'a> {
         let chunks = self.sizes.chunk_lengths(u64::from(pass.tokens), largest);
         let layer = |tokens: u64| {
             context += tokens;
-            let part = PromptChunk { tokens, context };
+            let part = PromptChunk { tokens, context_length: context };
             match self.solver() {
                 Some(solver) => prefill::layer_intervals(&solver, strategy, shape, part, chunk),
                 None => prefill::gpu_intervals(&self.gpu, shape, part),
@@ -172,11 +172,11 @@ impl<'a> SocLatencyModel<'a> {
         SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, tokens)])
     }
 
-    fn decode(&self, tokens: u64, cached_bytes: f64) -> DecodeLatency<'_> {
-        DecodeLatency {
+    fn decode(&self, tokens: u64, cached_bytes: f64) -> DecodeLatencyModel<'_> {
+        DecodeLatencyModel {
             soc: self.soc,
             gpu: self.gpu,
-            sync: self.sync,
+            sync_cost: self.sync,
             tokens,
             kv_bytes_per_layer: cached_bytes,
         }

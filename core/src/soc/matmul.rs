@@ -32,7 +32,7 @@ impl Matmul {
 
 /// Returns the matmul groups of a layer in the order of execution: Q, K and V; attention output; gate and up; down.
 pub fn matmul_groups(shape: &ModelShape) -> [Vec<Matmul>; 4] {
-    let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
     let qkv = [shape.query_width(), shape.key_width(), shape.value_width()];
     [
@@ -55,7 +55,7 @@ pub fn output_matmul(shape: &ModelShape) -> Matmul {
 /// Deviation: wider weights, which the HeteroLLM paper does not have, are read at their own width.
 pub fn bits_per_weight(model: &ModelProfile, four_bit_class: f64) -> f64 {
     let weights = layer_weight_count(&model.shape) * f64::from(model.shape.layers.0);
-    let own = model.layers_bytes().as_f64() * 8.0 / weights.max(1.0);
+    let own = model.all_layers_bytes().as_f64() * 8.0 / weights.max(1.0);
     if own < FOUR_BIT_LIMIT { four_bit_class } else { own }
 }
 

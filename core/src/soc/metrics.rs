@@ -9,7 +9,7 @@ use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{Soc, SocStrategy};
 use serde::Serialize;
 
-use hearth_schema::trace::{Cost, Record, Resource, StepKind, Trace};
+use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord, Trace};
 
 /// The frame time of a game at 60 frames per second.
 pub const FRAME_TIME: Seconds = Seconds(1.0 / 60.0);
@@ -62,7 +62,8 @@ pub struct SyncOverhead {
     /// Total time of the sync events, in milliseconds.
     pub events_ms: f64,
     /// Total time in which a CPU core polled a flag, in milliseconds.
-    pub polled_ms: f64,
+    #[serde(rename = "polled_ms")]
+    pub polling_ms: f64,
 }
 
 impl SocMetrics {
@@ -72,7 +73,7 @@ impl SocMetrics {
         let prompt =
             |pass: u32| trace.passes.get(pass as usize).is_some_and(|it| it.drafted == 0 && it.tokens > 1);
         let preparing = trace.records.iter().filter(|it| it.kind == StepKind::Prepare);
-        let preparation = Seconds::from_nanos(preparing.map(Record::duration).sum()).0;
+        let preparation = Seconds::from_nanos(preparing.map(StepRecord::duration_ns).sum()).0;
         let tokens: f64 =
             trace.passes.iter().filter(|it| prompt(it.index)).map(|it| f64::from(it.tokens)).sum();
         let prefill_time = duration(trace, &prompt).filter(|time| *time > preparation);
@@ -81,7 +82,7 @@ impl SocMetrics {
             strategy: strategy.name(),
             prefill_tokens_per_s: prefill_time.map(|time| tokens / (time - preparation)),
             prefill_with_preparation_tokens_per_s: prefill_time.map(|time| tokens / time),
-            decode_tokens_per_s: crate::metrics::compute(trace).tokens_per_s,
+            decode_tokens_per_s: crate::metrics::compute_metrics(trace).tokens_per_s,
             graph_preparation_s: preparation,
             prefill_power_w: power,
             prefill_energy_j: power.zip(prefill_time).map(|(power, time)| power * time),
@@ -94,8 +95,8 @@ impl SocMetrics {
 
 /// Returns the seconds from the start of the first to the end of the last record of the selected passes.
 fn duration(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<f64> {
-    let records = || trace.records.iter().filter(|record| of(record.pass));
-    let (start, end) = (records().map(|it| it.start).min()?, records().map(|it| it.end).max()?);
+    let records = || trace.records.iter().filter(|record| of(record.pass_index));
+    let (start, end) = (records().map(|it| it.start_ns).min()?, records().map(|it| it.end_ns).max()?);
     Some(Seconds::from_nanos(end.saturating_sub(start)).0)
 }
 
@@ -103,7 +104,8 @@ fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool) -> QueueOccupancy {
     let Some(time) = duration(trace, of) else { return QueueOccupancy::default() };
     let on_gpu =
         trace.records.iter().filter(|it| it.kind == StepKind::Kernel && it.resource == Resource::Gpu);
-    let mut kernels: Vec<[u64; 2]> = on_gpu.filter(|it| of(it.pass)).map(|it| [it.start, it.end]).collect();
+    let mut kernels: Vec<[u64; 2]> =
+        on_gpu.filter(|it| of(it.pass_index)).map(|it| [it.start_ns, it.end_ns]).collect();
     kernels.sort_unstable();
     let (mut longest, mut kernel, mut busy) = (0, 0, 0);
     let mut busy_span: Option<[u64; 2]> = None;
@@ -125,8 +127,8 @@ fn queue_occupancy(trace: &Trace, of: &impl Fn(u32) -> bool) -> QueueOccupancy {
 
 fn sync_overhead(trace: &Trace) -> SyncOverhead {
     let events = trace.records.iter().filter(|record| record.kind == StepKind::Synchronise);
-    let costs: Vec<Cost> = events.map(|record| record.cost.unwrap_or_default()).collect();
-    let millis = |of: fn(&Cost) -> u64| Seconds::from_nanos(costs.iter().map(of).sum()).as_millis();
+    let costs: Vec<StepCost> = events.map(|record| record.cost.unwrap_or_default()).collect();
+    let millis = |of: fn(&StepCost) -> u64| Seconds::from_nanos(costs.iter().map(of).sum()).as_millis();
     let (events_ms, polled_ms) = (millis(|cost| cost.copy_ns), millis(|cost| cost.cpu_ns));
-    SyncOverhead { sync_count: costs.len() as u64, events_ms, polled_ms }
+    SyncOverhead { sync_count: costs.len() as u64, events_ms, polling_ms: polled_ms }
 }

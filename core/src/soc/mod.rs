@@ -13,10 +13,10 @@ pub mod graphs;
 pub mod interval;
 mod latency_model;
 pub mod matmul;
+pub mod matmul_times;
 pub mod metrics;
 pub mod npu;
 pub mod prefill;
-pub mod profiled;
 pub mod solver;
 pub mod sync;
 

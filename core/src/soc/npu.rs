@@ -12,25 +12,25 @@
 //! and shape (a stationary matrix that is large relative to the stream is loaded repeatedly). The compiler chooses
 //! the faster order. No matmul takes less time than loading its weights over the bus.
 //!
-//! Not here: the sizes of NPU graphs ([`super::graphs`]), and measured times ([`super::profiled`]).
+//! Not here: the sizes of NPU graphs ([`super::graphs`]), and measured times ([`super::matmul_times`]).
 
 use hearth_profiles::device::soc::{MemoryBandwidths, SocNpu};
 
 use super::matmul::Matmul;
-use super::profiled::MeasuredTimes;
+use super::matmul_times::MatmulTimeTable;
 
 #[derive(Debug, Clone)]
 pub struct NpuLatencyModel<'a> {
     array: &'a SocNpu,
     /// Memory bandwidth of the NPU alone, in bytes per second.
     bandwidth: f64,
-    measured: Option<MeasuredTimes>,
+    measured: Option<MatmulTimeTable>,
 }
 
 impl<'a> NpuLatencyModel<'a> {
     pub fn new(npu: &'a SocNpu, bus: &MemoryBandwidths) -> Self {
         let measured =
-            npu.matmul_profile.as_ref().map(|profiled| MeasuredTimes::new(profiled, npu.tile.value));
+            npu.matmul_profile.as_ref().map(|profiled| MatmulTimeTable::new(profiled, npu.tile_size.value));
         Self { array: npu, bandwidth: bus.single_processor.value.0, measured }
     }
 
@@ -52,13 +52,13 @@ impl<'a> NpuLatencyModel<'a> {
         }
         let weights_stream = self.stream_time(matmul.outputs, matmul.inputs, tokens);
         let tokens_stream = self.stream_time(tokens, matmul.inputs, matmul.outputs);
-        let load = self.array.weight_bits.value / 8.0 * matmul.weight_count() / self.bandwidth;
+        let load = self.array.bits_per_weight.value / 8.0 * matmul.weight_count() / self.bandwidth;
         weights_stream.min(tokens_stream).max(load)
     }
 
     /// Rounds a dimension up to whole tiles.
     fn padded(&self, size: u64) -> f64 {
-        let tile = u64::from(self.array.tile.value.max(1));
+        let tile = u64::from(self.array.tile_size.value.max(1));
         (size.div_ceil(tile) * tile) as f64
     }
 }

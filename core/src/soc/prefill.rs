@@ -12,13 +12,13 @@ use hearth_profiles::model::ModelShape;
 use super::gpu::GpuLatencyModel;
 use super::interval::SyncInterval;
 use super::matmul::{Matmul, matmul_groups};
-use super::solver::Solver;
+use super::solver::PartitionSolver;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptChunk {
     pub tokens: u64,
     /// The number of positions that the chunk's tokens attend to.
-    pub context: u64,
+    pub context_length: u64,
 }
 
 /// Returns the intervals of a layer that the GPU computes alone, without sync events.
@@ -34,7 +34,7 @@ fn gpu_interval(gpu: &GpuLatencyModel, group: &[Matmul], tokens: u64) -> SyncInt
 /// Returns the intervals of a layer for a chunk that is no longer than the largest graph. `chunked_size` is the graph
 /// size of [`SocStrategy::Chunked`], in tokens.
 pub fn layer_intervals(
-    solver: &Solver,
+    solver: &PartitionSolver,
     strategy: SocStrategy,
     shape: &ModelShape,
     chunk: PromptChunk,
@@ -42,7 +42,7 @@ pub fn layer_intervals(
 ) -> Vec<SyncInterval> {
     let groups = matmul_groups(shape);
     let tokens = chunk.tokens;
-    let padded = vec![solver.sizes.padded_size(tokens)];
+    let padded = vec![solver.graph_sizes.padded_size(tokens)];
     let each = |interval: &dyn Fn(Matmul) -> SyncInterval| {
         groups.clone().map(|group| group.into_iter().map(interval).collect())
     };
@@ -63,27 +63,27 @@ pub fn layer_intervals(
 }
 
 /// Returns the set of graphs that covers a prompt in the shortest time, the same for all matmuls.
-pub fn fastest_covering_set(solver: &Solver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
+pub fn fastest_covering_set(solver: &PartitionSolver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
     let groups = matmul_groups(shape);
     let cost = |graphs: &[u64]| -> f64 {
         groups.iter().flatten().map(|&matmul| solver.npu_time(matmul, graphs)).sum()
     };
-    let covers = solver.sizes.covering_sets(tokens);
+    let covers = solver.graph_sizes.covering_sets(tokens);
     let fastest = covers.map(|graphs| (cost(graphs), graphs)).min_by(|one, other| one.0.total_cmp(&other.0));
-    fastest.map_or_else(|| vec![solver.sizes.padded_size(tokens)], |(_, graphs)| graphs.to_vec())
+    fastest.map_or_else(|| vec![solver.graph_sizes.padded_size(tokens)], |(_, graphs)| graphs.to_vec())
 }
 
 /// Returns the interval in which the NPU computes a matmul group, with one pair of sync events.
-fn npu_interval(solver: &Solver, group: &[Matmul], graphs: &[u64]) -> SyncInterval {
+fn npu_interval(solver: &PartitionSolver, group: &[Matmul], graphs: &[u64]) -> SyncInterval {
     let times = |&matmul: &Matmul| graphs.iter().map(move |&size| solver.npu.matmul_time(matmul, size));
-    SyncInterval::with_events(vec![], group.iter().flat_map(times).collect(), solver.sync)
+    SyncInterval::with_events(vec![], group.iter().flat_map(times).collect(), solver.sync_cost)
 }
 
 /// Returns the interval of a matmul group on the GPU or the NPU, whichever is faster at the planned sync cost.
-fn faster_interval(solver: &Solver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
+fn faster_interval(solver: &PartitionSolver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
     let npu = npu_interval(solver, group, graphs);
     let gpu = gpu_interval(&solver.gpu, group, tokens);
-    if gpu.gpu_time() <= npu.npu_time() + solver.sync.planned_event_pair_cost { gpu } else { npu }
+    if gpu.gpu_time() <= npu.npu_time() + solver.sync_cost.planned_event_pair_seconds { gpu } else { npu }
 }
 
 /// Joins the matmuls and the other kernels of a layer in the order of execution.
@@ -93,7 +93,8 @@ fn layer(
     chunk: PromptChunk,
     matmuls: [Vec<SyncInterval>; 4],
 ) -> Vec<SyncInterval> {
-    let (tokens, context, width) = (chunk.tokens as f64, chunk.context as f64, f64::from(shape.embedding));
+    let (tokens, context, width) =
+        (chunk.tokens as f64, chunk.context_length as f64, f64::from(shape.embedding));
     let [heads, kv_heads, key, value] =
         [shape.heads, shape.kv_heads, shape.key_length, shape.value_length].map(f64::from);
     let moved = |bytes: f64| gpu.kernel_time(0.0, bytes);
@@ -102,7 +103,7 @@ fn layer(
     };
     let rotation = moved(4.0 * tokens * (heads + kv_heads) * key);
     let softmax = moved(4.0 * heads * tokens * context);
-    let activation = moved(6.0 * tokens * f64::from(shape.feed_forward));
+    let activation = moved(6.0 * tokens * f64::from(shape.feed_forward_length));
     let (norm, residual) = (moved(4.0 * tokens * width), moved(6.0 * tokens * width));
     let kernels = |times: &[f64]| vec![SyncInterval::without_events(times.to_vec())];
     let [qkv, output, gates, down] = matmuls;

@@ -44,12 +44,12 @@ pub struct Partition {
 
 /// Splits matmuls between the GPU and the NPU of a SoC, given their latency models, graph sizes and sync costs.
 #[derive(Debug, Clone, Copy)]
-pub struct Solver<'a> {
+pub struct PartitionSolver<'a> {
     pub gpu: GpuLatencyModel,
     pub npu: &'a NpuLatencyModel<'a>,
     /// The sizes for which the NPU has graphs.
-    pub sizes: &'a GraphSizes,
-    pub sync: SyncCost,
+    pub graph_sizes: &'a GraphSizes,
+    pub sync_cost: SyncCost,
 }
 
 #[derive(Debug, Clone)]
@@ -60,12 +60,12 @@ struct Best {
     graphs: Vec<u64>,
 }
 
-impl Solver<'_> {
+impl PartitionSolver<'_> {
     /// Returns the fastest partition of a matmul with `tokens` tokens, at most the size of the largest graph.
     pub fn solve(&self, matmul: Matmul, tokens: u64) -> Partition {
         let time = self.gpu.matmul_time(matmul, tokens);
         let all = Best { time, margin: tokens, rows: 0, graphs: vec![] };
-        let best = if self.sizes.contains(tokens) {
+        let best = if self.graph_sizes.contains(tokens) {
             self.solve_with_any_graph(matmul, tokens, all)
         } else {
             self.solve_with_standard_graphs(matmul, tokens, all)
@@ -80,7 +80,7 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let pair = self.sync.planned_event_pair_cost;
+        let pair = self.sync_cost.planned_event_pair_seconds;
         for rows in gpu_row_counts(matmul.outputs) {
             let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
             let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
@@ -96,9 +96,12 @@ impl Solver<'_> {
 
     /// Improves `best` by partitions that use graphs of standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let (pair, sizes) = (self.sync.planned_event_pair_cost, &self.sizes.sizes);
-        let sets: Vec<&[u64]> =
-            self.sizes.covering_sets(tokens).chain(self.sizes.non_covering_sets(tokens)).collect();
+        let (pair, sizes) = (self.sync_cost.planned_event_pair_seconds, &self.graph_sizes.sizes);
+        let sets: Vec<&[u64]> = self
+            .graph_sizes
+            .covering_sets(tokens)
+            .chain(self.graph_sizes.non_covering_sets(tokens))
+            .collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
             let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
@@ -129,7 +132,7 @@ impl Solver<'_> {
         let interval = if graphs.is_empty() {
             SyncInterval::without_events(gpu_times)
         } else {
-            SyncInterval::with_events(gpu_times, npu_times, self.sync)
+            SyncInterval::with_events(gpu_times, npu_times, self.sync_cost)
         };
         Partition { graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }

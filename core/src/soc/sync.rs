@@ -16,19 +16,19 @@ pub const EVENTS_PER_INTERVAL: u32 = 2;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncCost {
     /// The cost of a pair of sync events with which partitions are chosen, in seconds.
-    pub planned_event_pair_cost: f64,
+    pub planned_event_pair_seconds: f64,
     /// The cost of a pair of sync events at run time, in seconds.
-    pub event_pair_cost: f64,
+    pub event_pair_seconds: f64,
 }
 
 impl SyncCost {
     pub fn new(soc: &Soc, options: SocOptions) -> Self {
-        let pair = |kind| f64::from(EVENTS_PER_INTERVAL) * soc.sync_costs.event_cost(kind).0;
-        let planned = match options.partitions {
+        let pair = |kind| f64::from(EVENTS_PER_INTERVAL) * soc.sync_costs.synchronisation_time(kind).0;
+        let planned = match options.partition_policy {
             PartitionPolicy::Solved => options.synchronisation,
             PartitionPolicy::Fixed => Synchronisation::Fast,
         };
-        Self { planned_event_pair_cost: pair(planned), event_pair_cost: pair(options.synchronisation) }
+        Self { planned_event_pair_seconds: pair(planned), event_pair_seconds: pair(options.synchronisation) }
     }
 }
 

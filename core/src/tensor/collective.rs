@@ -25,7 +25,7 @@ use hearth_schema::plan::tensor_parallel::AllReduce;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
     /// The algorithm, which determines the devices that add the partial results, and how they distribute the sum.
-    pub pattern: AllReduce,
+    pub algorithm: AllReduce,
     pub devices: usize,
 }
 
@@ -34,7 +34,7 @@ impl Collective {
     /// `received` messages.
     pub fn due_messages(self, index: usize, received: usize) -> usize {
         let others = self.devices - 1;
-        match self.pattern {
+        match self.algorithm {
             _ if others == 0 => 0,
             AllReduce::Star if index > 0 => 1,
             AllReduce::Star if received < others => 0,
@@ -46,7 +46,7 @@ impl Collective {
 
     /// Returns the device that receives message `number` (from 0) that a device sends.
     pub fn receiver(self, index: usize, number: usize) -> usize {
-        match self.pattern {
+        match self.algorithm {
             AllReduce::Star if index > 0 => 0,
             AllReduce::Star => number + 1,
             AllReduce::AllGather | AllReduce::OverTheAir => (index + 1 + number) % self.devices,
@@ -61,7 +61,7 @@ impl Collective {
 
     /// Returns the size of one message for a partial result of `partial` bytes.
     pub fn message_bytes(self, partial: Bytes) -> Bytes {
-        match self.pattern {
+        match self.algorithm {
             AllReduce::Ring => Bytes(partial.0.div_ceil(self.devices as u64)),
             AllReduce::AllGather | AllReduce::Star | AllReduce::OverTheAir => partial,
         }

@@ -15,7 +15,7 @@ use hearth_profiles::{Bytes, Flops, Format};
 
 use crate::conversion::{converted_group, is_matrix_format};
 use hearth_schema::plan::Plan;
-use hearth_schema::plan::tensor_parallel::{Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{Slice, TensorParallelPlan};
 
 /// The part of a model on one device of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +35,7 @@ struct Part {
 
 impl SlicedModel {
     /// Creates the slices of the device with this index in a tensor-parallel plan whose slices cover the model.
-    pub fn new(plan: &Plan, tensor: &TensorPlan, index: usize, model: &ModelProfile) -> Self {
+    pub fn new(plan: &Plan, tensor: &TensorParallelPlan, index: usize, model: &ModelProfile) -> Self {
         let format = plan.devices[index].residency.weight_format(plan.devices[index].gpu_layers > 0);
         let part = |of: fn(&Slice) -> u32, whole: u32| Part {
             before: tensor.slices[..index].iter().map(|slice| u64::from(of(slice))).sum(),
@@ -44,12 +44,12 @@ impl SlicedModel {
         };
         let shape = &model.shape;
         let heads = part(|slice| slice.kv_heads, shape.kv_heads);
-        let rows = part(|slice| slice.feed_forward, shape.feed_forward);
-        Self::of(model, heads, rows, [format, tensor.embedding_as.or(format)])
+        let rows = part(|slice| slice.feed_forward_rows, shape.feed_forward_length);
+        Self::of(model, heads, rows, [format, tensor.embedding_format.or(format)])
     }
 
     /// Creates a single slice with the whole model, converted to `format`.
-    pub fn unsliced(model: &ModelProfile, format: Option<Format>) -> Self {
+    pub fn with_single_slice(model: &ModelProfile, format: Option<Format>) -> Self {
         let all = Part { before: 0, own: 1, whole: 1 };
         Self::of(model, all, all, [format, format])
     }
@@ -75,7 +75,7 @@ impl SlicedModel {
     }
 
     pub fn layers_bytes(&self) -> Bytes {
-        self.attention.layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
+        self.attention.all_layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }
 
     /// Returns the bytes of the device's slice of a block. Block `2 l` is the attention block of layer `l`,
@@ -91,12 +91,12 @@ fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup)
     let (embedding, output) =
         (u64::from(shape.embedding), u64::from(shape.heads) * u64::from(shape.value_length));
     let attention = embedding * (shape.query_width() + shape.key_width() + shape.value_width() + output);
-    let whole = attention + 3 * embedding * u64::from(shape.feed_forward);
+    let whole = attention + 3 * embedding * u64::from(shape.feed_forward_length);
     let first = Part { before: 0, own: attention, whole };
     let second = Part { before: attention, own: whole - attention, whole };
     let halves = [Part { before: 0, own: 1, whole: 2 }, Part { before: 1, own: 1, whole: 2 }];
     let (mut one, mut other) = (TensorGroup::default(), TensorGroup::default());
-    for (format, share) in layer.by_format() {
+    for (format, share) in layer.totals_by_format() {
         let parts = if is_matrix_format(layer, format) { [first, second] } else { halves };
         one.add(format, parts[0].of(share.bytes), parts[0].of_work(share.flops));
         other.add(format, parts[1].of(share.bytes), parts[1].of_work(share.flops));
@@ -107,7 +107,7 @@ fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup)
 /// Returns a device's slice of a block: its share of the matrices, and all norms.
 fn sliced(block: &TensorGroup, part: Part) -> TensorGroup {
     let mut slice = TensorGroup::default();
-    for (format, share) in block.by_format() {
+    for (format, share) in block.totals_by_format() {
         if is_matrix_format(block, format) {
             slice.add(format, part.of(share.bytes), part.of_work(share.flops));
         } else {

@@ -97,24 +97,24 @@ fn slices_that_do_not_cover_the_model_are_refused() {
     let shape = shipped_profile("llama-8b").expect("shipped").shape;
     let check = |slices: &[(u32, u32)]| {
         let plan = plan(slices);
-        let tensor = plan.kind.tensor_parallel().expect("slices");
-        tensor.validate_cover(&plan, &shape).map_err(|error| error.to_string())
+        let tensor = plan.kind.tensor_plan().expect("slices");
+        tensor.validate_coverage(&plan, &shape).map_err(|error| error.to_string())
     };
     assert_eq!(check(&[(4, 7168), (4, 7168)]), Ok(()));
     assert_eq!(check(&[(8, 14336)]), Ok(()));
     assert!(check(&[(4, 7168), (3, 7168)]).unwrap_err().contains("`kv_heads` add up to 7"));
     assert!(check(&[(4, 7168), (4, u32::MAX)]).unwrap_err().contains("`feed_forward` add up to 4294974463"));
-    assert!(check(&[(4, 7000), (4, 7336)]).unwrap_err().contains("a block of 32 weights"));
+    assert!(check(&[(4, 7000), (4, 7336)]).unwrap_err().contains("not a multiple of the block"));
 }
 
 #[test]
 fn node_sends_the_bytes_of_dllama() {
     let text = text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED);
     let plan = Plan::from_yaml(&text).expect("a plan");
-    let tensor = plan.kind.tensor_parallel().expect("slices");
+    let tensor = plan.kind.tensor_plan().expect("slices");
     let bytes_per_token = |devices: usize| {
-        let all_reduce = Collective { pattern: tensor.all_reduce, devices };
-        let message = all_reduce.message_bytes(tensor.partial_bytes(4096, 1));
+        let all_reduce = Collective { algorithm: tensor.all_reduce, devices };
+        let message = all_reduce.message_bytes(tensor.partial_result_bytes(4096, 1));
         message * (64 * all_reduce.due_messages(1, 0) as u64)
     };
     assert_eq!((bytes_per_token(2), bytes_per_token(4)), (Bytes(272 << 10), Bytes(816 << 10)));
@@ -124,7 +124,7 @@ fn node_sends_the_bytes_of_dllama() {
 fn devices_await_all_messages_of_an_all_reduce() {
     for pattern in PATTERNS {
         for devices in 1..7usize {
-            let all_reduce = Collective { pattern, devices };
+            let all_reduce = Collective { algorithm: pattern, devices };
             let mut received = vec![0; devices];
             let mut sent = vec![0; devices];
             // Each round, every device sends the messages that are due.
@@ -164,17 +164,17 @@ proptest! {
         let slices: Vec<(u32, u32)> = heads.into_iter().zip(rows).collect();
         let residency = if converts { PINNED } else { "policy: pinned" };
         let plan = Plan::from_yaml(&text(&slices, KIND, residency)).expect("a plan");
-        let tensor = plan.kind.tensor_parallel().expect("slices");
-        prop_assert_eq!(tensor.validate_cover(&plan, &model.shape), Ok(()));
+        let tensor = plan.kind.tensor_plan().expect("slices");
+        prop_assert_eq!(tensor.validate_coverage(&plan, &model.shape), Ok(()));
         let parts: Vec<SlicedModel> =
             (0..slices.len()).map(|index| SlicedModel::new(&plan, tensor, index, &model)).collect();
-        let whole = SlicedModel::unsliced(&model, plan.devices[0].residency.converted_format);
+        let whole = SlicedModel::with_single_slice(&model, plan.devices[0].residency.conversion_format);
         // Each device has all norms: two of 4096 elements per layer.
         let norms = Bytes(2 * 4096 * 4) * 32;
         let sum: Bytes = parts.iter().map(SlicedModel::layers_bytes).sum();
         prop_assert_eq!(sum, whole.layers_bytes() + norms * (slices.len() as u64 - 1));
         if !converts {
-            prop_assert_eq!(whole.layers_bytes(), model.layers_bytes());
+            prop_assert_eq!(whole.layers_bytes(), model.all_layers_bytes());
         }
         let heads: u32 = parts.iter().map(|part| part.attention.shape.heads).sum();
         prop_assert_eq!(heads, model.shape.heads);

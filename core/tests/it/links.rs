@@ -2,7 +2,7 @@
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;
-use hearth_profiles::link::path::Endpoint;
+use hearth_profiles::link::wifi_path::Endpoint;
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::Scenario;
 
@@ -61,14 +61,14 @@ fn stations_use_wifi_and_other_devices_use_wires() {
     // To a wired device, to another channel, and to an unreachable device.
     let wired = path("mac", "desktop").expect("Wi-Fi");
     assert!(matches!(wired.receiver, Endpoint::Wire(_)));
-    assert_eq!((wired.wire_latency(), wired.overhead()), (Seconds(0.2e-3), Seconds(0.2e-3)));
+    assert_eq!((wired.wire_latency(), wired.message_overhead()), (Seconds(0.2e-3), Seconds(0.2e-3)));
     assert!(!path("mac", "tablet").expect("Wi-Fi").shares_channel());
     assert!(table.connection("phone", "desktop").is_none() && path("desktop", "phone").is_some());
     // The link for planners has the mean time of a single message.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
         let (path, link) = (path(from, to).expect("Wi-Fi"), table.link_between(from, to).expect("a link"));
         for bytes in [8192, 16_384, 32_768, 65_536].map(Bytes) {
-            let (mean, found) = (path.mean_time(bytes, false), link.time(bytes));
+            let (mean, found) = (path.mean_message_time(bytes, false), link.message_time(bytes));
             assert!((found.0 / mean.0 - 1.0).abs() < 1e-3, "{from} to {to}, {bytes}: {found} and {mean}");
         }
     }

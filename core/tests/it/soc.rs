@@ -4,7 +4,7 @@
 
 use hearth_core::soc::interval::total_time;
 use hearth_core::soc::prefill::fastest_covering_set;
-use hearth_core::soc::solver::{Partition, Solver};
+use hearth_core::soc::solver::{Partition, PartitionSolver};
 use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{
     MatmulProfile, MeasuredMatmul, PartitionPolicy, ProfileMode, Soc, SocStrategy, Synchronisation,
@@ -28,7 +28,7 @@ fn llama() -> ModelProfile {
 fn intern() -> ModelProfile {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../scenarios/soc/models/internlm-1.8b.yaml");
     let text = std::fs::read_to_string(path).expect("the document");
-    ModelDocument::from_yaml(&text).and_then(|document| document.profile()).expect("a model")
+    ModelDocument::from_yaml(&text).and_then(|document| document.to_profile()).expect("a model")
 }
 
 /// Returns the seconds for a pass through the whole model.
@@ -56,7 +56,7 @@ fn near(found: f64, expected: f64, share: f64) {
 
 fn slow(partitions: PartitionPolicy) -> SocOptions {
     let tensor = SocOptions::with_strategy(SocStrategy::HeteroTensor);
-    SocOptions { synchronisation: Synchronisation::Slow, partitions, ..tensor }
+    SocOptions { synchronisation: Synchronisation::Slow, partition_policy: partitions, ..tensor }
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn energy_and_queue_are_as_published() {
 #[test]
 fn single_processor_has_40_to_45_of_68_gigabytes_per_second() {
     let bus = soc(SocOptions::default()).memory_bandwidths;
-    assert!((40e9..=45e9).contains(&bus.single_processor.value.0) && bus.peak.value.0 == 68e9);
+    assert!((40e9..=45e9).contains(&bus.single_processor.value.0) && bus.peak_bandwidth.value.0 == 68e9);
 }
 
 /// The kind of split of a matmul with `tokens` tokens.
@@ -216,15 +216,15 @@ fn measured_table_and_regression_tree_agree_with_the_formula() {
     near(with(table(ProfileMode::Tree, &graphs, 1024)), formula, 0.06);
 }
 
-fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<(), TestCaseError> {
+fn solver_is_no_worse(solver: &PartitionSolver, matmul: Matmul, tokens: u64) -> Result<(), TestCaseError> {
     let best = solver.solve(matmul, tokens);
     let time = best.interval.time().0;
     let slack = 1.0 + 1e-12;
     prop_assert!(time <= solver.gpu.matmul_time(matmul, tokens) * slack);
-    let padded = [solver.sizes.padded_size(tokens)];
-    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync.event_pair_cost) * slack);
-    for cover in solver.sizes.covering_sets(tokens) {
-        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync.event_pair_cost) * slack);
+    let padded = [solver.graph_sizes.padded_size(tokens)];
+    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync_cost.event_pair_seconds) * slack);
+    for cover in solver.graph_sizes.covering_sets(tokens) {
+        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync_cost.event_pair_seconds) * slack);
     }
     // All parts sum to the whole.
     let graphs: u64 = best.graph_sizes.iter().sum();
@@ -259,7 +259,7 @@ proptest! {
             SocLatencyModel::new(&soc, &model, Bytes(2)).layer_time(pass).0
         };
         let best = layer(SocStrategy::Best);
-        for strategy in SocStrategy::ALL {
+        for strategy in SocStrategy::ALL_EXCEPT_BEST {
             let time = layer(strategy);
             prop_assert!(time.is_finite() && time > 0.0);
             prop_assert!(matches!(strategy, SocStrategy::Chunked) || best <= time * (1.0 + 1e-12), "{strategy:?}");

@@ -3,25 +3,28 @@
 //! ML Drift paper, sections 3.5 and 3.6. All decoders have the dimensions of Llama 3.1 8B, so that architectures can
 //! be compared, with a prompt of 1024 tokens, a context of 1280 and f16 elements, as in the paper. No GPU is needed.
 
-use hearth_gpu::graph::diffusion::{FusedKernels, text_encoder, unet, vae_decoder};
-use hearth_gpu::graph::{Fusion, Graph, PassSize, ResidualFusion, decoder, fuse};
+use hearth_gpu::graph::diffusion::{FusedKernels, text_encoder_graph, unet_graph, vae_decoder_graph};
+use hearth_gpu::graph::{FusionOptions, Graph, PassSize, ResidualFusion, decoder_graph, fuse};
 use hearth_gpu::memory::{assign_offsets, greedy_by_size, greedy_by_size_improved, naive_bytes};
 use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
 
 /// The pass of the decoders: a prompt of 1024 tokens in f16.
-const SIZE: PassSize = PassSize { layers: 32, tokens: 1024, context: 1280, element_bytes: 2 };
+const SIZE: PassSize = PassSize { layers: 32, tokens: 1024, context_length: 1280, element_bytes: 2 };
 
 fn shape(architecture: Architecture) -> ModelShape {
-    ModelShape { architecture, ..shipped_document("llama-8b").expect("llama-8b is shipped").shape() }
+    ModelShape { architecture, ..shipped_document("llama-8b").expect("llama-8b is shipped").to_shape() }
 }
 
 /// Sets of enabled fusions, each with one kind of fusion more than the one before.
-const FUSIONS: [(&str, Fusion); 5] = [
-    ("nothing", Fusion::NONE),
-    ("element-wise", Fusion { pointwise: true, ..Fusion::NONE }),
-    ("residual + norm", Fusion { pointwise: true, residual: ResidualFusion::IntoNorm, ..Fusion::NONE }),
-    ("rotary + layout", Fusion { attention: false, ..Fusion::ALL }),
-    ("attention", Fusion::ALL),
+const FUSIONS: [(&str, FusionOptions); 5] = [
+    ("nothing", FusionOptions::NONE),
+    ("element-wise", FusionOptions { pointwise: true, ..FusionOptions::NONE }),
+    (
+        "residual + norm",
+        FusionOptions { pointwise: true, residual: ResidualFusion::IntoNorm, ..FusionOptions::NONE },
+    ),
+    ("rotary + layout", FusionOptions { attention: false, ..FusionOptions::ALL }),
+    ("attention", FusionOptions::ALL),
 ];
 
 fn print_row(name: &str, graph: &Graph) {
@@ -43,16 +46,16 @@ fn main() {
     );
     println!("{:28} {:>8} {:>39}", "", "", "MiB");
     for &architecture in Architecture::ALL {
-        let graph = decoder(&shape(architecture), SIZE);
+        let graph = decoder_graph(&shape(architecture), SIZE);
         print_row(&format!("{architecture}, no fusion"), &graph);
-        print_row(&format!("{architecture}, all"), &fuse(graph, Fusion::ALL));
+        print_row(&format!("{architecture}, all"), &fuse(graph, FusionOptions::ALL));
     }
     println!("llama, one kind of fusion after another:");
     for (name, fusion) in FUSIONS {
-        print_row(&format!("  {name}"), &fuse(decoder(&shape(Architecture::Llama), SIZE), fusion));
+        print_row(&format!("  {name}"), &fuse(decoder_graph(&shape(Architecture::Llama), SIZE), fusion));
     }
     println!("Stable Diffusion 1.4:");
-    print_row("  text encoder", &text_encoder(FusedKernels::ALL));
-    print_row("  UNet", &unet(FusedKernels::ALL));
-    print_row("  decoder of latents", &vae_decoder(FusedKernels::ALL));
+    print_row("  text encoder", &text_encoder_graph(FusedKernels::ALL));
+    print_row("  UNet", &unet_graph(FusedKernels::ALL));
+    print_row("  decoder of latents", &vae_decoder_graph(FusedKernels::ALL));
 }

@@ -5,7 +5,7 @@
 //! With a software driver, the times only describe the CPU.
 
 use hearth_gpu::measure::random_weights;
-use hearth_gpu::tuning::{candidates, matmul_seconds};
+use hearth_gpu::tuning::{candidate_tilings, measure_matmul_seconds};
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
 use hearth_kernels::Matrix;
@@ -29,9 +29,9 @@ fn main() -> Result<(), GpuError> {
         let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
         for tokens in [1, 64] {
             let mut best = [f64::INFINITY; 2];
-            for tiling in candidates(gpu.capabilities()) {
-                let of = &mut best[usize::from(tiling.order == WeightOrder::Interleaved)];
-                *of = of.min(matmul_seconds(&gpu, matrix, tiling, tokens)?);
+            for tiling in candidate_tilings(gpu.capabilities()) {
+                let of = &mut best[usize::from(tiling.weight_order == WeightOrder::Interleaved)];
+                *of = of.min(measure_matmul_seconds(&gpu, matrix, tiling, tokens)?);
             }
             let [naive, other] = best;
             println!(

@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
+use hearth_runtime::clock::{monotonic_nanos, thread_cpu_nanos};
 use hearth_runtime::residency::ResidencyBarrier;
-use hearth_runtime::{Backend, BackendFactory, BackendOptions, ComputeCost, Cpu, CpuLayers};
+use hearth_runtime::{Backend, BackendFactory, BackendOptions, Cpu, CpuBackend, CriticalPathCost};
 
 use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
@@ -53,9 +53,9 @@ pub struct GpuBackend {
     on_gpu: BTreeSet<u32>,
     /// The layers in GPU memory; `None` if no GPU is in use, as after its loss.
     gpu: Option<GpuLayers>,
-    cpu_layers: CpuLayers,
+    cpu_layers: CpuBackend,
     /// Computes the layers of the GPU after it was lost.
-    fallback: Option<CpuLayers>,
+    fallback: Option<CpuBackend>,
     saved_rows: SavedRows,
     /// Reserves memory for the KV caches of the CPU layers and for the saved hidden rows, if the GPU shares the
     /// machine's memory.
@@ -109,7 +109,8 @@ impl GpuBackend {
     fn without_gpu(options: BackendOptions, warnings: WarningSink) -> GpuBackend {
         let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
         let on_cpu = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
-        let cpu_layers = CpuLayers::new(options.weights.clone(), on_cpu, options.cache, options.cpu.clone());
+        let cpu_layers =
+            CpuBackend::new(options.weights.clone(), on_cpu, options.kv_cache_options, options.cpu.clone());
         let (gpu, fallback, saved_rows) = (None, None, SavedRows::new());
         GpuBackend { options, on_gpu, gpu, cpu_layers, fallback, saved_rows, _reservation: None, warnings }
     }
@@ -135,7 +136,7 @@ impl GpuBackend {
         layers: Range<u32>,
         hidden: &mut [f32],
         first: u32,
-    ) -> ComputeCost {
+    ) -> CriticalPathCost {
         if let Some(gpu) = &mut self.gpu {
             // If the pass fails, the CPU needs the rows as they were before it.
             let uploaded = hidden.to_vec();
@@ -156,7 +157,7 @@ impl GpuBackend {
         }
         match &mut self.fallback {
             Some(fallback) => fallback.forward(sequence, layers, hidden, first),
-            None => ComputeCost::default(),
+            None => CriticalPathCost::default(),
         }
     }
 
@@ -164,10 +165,11 @@ impl GpuBackend {
     fn fall_back(&mut self, error: &GpuError) {
         (self.warnings)(&format!("{error}; the CPU computes its layers from now on"));
         self.gpu = None;
-        let BackendOptions { weights, cache, cpu, gpu_layers, rounding, .. } = &self.options;
+        let BackendOptions { weights, kv_cache_options: cache, cpu, gpu_layers, rounding, .. } =
+            &self.options;
         // These layers are not prefetched: they are mapped, and page faults read them.
         let cpu = Cpu { barrier: ResidencyBarrier::always_open(), ..cpu.clone() };
-        let mut fallback = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
+        let mut fallback = CpuBackend::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
         for ((sequence, start), mut rows) in std::mem::take(&mut self.saved_rows) {
             let window = gpu_layers.iter().find(|window| window.start == start);
             let Some(window) = window.filter(|_| !rows.is_empty()) else { continue };
@@ -183,11 +185,11 @@ impl GpuBackend {
 }
 
 /// Calls `work` and returns its result, and its cost in wall time and in CPU time of this thread.
-fn measured<T>(work: impl FnOnce() -> T) -> (T, ComputeCost) {
-    let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
+fn measured<T>(work: impl FnOnce() -> T) -> (T, CriticalPathCost) {
+    let (wall, cpu) = (monotonic_nanos(), thread_cpu_nanos());
     let result = work();
-    let (wall_ns, cpu_ns) = (wall_nanos().saturating_sub(wall), thread_cpu_nanos().saturating_sub(cpu));
-    (result, ComputeCost { wall_ns, cpu_ns, queue_ns: 0, all_threads_cpu_ns: cpu_ns })
+    let (wall_ns, cpu_ns) = (monotonic_nanos().saturating_sub(wall), thread_cpu_nanos().saturating_sub(cpu));
+    (result, CriticalPathCost { wall_ns, cpu_ns, queue_ns: 0, all_threads_cpu_ns: cpu_ns })
 }
 
 /// Splits layers into consecutive ranges, each completely on the GPU or completely on the CPU.
@@ -204,9 +206,10 @@ fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u
 
 /// Allocates memory for the saved rows of all positions, for each sequence and window.
 fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
-    let (context, embedding) = (options.cache.context as usize, options.weights.shape().embedding as usize);
+    let (context, embedding) =
+        (options.kv_cache_options.context as usize, options.weights.shape().embedding as usize);
     let mut all = SavedRows::new();
-    for sequence in 0..options.cache.sequences.max(1) {
+    for sequence in 0..options.kv_cache_options.sequences.max(1) {
         for window in &options.gpu_layers {
             let mut rows = Vec::new();
             let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
@@ -229,8 +232,14 @@ impl Backend for GpuBackend {
         self.gpu.is_some()
     }
 
-    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
-        let mut cost = ComputeCost::default();
+    fn forward(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> CriticalPathCost {
+        let mut cost = CriticalPathCost::default();
         for run in split_by_processor(&self.on_gpu, layers) {
             cost += if self.on_gpu.contains(&run.start) {
                 self.run_gpu_layers(sequence, run, hidden, first)
@@ -241,7 +250,7 @@ impl Backend for GpuBackend {
         cost
     }
 
-    fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+    fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, CriticalPathCost)> {
         let gpu = self.gpu.as_mut()?;
         let (result, cost) = measured(|| gpu.logits(hidden));
         match result? {

@@ -19,7 +19,7 @@ use crate::kernels::packing::PackedFormat;
 
 /// How weights are converted when they are uploaded to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Conversion {
+pub enum WeightConversion {
     /// The weights keep the format of the file.
     #[default]
     None,
@@ -29,13 +29,13 @@ pub enum Conversion {
     Mixed,
 }
 
-impl Conversion {
+impl WeightConversion {
     /// Returns the format to which a matrix of a layer is converted; `None` if it keeps its format.
     pub fn layer_format(self, matrix: graph::LayerMatrix) -> Option<PackedFormat> {
         use graph::LayerMatrix::{Down, Gate, Up};
         match (self, matrix) {
-            (Conversion::None, _) => None,
-            (Conversion::Mixed, Gate | Up | Down) => Some(PackedFormat::Row4),
+            (WeightConversion::None, _) => None,
+            (WeightConversion::Mixed, Gate | Up | Down) => Some(PackedFormat::Row4),
             _ => Some(PackedFormat::Row8),
         }
     }
@@ -49,7 +49,7 @@ impl Conversion {
 /// Returns the size in bytes of a row of `matrix` after its conversion to `packed`.
 pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
     if packed.has_row_scales() {
-        packed.texels(matrix.row_length as u32) as usize * 16
+        packed.texels_per_row(matrix.row_length as u32) as usize * 16
     } else {
         matrix.row_bytes()
     }
@@ -134,11 +134,14 @@ mod tests {
     #[test]
     fn mixed_has_eight_bits_in_attention_and_four_elsewhere() {
         use graph::LayerMatrix::{Down, Gate, Query, Value};
-        let mixed = |matrix| Conversion::Mixed.layer_format(matrix);
+        let mixed = |matrix| WeightConversion::Mixed.layer_format(matrix);
         assert_eq!([Query, Value].map(mixed), [Some(PackedFormat::Row8); 2]);
         assert_eq!([Gate, Down].map(mixed), [Some(PackedFormat::Row4); 2]);
-        assert_eq!(Conversion::Mixed.output_format(), Some(PackedFormat::Row4));
-        assert_eq!(Conversion::Q8.layer_format(Down), Some(PackedFormat::Row8));
-        assert_eq!((Conversion::None.layer_format(Down), Conversion::None.output_format()), (None, None));
+        assert_eq!(WeightConversion::Mixed.output_format(), Some(PackedFormat::Row4));
+        assert_eq!(WeightConversion::Q8.layer_format(Down), Some(PackedFormat::Row8));
+        assert_eq!(
+            (WeightConversion::None.layer_format(Down), WeightConversion::None.output_format()),
+            (None, None)
+        );
     }
 }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 
 use hearth_kernels::Matrix;
 use hearth_profiles::model::ModelShape;
-use hearth_runtime::{BackendOptions, CacheOptions, Weights};
+use hearth_runtime::{BackendOptions, KvCacheOptions, Weights};
 
-use crate::conversion::Conversion;
-use crate::device::{Gpu, GpuBuffer, Launch, Params};
+use crate::conversion::WeightConversion;
+use crate::device::{Gpu, GpuBuffer, KernelParams, Launch};
 use crate::error::GpuError;
-use crate::graph::{Fusion, PassSize, decoder, fuse};
+use crate::graph::{FusionOptions, PassSize, decoder_graph, fuse};
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::quantise::{self, Granularity};
 use crate::kernels::{attention::AttentionKernel, rope::RopeKernel};
@@ -36,12 +36,12 @@ const BATCH_TOKENS: u32 = 128;
 pub struct UploadOptions {
     /// The distribution of the work of a matmul over threads, and the weight layout that it needs.
     pub tiling: Tiling,
-    pub conversion: Conversion,
+    pub conversion: WeightConversion,
 }
 
 impl From<Tiling> for UploadOptions {
     fn from(tiling: Tiling) -> UploadOptions {
-        UploadOptions { tiling, conversion: Conversion::None }
+        UploadOptions { tiling, conversion: WeightConversion::None }
     }
 }
 
@@ -50,7 +50,7 @@ impl From<Tiling> for UploadOptions {
 pub struct GpuLayers {
     gpu: Arc<Gpu>,
     model: Arc<Weights>,
-    options: CacheOptions,
+    options: KvCacheOptions,
     tiling: Tiling,
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
@@ -106,10 +106,10 @@ impl Grid {
 }
 
 /// Returns the bytes of the intermediate tensors, which the GPU needs in addition to weights and cache.
-pub fn buffer_bytes(shape: &ModelShape) -> u64 {
+pub fn compute_buffer_bytes(shape: &ModelShape) -> u64 {
     let tokens = u64::from(BATCH_TOKENS);
-    let size = PassSize { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
-    let (_, records) = fuse(decoder(shape, size), Fusion::ALL).usage_records();
+    let size = PassSize { layers: 1, tokens, context_length: 0, element_bytes: size_of::<f32>() as u64 };
+    let (_, records) = fuse(decoder_graph(shape, size), FusionOptions::ALL).usage_records();
     let length = max_input_length(shape);
     // Codes, scales and sums of quantised inputs.
     greedy_by_size_improved(&records).total_size() + tokens * (length + length / 8 + length / 4)
@@ -118,13 +118,13 @@ pub fn buffer_bytes(shape: &ModelShape) -> u64 {
 /// Returns the maximum number of inputs of a matmul in a layer.
 fn max_input_length(shape: &ModelShape) -> u64 {
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-    u64::from(shape.embedding.max(shape.feed_forward)).max(mixed)
+    u64::from(shape.embedding.max(shape.feed_forward_length)).max(mixed)
 }
 
 impl GpuLayers {
     /// Uploads the layers that `part` assigns to the GPU, and allocates their caches.
     pub fn new(gpu: Arc<Gpu>, part: &BackendOptions, upload: UploadOptions) -> Result<GpuLayers, GpuError> {
-        let (model, options, output) = (part.weights.clone(), part.cache, part.output_on_gpu);
+        let (model, options, output) = (part.weights.clone(), part.kv_cache_options, part.output_on_gpu);
         weights::check(model.shape(), model.hyperparameters())?;
         let layers: BTreeSet<u32> = part.gpu_layers.iter().cloned().flatten().collect();
         let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
@@ -150,7 +150,7 @@ impl GpuLayers {
         let key = (layers.start, layers.end);
         if !self.ranges.contains_key(&key) {
             let mut launches = vec![(1, self.steps(&layers, Phase::Decode, self.tiling)?)];
-            for tiling in self.tiling.for_batch_sizes() {
+            for tiling in self.tiling.batch_size_variants() {
                 launches.push((tiling.tokens_per_tile(), self.steps(&layers, Phase::Prefill, tiling)?));
             }
             self.ranges.insert(key, launches);
@@ -180,7 +180,7 @@ impl GpuLayers {
             for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
                 rope.cosines_and_sines(position, angles);
             }
-            self.gpu.write(&self.buffers.params, &[Params::for_pass(tokens, position)])?;
+            self.gpu.write(&self.buffers.params, &[KernelParams::for_pass(tokens, position)])?;
             self.gpu.write(&self.buffers.angles, angles)?;
             self.gpu.write(&self.buffers.hidden, batch)?;
             let fitting = steps.iter().find(|(max, _)| tokens <= *max).or(steps.last());
@@ -241,7 +241,7 @@ impl Buffers {
     fn reserve_objects(&mut self, gpu: &Gpu, sizes: &[u64]) -> Result<(), GpuError> {
         for (at, &size) in sizes.iter().enumerate() {
             match self.objects.get(at) {
-                Some(object) if object.bytes() >= size => {}
+                Some(object) if object.size_bytes() >= size => {}
                 Some(_) => self.objects[at] = gpu.zeros("intermediate tensors", size)?,
                 None => self.objects.push(gpu.zeros("intermediate tensors", size)?),
             }

@@ -21,6 +21,6 @@ pub mod tuning;
 pub mod virtual_tensor;
 
 pub use backend::{WarningSink, backend_factory};
-pub use conversion::Conversion;
-pub use device::{AdapterInfo, Capabilities, CapabilityMask, Gpu, adapters};
+pub use conversion::WeightConversion;
+pub use device::{AdapterInfo, Capabilities, CapabilityMask, Gpu, enumerate_adapters};
 pub use error::GpuError;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use hearth_kernels::Matrix;
 
 use crate::conversion::{converted_rows, uploaded_row_bytes};
-use crate::device::{Gpu, GpuBuffer, Launch, Params};
+use crate::device::{Gpu, GpuBuffer, KernelParams, Launch};
 use crate::error::GpuError;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::packing::{self, PackedFormat};
@@ -68,7 +68,7 @@ impl GpuMatrix {
         }
         let (length, rows) = (matrix.row_length as u32, matrix.rows as u32);
         let group_rows = tiling.slices_per_workgroup * 4;
-        let row_bytes = u64::from(packed.texels(length)) * 16;
+        let row_bytes = u64::from(packed.texels_per_row(length)) * 16;
         let capabilities = gpu.capabilities();
         let max_bytes = capabilities.max_binding_bytes.min(capabilities.max_buffer_bytes);
         let max_groups = max_bytes / row_bytes.max(1) / u64::from(group_rows);
@@ -91,8 +91,10 @@ impl GpuMatrix {
     }
 
     /// Returns the bytes in GPU memory.
-    pub fn bytes(&self) -> u64 {
-        let of = |part: &MatrixPart| part.texels.bytes() + part.scales.as_ref().map_or(0, GpuBuffer::bytes);
+    pub fn memory_bytes(&self) -> u64 {
+        let of = |part: &MatrixPart| {
+            part.texels.size_bytes() + part.scales.as_ref().map_or(0, GpuBuffer::size_bytes)
+        };
         self.parts.iter().map(of).sum()
     }
 
@@ -104,12 +106,12 @@ impl GpuMatrix {
         report: &mut dyn FnMut(u64),
     ) -> Result<MatrixPart, GpuError> {
         let (first_row, rows) = (of.start, of.end - of.start);
-        let (packed, length, order) = (self.packed_format, self.row_length, self.tiling.order);
+        let (packed, length, order) = (self.packed_format, self.row_length, self.tiling.weight_order);
         let slices = self.tiling.slices_per_workgroup;
         let row_bytes = uploaded_row_bytes(matrix, packed);
-        let shape = self.matmul_kernel(gpu, first_row, rows).shape()?;
-        let texels = gpu.zeros("weights", u64::from(shape.elements()) * 4)?;
-        let words = packed.scale_words(length);
+        let shape = self.matmul_kernel(gpu, first_row, rows).packed_weight_shape()?;
+        let texels = gpu.zeros("weights", u64::from(shape.element_count()) * 4)?;
+        let words = packed.scale_words_per_row(length);
         let padded = u64::from(rows.next_multiple_of(slices * 4));
         let scales = (words > 0).then(|| gpu.zeros("scales of weights", padded * u64::from(words) * 4));
         let mut scales = scales.transpose()?;
@@ -120,16 +122,16 @@ impl GpuMatrix {
         let raw = gpu.zeros("raw weights", (chunk * row_bytes + 4) as u64)?;
         let params = gpu.create_params_buffer()?;
         let groups = |count: u32| packing::workgroup_count(chunk as u64 * u64::from(count));
-        let texels_text = packing::texels_kernel(packed, length, row_bytes as u32, &shape, order);
+        let texels_text = packing::texel_packing_kernel(packed, length, row_bytes as u32, &shape, order);
         let name = "rearrange weights";
         let mut launches = vec![gpu.prepare_launch(
             name,
             &texels_text,
             &[&params, &raw, &texels],
-            groups(packed.texels(length)),
+            groups(packed.texels_per_row(length)),
         )?];
         if let Some(scales) = &scales {
-            let text = packing::scales_kernel(packed, length, row_bytes as u32, slices, order);
+            let text = packing::scale_packing_kernel(packed, length, row_bytes as u32, slices, order);
             launches.push(gpu.prepare_launch(
                 "gather scales",
                 &text,
@@ -145,7 +147,7 @@ impl GpuMatrix {
             gpu.write(&raw, &bytes[..])?;
             gpu.write(
                 &params,
-                &[Params { offset: start as u32, end: end as u32, ..Params::for_pass(0, 0) }],
+                &[KernelParams { offset: start as u32, end: end as u32, ..KernelParams::for_pass(0, 0) }],
             )?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
@@ -172,7 +174,7 @@ impl GpuMatrix {
         let (length, elements) = (self.row_length, input.len() as u64);
         let tokens = input.len() as u32 / length;
         let (params, x) = (gpu.create_params_buffer()?, gpu.upload("inputs", input)?);
-        gpu.write(&params, &[Params::for_pass(tokens, 0)])?;
+        gpu.write(&params, &[KernelParams::for_pass(tokens, 0)])?;
         let granularity = self.packed_format.input_granularity();
         let block_length = |granularity: Granularity| granularity.block_length(length);
         let blocks = granularity.filter(|_| writes_integers).map_or(1, |of| length / block_length(of));
@@ -189,7 +191,11 @@ impl GpuMatrix {
             launches.push(gpu.prepare_launch("quantise", &text, &tensors, workgroups)?);
             inputs = vec![quants, scales, sums];
         }
-        let kernel = MatmulKernel { phase, writes_integers, ..self.matmul_kernel(gpu, 0, self.rows) };
+        let kernel = MatmulKernel {
+            phase,
+            writes_integer_sums: writes_integers,
+            ..self.matmul_kernel(gpu, 0, self.rows)
+        };
         let others: Vec<&GpuBuffer> = inputs.iter().chain([&out]).collect();
         let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
@@ -232,7 +238,7 @@ impl GpuMatrix {
             has_bias: false,
             activation: None,
             multiplies_by_gate: false,
-            writes_integers: false,
+            writes_integer_sums: false,
         }
     }
 }

@@ -10,12 +10,12 @@
 //! Not here: the amount of memory that a run may use. No interface reports it, so the caller provides it.
 
 use hearth_kernels::Matrix;
-use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
+use hearth_profiles::device::{Gpu as Profile, GpuKind, TransferCost};
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::measure::sampling::{Samples, measure_duration, measure_rate};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds, Sourced};
 
-use crate::device::{Gpu, Launch, Params};
+use crate::device::{Gpu, KernelParams, Launch};
 use crate::error::GpuError;
 use crate::kernels::matmul::{Phase, Tiling};
 use crate::kernels::packing::PackedFormat;
@@ -76,7 +76,7 @@ fn duration(
 
 /// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory`
 /// is the memory that a run may use, `buffers` the part that a run needs in addition to weights and cache.
-pub fn measure(
+pub fn measure_gpu(
     gpu: &Gpu,
     tiling: Tiling,
     formats: &[Format],
@@ -187,7 +187,7 @@ fn read_bandwidth(
     let bytes = u64::from(workgroups) * workgroup_bytes;
     let raw = gpu.zeros("a buffer to read", bytes)?;
     let (params, out) = (gpu.create_params_buffer()?, gpu.zeros("the result of the read kernel", 16)?);
-    gpu.write(&params, &[Params::for_pass(1, 0)])?;
+    gpu.write(&params, &[KernelParams::for_pass(1, 0)])?;
     let bound = [&params, &raw, &out];
     let fill =
         gpu.prepare_launch("fill", &buffer_kernel("read_write", FILL_BODY), &bound, [workgroups, 1, 1])?;
@@ -224,7 +224,7 @@ fn buffer_kernel(access: &str, body: &str) -> String {
          let at = (group.x * {TEXELS_PER_THREAD}u + i) * {READ_THREADS}u + lane;\n{body}    }}\n    \
          // Practically never true.\n    \
          if (all.x == 0x9e3779b9u && all.y == all.z && all.z == all.w) {{ out[0] = all.x; }}\n}}\n",
-        Params::WGSL,
+        KernelParams::WGSL_DECLARATION,
     )
 }
 
@@ -267,11 +267,11 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     what: &str,
     copier: impl Fn(u64) -> Result<C, GpuError>,
     effort: &MeasurementOptions,
-) -> Result<Transfer, GpuError> {
+) -> Result<TransferCost, GpuError> {
     let (copy, short) = (copier(long)?, copier(SHORT_COPY_BYTES)?);
     let rates = rate(effort, long as f64, copy)?;
     let times = duration(effort, short)?;
-    Ok(Transfer {
+    Ok(TransferCost {
         latency: times.sourced_median(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
         bandwidth: rates.sourced_median(BytesPerSecond, &format!("{what}, {}", Bytes(long))),
     })

@@ -16,7 +16,7 @@ use std::fmt::Write;
 
 use hearth_kernels::Matrix;
 use hearth_profiles::Format;
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 use crate::device::{Capabilities, Gpu};
 use crate::error::GpuError;
@@ -56,14 +56,14 @@ pub struct TunedTilings(BTreeMap<String, Tiling>);
 pub struct TimedTiling {
     pub tiling: Tiling,
     /// Seconds of each matmul: for each format, with one token and with a batch.
-    pub seconds: Vec<f64>,
+    pub matmul_seconds: Vec<f64>,
 }
 
 impl TimedTiling {
     /// Returns the geometric mean of the times, in which every format and token count has the same weight.
     pub fn geometric_mean_seconds(&self) -> f64 {
-        let logs: f64 = self.seconds.iter().map(|seconds| seconds.ln()).sum();
-        (logs / self.seconds.len().max(1) as f64).exp()
+        let logs: f64 = self.matmul_seconds.iter().map(|seconds| seconds.ln()).sum();
+        (logs / self.matmul_seconds.len().max(1) as f64).exp()
     }
 }
 
@@ -79,10 +79,10 @@ impl TunedTilings {
         let mut text = String::new();
         for (key, tiling) in &self.0 {
             let Tiling {
-                order,
+                weight_order: order,
                 slices_per_workgroup: slices,
                 split_k: splits,
-                token_threads,
+                threads_per_slice: token_threads,
                 tokens_per_thread,
             } = tiling;
             let order = if *order == WeightOrder::ByOutput { "by-output" } else { "interleaved" };
@@ -94,7 +94,7 @@ impl TunedTilings {
     /// Returns the stored tiling of the adapter of `gpu`, if it is one of the current candidates.
     pub fn get(&self, gpu: &Gpu) -> Option<Tiling> {
         let known = self.0.get(&gpu.info().tuning_key()).copied();
-        known.filter(|tiling| candidates(gpu.capabilities()).contains(tiling))
+        known.filter(|tiling| candidate_tilings(gpu.capabilities()).contains(tiling))
     }
 
     /// Stores the tiling of the adapter of `gpu`.
@@ -112,8 +112,13 @@ fn parse_line(line: &str) -> Option<(String, Tiling)> {
     };
     let mut number = || words.next()?.parse::<u32>().ok().filter(|number| (1..=1024).contains(number));
     let [slices, splits, token_threads, tokens_per_thread] = [number()?, number()?, number()?, number()?];
-    let tiling =
-        Tiling { order, slices_per_workgroup: slices, split_k: splits, token_threads, tokens_per_thread };
+    let tiling = Tiling {
+        weight_order: order,
+        slices_per_workgroup: slices,
+        split_k: splits,
+        threads_per_slice: token_threads,
+        tokens_per_thread,
+    };
     Some((words.next()?.to_owned(), tiling))
 }
 
@@ -124,18 +129,26 @@ const BYTES_PER_THREAD: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 /// Whether a device supports the workgroup size and the workgroup memory of a tiling. Eight threads quantise a block
 /// of 256 inputs together, so the number of threads must be a multiple of eight.
 fn fits(tiling: &Tiling, device: Capabilities) -> bool {
-    let (decode, prefill) =
-        (tiling.slices_per_workgroup * tiling.split_k, tiling.slices_per_workgroup * tiling.token_threads);
+    let (decode, prefill) = (
+        tiling.slices_per_workgroup * tiling.split_k,
+        tiling.slices_per_workgroup * tiling.threads_per_slice,
+    );
     let is_valid = |threads: u32| threads <= device.max_workgroup_threads && threads.is_multiple_of(8);
     is_valid(decode) && is_valid(prefill) && decode * BYTES_PER_THREAD <= device.workgroup_memory_bytes
 }
 
 /// Returns the candidate tilings that fit a device.
-pub fn candidates(device: Capabilities) -> Vec<Tiling> {
+pub fn candidate_tilings(device: Capabilities) -> Vec<Tiling> {
     let all = [WeightOrder::Interleaved, WeightOrder::ByOutput].into_iter().flat_map(|order| {
         [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)].map(|(slices, splits)| {
             let token_threads = (128 / slices).max(1);
-            Tiling { order, slices_per_workgroup: slices, split_k: splits, token_threads, ..Tiling::DEFAULT }
+            Tiling {
+                weight_order: order,
+                slices_per_workgroup: slices,
+                split_k: splits,
+                threads_per_slice: token_threads,
+                ..Tiling::DEFAULT
+            }
         })
     });
     all.filter(|tiling| fits(tiling, device)).collect()
@@ -143,20 +156,21 @@ pub fn candidates(device: Capabilities) -> Vec<Tiling> {
 
 /// Times every candidate and returns them with the fastest first.
 pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
-    let untimed = |tiling| TimedTiling { tiling, seconds: Vec::new() };
-    let mut timed: Vec<TimedTiling> = candidates(gpu.capabilities()).into_iter().map(untimed).collect();
+    let untimed = |tiling| TimedTiling { tiling, matmul_seconds: Vec::new() };
+    let mut timed: Vec<TimedTiling> =
+        candidate_tilings(gpu.capabilities()).into_iter().map(untimed).collect();
     let Some(first) = timed.first().map(|timed| timed.tiling) else { return Ok(timed) };
     let seconds = |format: Format, side: usize, tiling: Tiling, tokens: u32| {
         let bytes = random_weights(format, side);
         let matrix = Matrix { format, row_length: side, rows: side, bytes: &bytes };
-        matmul_seconds(gpu, matrix, tiling, tokens)
+        measure_matmul_seconds(gpu, matrix, tiling, tokens)
     };
     let largest = seconds(FORMATS[0], MATRIX_SIDE, first, TOKEN_COUNTS[1])?;
     let side = if largest < LONG_MATMUL_SECONDS { MATRIX_SIDE } else { SMALL_MATRIX_SIDE };
     for timed in &mut timed {
         for format in FORMATS {
             for tokens in TOKEN_COUNTS {
-                timed.seconds.push(seconds(format, side, timed.tiling, tokens)?);
+                timed.matmul_seconds.push(seconds(format, side, timed.tiling, tokens)?);
             }
         }
     }
@@ -169,14 +183,19 @@ fn fastest_first(timed: &mut [TimedTiling]) {
 }
 
 /// Returns the seconds of one matmul of `matrix` with `tokens` tokens.
-pub fn matmul_seconds(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling, tokens: u32) -> Result<f64, GpuError> {
+pub fn measure_matmul_seconds(
+    gpu: &Gpu,
+    matrix: Matrix<'_>,
+    tiling: Tiling,
+    tokens: u32,
+) -> Result<f64, GpuError> {
     let weights = GpuMatrix::upload(gpu, matrix, tiling)?;
     let launches = matmul_launches(gpu, &weights, tokens)?;
     let sample = |matmuls: usize| {
-        let begin = wall_nanos();
+        let begin = monotonic_nanos();
         gpu.submit(launches.iter().cycle().take(launches.len() * matmuls))?;
         gpu.wait("a matmul")?;
-        Ok::<_, GpuError>(wall_nanos().saturating_sub(begin) as f64 * 1e-9 / matmuls as f64)
+        Ok::<_, GpuError>(monotonic_nanos().saturating_sub(begin) as f64 * 1e-9 / matmuls as f64)
     };
     let mut best = sample(1)?;
     if best < LONG_MATMUL_SECONDS {
@@ -210,22 +229,22 @@ mod tests {
 
     #[test]
     fn candidates_fit_the_device() {
-        let (few, all) = (candidates(device(64, 1 << 15)), candidates(device(256, 1 << 15)));
+        let (few, all) = (candidate_tilings(device(64, 1 << 15)), candidate_tilings(device(256, 1 << 15)));
         assert!(few.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 64));
         assert!(all.len() > few.len());
         assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
         // 128 threads share 8 KiB.
-        let tight = candidates(device(256, 8 << 10));
+        let tight = candidate_tilings(device(256, 8 << 10));
         assert!(
             !tight.is_empty()
                 && tight.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 128)
         );
-        assert_eq!(candidates(device(256, 1 << 10)), []);
+        assert_eq!(candidate_tilings(device(256, 1 << 10)), []);
     }
 
     #[test]
     fn tiling_that_is_fast_in_one_format_only_is_not_selected() {
-        let timed = |tiling, seconds: &[f64]| TimedTiling { tiling, seconds: seconds.to_vec() };
+        let timed = |tiling, seconds: &[f64]| TimedTiling { tiling, matmul_seconds: seconds.to_vec() };
         let mut all = [
             timed(Tiling::DEFAULT, &[1e-6, 9e-6, 9e-6, 9e-6]),
             timed(Tiling::BY_OUTPUT, &[2e-6, 2e-6, 3e-6, 2e-6]),

@@ -68,7 +68,7 @@ impl Activations {
     ///
     /// # Panics
     /// If the row length is not a multiple of the block length of `format`.
-    pub fn prepare(&mut self, format: Format, instructions: InstructionSet) {
+    pub fn quantise_for_format(&mut self, format: Format, instructions: InstructionSet) {
         let block = format.block_len() as usize;
         let (into, round): (_, Round) = match block {
             1 => return,

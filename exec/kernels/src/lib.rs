@@ -107,7 +107,7 @@ pub(crate) use native::Native;
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
 ///
-/// All sets except the scalar one are created by [`InstructionSet::detect`] or [`InstructionSet::available`], so a
+/// All sets except the scalar one are created by [`InstructionSet::detect`] or [`InstructionSet::detect_all`], so a
 /// value proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstructionSet(Option<Native>);
@@ -122,7 +122,7 @@ impl InstructionSet {
     }
 
     /// Returns all instruction sets that this processor supports, the fastest last.
-    pub fn available() -> Vec<InstructionSet> {
+    pub fn detect_all() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.is_available());
         std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
     }

@@ -35,7 +35,7 @@ use super::blocks;
 use super::matmul::MatmulTask;
 
 /// Number of weight rows in a panel.
-pub const ROWS: usize = 16;
+pub const PANEL_ROWS: usize = 16;
 
 /// Maximum number of columns of a panel.
 const MAX_COLUMNS: usize = 1024;
@@ -48,7 +48,7 @@ const MIN_TOKENS: usize = 12;
 /// A cache line of 64 bytes: for each of sixteen rows, four bytes, two 16-bit integers or one float.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
-struct Line([[u8; 4]; ROWS]);
+struct Line([[u8; 4]; PANEL_ROWS]);
 
 /// Maximum number of blocks of 256 in a row of a panel.
 const BLOCKS256: usize = MAX_COLUMNS / 256;
@@ -60,9 +60,9 @@ const BLOCKS32: usize = MAX_COLUMNS / 32;
 #[repr(C)]
 struct Panel {
     /// Unpacked quants, row by row.
-    unpacked: [[u8; MAX_COLUMNS]; ROWS],
+    unpacked: [[u8; MAX_COLUMNS]; PANEL_ROWS],
     /// For each block and row, the 16 integer scales of its groups, then their 16 minima.
-    unpacked_scales: [[[i8; 32]; ROWS]; BLOCKS256],
+    unpacked_scales: [[[i8; 32]; PANEL_ROWS]; BLOCKS256],
     /// Interleaved quants, four columns per line.
     quants: [Line; MAX_COLUMNS / 4],
     /// Interleaved scales and minima of groups: for each block, eight lines of two scales, then eight of two minima.
@@ -79,7 +79,7 @@ pub fn is_profitable(format: Format, tokens: usize) -> bool {
 impl Panel {
     /// Unpacks the given blocks of 256 of each row. Rows beyond the end of the matrix are left unchanged.
     #[inline(always)]
-    fn unpack256<B: Block256>(&mut self, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+    fn unpack256<B: Block256>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
             let quants = self.unpacked[row].as_chunks_mut::<256>().0;
@@ -98,7 +98,7 @@ impl Panel {
 
     /// Unpacks the given blocks of 32 of each row. Rows beyond the end of the matrix are left unchanged.
     #[inline(always)]
-    fn unpack32<B: Block32>(&mut self, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+    fn unpack32<B: Block32>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
             let quants = self.unpacked[row].as_chunks_mut::<32>().0;
@@ -112,7 +112,7 @@ impl Panel {
 }
 
 /// Returns the blocks of the sixteen rows from `first` on; rows beyond the end of the task are empty.
-fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; ROWS] {
+fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; PANEL_ROWS] {
     let end = task.first_row + task.row_count;
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
 }
@@ -121,7 +121,7 @@ fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B
 struct Workspace {
     panel: Box<Panel>,
     /// Partial sums of sixteen rows, [tokens].
-    sums: Vec<[f32; ROWS]>,
+    sums: Vec<[f32; PANEL_ROWS]>,
 }
 
 thread_local! {
@@ -137,7 +137,7 @@ struct Tile<'a, const T: usize> {
 }
 
 /// Partial sums of sixteen rows for T tokens.
-type Sums<const T: usize> = [[f32; ROWS]; T];
+type Sums<const T: usize> = [[f32; PANEL_ROWS]; T];
 
 /// Packing and multiplication of panels with one instruction set.
 ///
@@ -145,10 +145,10 @@ type Sums<const T: usize> = [[f32; ROWS]; T];
 /// The processor must have the instructions of the implementation.
 trait PanelKernel {
     /// Unpacks the given blocks of 256 of each row and interleaves the rows.
-    unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
+    unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
     /// Unpacks the given blocks of 32 of each row and interleaves the rows.
-    unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
+    unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
     /// Multiplies the packed blocks of 256 by the activations and adds the products to `sums`.
     unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
@@ -163,7 +163,7 @@ trait PanelKernel {
 macro_rules! pack {
     ($features:literal, $interleave:expr $(, $offset:expr)?) => {
         #[target_feature(enable = $features)]
-        unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
             let count = blocks.len();
             panel.unpack256(rows, blocks);
             $interleave(panel, B::FROM_CODEBOOK, count * 256 $(, $offset)?);
@@ -173,7 +173,7 @@ macro_rules! pack {
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
             let count = blocks.len();
             panel.unpack32(rows, blocks);
             $interleave(panel, B::FROM_CODEBOOK, count * 32 $(, $offset)?);
@@ -220,10 +220,10 @@ macro_rules! multiply_rows {
         ) {
             let Workspace { panel, sums } = workspace;
             let blocks = task.matrix.row_length / $length;
-            for first in (task.first_row..task.first_row + task.row_count).step_by(ROWS) {
+            for first in (task.first_row..task.first_row + task.row_count).step_by(PANEL_ROWS) {
                 let rows = rows_of::<B>(&task, first);
                 sums.clear();
-                sums.resize(task.input.tokens(), [0.0; ROWS]);
+                sums.resize(task.input.tokens(), [0.0; PANEL_ROWS]);
                 for from in (0..blocks).step_by(MAX_COLUMNS / $length) {
                     let blocks = from..blocks.min(from + MAX_COLUMNS / $length);
                     // SAFETY: the caller's promise.
@@ -258,13 +258,13 @@ multiply_rows! {
 ///
 /// # Safety
 /// No other thread writes these rows.
-unsafe fn write_sums(task: &MatmulTask<'_>, first: usize, sums: &[[f32; ROWS]]) {
-    let width = ROWS.min(task.first_row + task.row_count - first);
+unsafe fn write_sums(task: &MatmulTask<'_>, first: usize, sums: &[[f32; PANEL_ROWS]]) {
+    let width = PANEL_ROWS.min(task.first_row + task.row_count - first);
     for (token, sums) in sums.iter().enumerate() {
         // SAFETY: the rows belong to the task; the rest is the caller's promise.
         unsafe {
             // A copy of constant length is compiled to one instruction instead of a call.
-            if width == ROWS {
+            if width == PANEL_ROWS {
                 task.out.set_rows(token, first, sums);
             } else {
                 task.out.set_rows(token, first, &sums[..width]);

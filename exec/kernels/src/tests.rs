@@ -63,7 +63,7 @@ fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
 
 /// Returns the bits of the matmul of `matrix` and `input`, [tokens, rows].
 fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
-    input.prepare(matrix.format, instructions);
+    input.quantise_for_format(matrix.format, instructions);
     let tokens = input.tokens();
     let mut out = vec![0.0f32; tokens * matrix.rows];
     let shared = MatmulOutput::new(&mut out, tokens, matrix.rows);
@@ -134,7 +134,7 @@ proptest! {
             let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
             let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
-            for instructions in InstructionSet::available() {
+            for instructions in InstructionSet::detect_all() {
                 let mut again = random_activations(tokens, length, seed);
                 let found = matmul_bits(instructions, matrix, &mut again);
                 prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
@@ -149,7 +149,7 @@ proptest! {
             let row = random_rows(format, 1, length, seed);
             let weights = dequantised(format, &row, length);
             let mut input = random_activations(1, length, seed);
-            input.prepare(format, InstructionSet::SCALAR);
+            input.quantise_for_format(format, InstructionSet::SCALAR);
             let found = f64::from(scalar_dot(format, &row, &input, 0));
 
             let rounded = rounded_input(format, &input, 0);
@@ -197,7 +197,7 @@ fn extreme_values_do_not_overflow() {
             input.rows_mut().fill(127.0 * sign);
             let matrix = Matrix { format, row_length: length, rows: 1, bytes: &row };
             let bits = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
-            for instructions in InstructionSet::available() {
+            for instructions in InstructionSet::detect_all() {
                 let found = matmul_bits(instructions, matrix, &mut input);
                 assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
             }
@@ -220,7 +220,7 @@ fn non_finite_scales_give_non_finite_results() {
             set_f16_values(format, &mut row, || scale);
             let matrix = Matrix { format, row_length: 512, rows: 1, bytes: &row };
             for (instructions, tokens) in
-                InstructionSet::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
+                InstructionSet::detect_all().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
             {
                 let mut input = random_activations(tokens, 512, 5);
                 let bits = matmul_bits(instructions, matrix, &mut input);

@@ -38,15 +38,15 @@ fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
 #[cfg(target_os = "linux")]
 fn options(
     arguments: &[String],
-) -> Result<(hearth_lab::LimitedCommand, &[String]), Box<dyn std::error::Error>> {
+) -> Result<(hearth_lab::CommandRunner, &[String]), Box<dyn std::error::Error>> {
     use std::time::Duration;
 
-    use hearth_lab::{DeviceLimits, LimitedCommand, MemoryHog};
+    use hearth_lab::{CommandRunner, DeviceLimits, MemoryHog};
     use hearth_profiles::{Bytes, BytesPerSecond};
 
     let end = arguments.iter().position(|word| word == "--").ok_or("add `-- COMMAND ARGUMENT...`")?;
     let (limits, files, deadline) = (DeviceLimits::default(), Vec::new(), Duration::from_mins(30));
-    let mut limited = LimitedCommand { limits, files, hog: None, timeout: deadline };
+    let mut limited = CommandRunner { limits, cold_files: files, memory_hog: None, timeout: deadline };
     let (program, duration) = (std::env::current_exe()?, Duration::from_secs(1 << 30));
     let mut hog = MemoryHog { program, memory: Bytes::ZERO, delay: Duration::ZERO, duration };
     for pair in arguments[..end].chunks(2) {
@@ -60,7 +60,7 @@ fn options(
         match name.as_str() {
             "--memory-mib" => limited.limits.memory = Some(mib()?),
             "--disk-mbps" => limited.limits.disk_read = Some(BytesPerSecond(number()? * 1e6)),
-            "--file" => limited.files.push(value.into()),
+            "--file" => limited.cold_files.push(value.into()),
             "--deadline" => limited.timeout = time()?,
             "--hog-mib" => hog.memory = mib()?,
             "--hog-after" => hog.delay = time()?,
@@ -71,7 +71,7 @@ fn options(
             }
         }
     }
-    limited.hog = (hog.memory > Bytes::ZERO).then_some(hog);
+    limited.memory_hog = (hog.memory > Bytes::ZERO).then_some(hog);
     Ok((limited, &arguments[end + 1..]))
 }
 

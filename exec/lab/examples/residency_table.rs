@@ -22,12 +22,12 @@ mod table {
     use std::time::Duration;
 
     use hearth_core::schedule::ModelPart;
-    use hearth_lab::{DeviceLimits, LimitedCommand, ModelCopies};
+    use hearth_lab::{CommandRunner, DeviceLimits, ModelCopies};
     use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
-    use hearth_runtime::{Weights, clock::wall_nanos};
+    use hearth_runtime::{Weights, clock::monotonic_nanos};
     use hearth_schema::Trace;
-    use hearth_schema::trace::{Counter, Reading, StepKind, TracedDevice};
+    use hearth_schema::trace::{Counter, CounterReading, StepKind, TracedDevice};
 
     type Failure = Box<dyn Error>;
 
@@ -93,7 +93,7 @@ mod table {
             for repeat in 0..options.repeats {
                 for (name, runs) in &mut rows {
                     let run = match (&copies, *name) {
-                        (Some(copies), PEER) => peer(&options, copies.file(0), touched, limit),
+                        (Some(copies), PEER) => peer(&options, copies.first_file(0), touched, limit),
                         _ => hearth(&options, &weights, name, (share, limit)),
                     };
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -160,9 +160,10 @@ mod table {
     }
 
     fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
-        let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk), cpu: None };
+        let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk), cpus: None };
         let deadline = Duration::from_mins(20);
-        let limited = LimitedCommand { limits, files: vec![model.into()], hog: None, timeout: deadline };
+        let limited =
+            CommandRunner { limits, cold_files: vec![model.into()], memory_hog: None, timeout: deadline };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/peers/llama_cpp_decode.py");
         let words = [
             script.display().to_string(),
@@ -175,7 +176,7 @@ mod table {
         if !usage.status.is_some_and(|status| status.success()) || usage.oom_kills > 0 {
             return Err(format!("llama.cpp failed: {usage:?}").into());
         }
-        let result: serde_json::Value = serde_json::from_str(&usage.output)?;
+        let result: serde_json::Value = serde_json::from_str(&usage.stdout)?;
         let tokens = result["tokens"].as_array().ok_or("no tokens")?;
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
@@ -243,7 +244,7 @@ mod table {
         fs::create_dir_all(folder)?;
         let scenario = folder.join("scenario.yaml");
         fs::write(&scenario, text)?;
-        let started = wall_nanos();
+        let started = monotonic_nanos();
         let mut command = Command::new(&options.hearth);
         command.arg("lab").arg(&scenario).arg("--model").arg(&options.model);
         let output = command.arg("--report").arg(folder).arg("--json").output()?;
@@ -255,14 +256,14 @@ mod table {
         for warning in messages.lines().filter(|line| line.starts_with("warning")) {
             eprintln!("{warning}");
         }
-        eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
+        eprintln!("lab: {:.0} s", (monotonic_nanos() - started) as f64 * 1e-9);
         let open = |name: &str| File::open(folder.join(name)).map(BufReader::new);
         let predicted = Trace::read(&mut open("predicted.trace")?)?;
         let measured = Trace::read(&mut open("measured.trace")?)?;
         let numbers = |(index, device): (u16, &TracedDevice)| {
-            let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == index;
+            let own = |it: &&CounterReading| it.counter == Counter::Unreclaimable && it.device_index == index;
             let max = measured.readings.iter().filter(own).map(|reading| reading.value).max();
-            (device.memory_total, max.unwrap_or(0))
+            (device.total_memory_bytes, max.unwrap_or(0))
         };
         let devices: Vec<(u64, u64)> = (0..).zip(&measured.header.devices).map(numbers).collect();
         let unreclaimable = devices.iter().map(|(_, bytes)| bytes).sum::<u64>() as f64;
@@ -273,11 +274,11 @@ mod table {
     /// Returns the seconds and the bytes read of each token after the first.
     fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
         let outputs = trace.records.iter().filter(|record| record.kind == StepKind::Output);
-        let ends: Vec<u64> = outputs.map(|record| record.end).collect();
+        let ends: Vec<u64> = outputs.map(|record| record.end_ns).collect();
         // For each device, the last reading of a pass counts: there may be several.
         let mut read: BTreeMap<u32, BTreeMap<u16, u64>> = BTreeMap::new();
         for reading in trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead) {
-            read.entry(reading.pass).or_default().insert(reading.device, reading.value);
+            read.entry(reading.pass_index).or_default().insert(reading.device_index, reading.value);
         }
         let read: Vec<u64> = read.into_values().map(|devices| devices.into_values().sum()).collect();
         let step = |pair: &[u64]| pair[1].saturating_sub(pair[0]) as f64;

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hearth_profiles::device::quota;
-use hearth_profiles::measure::control_group::CgroupVersion;
+use hearth_profiles::measure::cgroup::CgroupVersion;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
 use super::{LabError, PREFIX, has_exited, owner};
@@ -26,7 +26,7 @@ pub struct DeviceLimits {
     /// Maximum rate of reads from the disk that stores the model.
     pub disk_read: Option<BytesPerSecond>,
     /// Maximum processor time of all threads together, in processors.
-    pub cpu: Option<f64>,
+    pub cpus: Option<f64>,
 }
 
 /// The cgroup folder of each controller; with cgroup v2, the same folder for all of them.
@@ -41,7 +41,7 @@ struct Folders {
 
 /// The control group hierarchy of the machine: the mount points of its controllers.
 #[derive(Debug, Clone)]
-pub struct Cgroups(Folders);
+pub struct CgroupHierarchy(Folders);
 
 /// The control groups of a device. They are removed when this value is dropped.
 #[derive(Debug)]
@@ -59,12 +59,17 @@ impl Folders {
     }
 }
 
-impl Cgroups {
+impl CgroupHierarchy {
     /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
-    pub fn find(root: &Path) -> Result<Cgroups, LabError> {
+    pub fn find(root: &Path) -> Result<CgroupHierarchy, LabError> {
         if root.join("cgroup.controllers").exists() {
             let [memory, disk, cpu] = [(); 3].map(|()| root.to_path_buf());
-            return Ok(Cgroups(Folders { version: CgroupVersion::Two, memory, disk, cpu: Some(cpu) }));
+            return Ok(CgroupHierarchy(Folders {
+                version: CgroupVersion::Two,
+                memory,
+                disk,
+                cpu: Some(cpu),
+            }));
         }
         let (memory, disk) = (root.join("memory"), root.join("blkio"));
         for (what, folder) in [("memory", &memory), ("disk reads", &disk)] {
@@ -74,11 +79,11 @@ impl Cgroups {
             }
         }
         let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
-        Ok(Cgroups(Folders { version: CgroupVersion::One, memory, disk, cpu }))
+        Ok(CgroupHierarchy(Folders { version: CgroupVersion::One, memory, disk, cpu }))
     }
 
     /// Removes the control groups of labs whose process has exited.
-    pub fn remove_stale(&self) {
+    pub fn remove_stale_groups(&self) {
         self.remove(has_exited);
     }
 
@@ -90,7 +95,7 @@ impl Cgroups {
     }
 
     /// Kills the processes in this lab's control groups and removes the groups, for an exit without destructors.
-    pub fn remove_own(&self) {
+    pub fn kill_and_remove_own_groups(&self) {
         self.remove(|owner| owner == std::process::id());
     }
 
@@ -111,7 +116,7 @@ impl Cgroups {
             disk_of(file).map_err(|error| no_groups("disk reads", format!("{}: {error}", file.display())))?;
         let Folders { version, memory, disk, cpu } = &self.0;
         let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
-        let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
+        let cpu = limits.cpus.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
         if *version == CgroupVersion::Two {
             // A controller must be enabled in the parent before a group can use it. An error is ignored here, because
             // setting the limit fails if the controller is not enabled.
@@ -167,13 +172,13 @@ impl Cgroup {
             };
             set(&disk.join(name), &value)?;
         }
-        limits.cpu.map_or(Ok(()), |cpu| self.set_cpu_limit(Some(cpu)))
+        limits.cpus.map_or(Ok(()), |cpu| self.set_cpu_limit(Some(cpu)))
     }
 
     /// Sets the processor limit, or removes it. Does nothing for a group that was created without a processor limit.
     pub fn set_cpu_limit(&self, processors: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.folders.cpu else { return Ok(()) };
-        let period = (quota::EMULATION_PERIOD.0 * 1e6).round() as u64;
+        let period = (quota::EMULATION_QUOTA_PERIOD.0 * 1e6).round() as u64;
         let quota = processors.map(|processors| (processors * period as f64).round() as u64);
         if self.folders.version == CgroupVersion::Two {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
@@ -189,7 +194,7 @@ impl Cgroup {
     pub fn drop_page_cache(&self) {
         let (name, bytes) = match self.folders.version {
             CgroupVersion::One => ("memory.force_empty", 0),
-            CgroupVersion::Two => ("memory.reclaim", self.memory().usage().unwrap_or(0)),
+            CgroupVersion::Two => ("memory.reclaim", self.memory().usage_bytes().unwrap_or(0)),
         };
         // The kernel refuses to release pages that others use. They remain, which is fine.
         let _ = fs::write(self.folders.memory.join(name), bytes.to_string());
@@ -305,14 +310,14 @@ mod tests {
     }
 
     fn limits(memory: Bytes, disk_read: f64) -> DeviceLimits {
-        DeviceLimits { memory: Some(memory), disk_read: Some(BytesPerSecond(disk_read)), cpu: None }
+        DeviceLimits { memory: Some(memory), disk_read: Some(BytesPerSecond(disk_read)), cpus: None }
     }
 
     #[test]
     fn version_two_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tree(&["cgroup.controllers"]);
-        let groups = Cgroups::find(tree.path()).unwrap();
-        let group = groups.create(1, tree.path(), limits(Bytes::mib(100), 200e6)).unwrap();
+        let groups = CgroupHierarchy::find(tree.path()).unwrap();
+        let group = groups.create(1, tree.path(), limits(Bytes::from_mib(100), 200e6)).unwrap();
         assert_eq!(read(&group.folders.memory, "memory.max"), "104857600");
         assert_eq!(read(&group.folders.memory, "memory.swap.max"), "0");
         assert!(read(&group.folders.memory, "io.max").ends_with(" rbps=200000000"));
@@ -330,10 +335,10 @@ mod tests {
     #[test]
     fn version_one_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tree(&["memory/cgroup.procs"]);
-        assert!(Cgroups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
+        assert!(CgroupHierarchy::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
         touch(&tree.path().join("blkio/cgroup.procs"));
-        let groups = Cgroups::find(tree.path()).unwrap();
-        let limits = limits(Bytes::mib(1), 1e6);
+        let groups = CgroupHierarchy::find(tree.path()).unwrap();
+        let limits = limits(Bytes::from_mib(1), 1e6);
         let group = groups.create(1, tree.path(), limits).unwrap();
         touch(&group.folders.memory.join("memory.memsw.limit_in_bytes"));
         group.set_limits(limits).unwrap();
@@ -348,9 +353,9 @@ mod tests {
 
     #[test]
     fn cpu_quota_is_set_and_removed_in_both_versions() {
-        let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
+        let half = DeviceLimits { cpus: Some(0.5), ..DeviceLimits::default() };
         let second = tree(&["cgroup.controllers"]);
-        let groups = Cgroups::find(second.path()).unwrap();
+        let groups = CgroupHierarchy::find(second.path()).unwrap();
         let group = groups.create(1, second.path(), half).unwrap();
         assert_eq!(read(&group.folders.memory, "cpu.max"), "5000 10000");
         assert_eq!(read(second.path(), "cgroup.subtree_control"), "+cpu");
@@ -360,7 +365,7 @@ mod tests {
         assert!(free.set_cpu_limit(Some(1.0)).is_ok() && !free.folders.memory.join("cpu.max").exists());
 
         let first = tree(&["memory/cgroup.procs", "blkio/cgroup.procs"]);
-        let create = || Cgroups::find(first.path()).unwrap().create(1, first.path(), half);
+        let create = || CgroupHierarchy::find(first.path()).unwrap().create(1, first.path(), half);
         let refused = create().unwrap_err().to_string();
         assert!(refused.contains("processor time"), "{refused}");
         touch(&first.path().join("cpu/cgroup.procs"));

@@ -44,7 +44,7 @@ impl ModelCopies {
     }
 
     /// Returns the first file of a device's copy.
-    pub fn file(&self, device: usize) -> &Path {
+    pub fn first_file(&self, device: usize) -> &Path {
         &self.files[device]
     }
 
@@ -72,7 +72,7 @@ pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
     let file = File::open(path).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
-    measure::drop_cache(&file, &(0..length));
+    measure::drop_cached_pages(&file, &(0..length));
     Ok(())
 }
 
@@ -91,13 +91,13 @@ pub fn copies_folder(scratch: &Path) -> PathBuf {
 fn remove_stale(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
         if owner(&entry.file_name()).is_some_and(has_exited) {
-            remove(&entry.path());
+            remove_copies_folder(&entry.path());
         }
     }
 }
 
 /// Removes a folder of model copies and kills the processes that use them, for an exit that runs no destructors.
-pub fn remove(folder: &Path) {
+pub fn remove_copies_folder(folder: &Path) {
     kill_users(folder);
     let _ = fs::remove_dir_all(folder);
 }

@@ -15,9 +15,9 @@ pub mod limited_command;
 pub mod meter;
 pub mod process;
 
-pub use cgroups::{Cgroup, Cgroups, DeviceLimits, ThrottleCounter};
+pub use cgroups::{Cgroup, CgroupHierarchy, DeviceLimits, ThrottleCounter};
 pub use copies::ModelCopies;
-pub use limited_command::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
+pub use limited_command::{CommandRunner, CommandUsage, CpuHog, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
 pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_processors};
 

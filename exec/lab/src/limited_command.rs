@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use super::copies::{drop_page_cache, resident_bytes};
 use super::process::{command_in_group, read_all, spawn};
-use super::{Cgroup, Cgroups, DeviceLimits, LabError};
-use hearth_runtime::clock::wall_nanos;
+use super::{Cgroup, CgroupHierarchy, DeviceLimits, LabError};
+use hearth_runtime::clock::monotonic_nanos;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -104,12 +104,12 @@ impl CpuHog {
 
 /// The limits and conditions under which a command runs.
 #[derive(Debug, Clone)]
-pub struct LimitedCommand {
+pub struct CommandRunner {
     pub limits: DeviceLimits,
     /// Files that are dropped from the page cache before the command starts. The limited disk is the one with the
     /// first file or, without files, with the current folder.
-    pub files: Vec<PathBuf>,
-    pub hog: Option<MemoryHog>,
+    pub cold_files: Vec<PathBuf>,
+    pub memory_hog: Option<MemoryHog>,
     /// Maximum duration of the command, after which it is killed.
     pub timeout: Duration,
 }
@@ -135,34 +135,34 @@ pub struct CommandUsage {
     pub oom_kills: u64,
     /// Standard output, if it was captured.
     #[serde(skip)]
-    pub output: String,
+    pub stdout: String,
     /// The exit status; `None` if the command was killed at its deadline.
     #[serde(skip)]
     pub status: Option<ExitStatus>,
 }
 
-impl LimitedCommand {
+impl CommandRunner {
     /// Runs a program until it exits. Captures its output if `capture` is set; otherwise its output is inherited.
     pub fn run(&self, program: &Path, arguments: &[String], capture: bool) -> Result<CommandUsage, LabError> {
-        let groups = Cgroups::find(Path::new("/sys/fs/cgroup"))?;
-        groups.remove_stale();
-        let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
-        for file in &self.files {
+        let groups = CgroupHierarchy::find(Path::new("/sys/fs/cgroup"))?;
+        groups.remove_stale_groups();
+        let disk = self.cold_files.first().map_or(Path::new("."), PathBuf::as_path);
+        for file in &self.cold_files {
             drop_page_cache(file)?;
         }
-        let resident_before = self.files.iter().map(|file| resident_bytes(file)).sum();
+        let resident_before = self.cold_files.iter().map(|file| resident_bytes(file)).sum();
         let group = groups.create(0, disk, self.limits)?;
         let mut command = command_in_group(Some(&group), program, arguments);
         command.stdin(Stdio::null()).stdout(if capture { Stdio::piped() } else { Stdio::inherit() });
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         let mut process = spawn(&mut command, &program.display().to_string())?;
         let output = process.stdout.take().map(read_all);
-        let mut hog = self.hog.as_ref().map(|hog| {
+        let mut hog = self.memory_hog.as_ref().map(|hog| {
             let mut command = command_in_group(Some(&group), &hog.program, &hog.arguments());
             spawn(command.stdin(Stdio::piped()), &hog.program.display().to_string())
         });
         let (status, peak) = watch(&mut process, &group, start + self.timeout.as_nanos() as u64);
-        let seconds = (wall_nanos() - start) as f64 * 1e-9;
+        let seconds = (monotonic_nanos() - start) as f64 * 1e-9;
         if let Some(Ok(hog)) = &mut hog {
             kill(hog);
         }
@@ -174,7 +174,7 @@ impl LimitedCommand {
             peak_unreclaimable_bytes: peak,
             refaulted_bytes: memory.refaulted_bytes().unwrap_or(0),
             oom_kills: memory.oom_kills().unwrap_or(0),
-            output: output.and_then(|thread| thread.join().ok()).unwrap_or_default(),
+            stdout: output.and_then(|thread| thread.join().ok()).unwrap_or_default(),
             status,
         };
         hog.transpose()?;
@@ -189,7 +189,7 @@ fn watch(process: &mut Child, group: &Cgroup, deadline: u64) -> (Option<ExitStat
     loop {
         peak = peak.max(group.memory().unreclaimable_bytes().unwrap_or(0));
         match process.try_wait() {
-            Ok(None) if wall_nanos() < deadline => std::thread::sleep(POLL_INTERVAL),
+            Ok(None) if monotonic_nanos() < deadline => std::thread::sleep(POLL_INTERVAL),
             Ok(Some(status)) => return (Some(status), peak),
             _ => {
                 kill(process);
@@ -233,16 +233,16 @@ mod tests {
         let file = folder.path().join("file");
         std::fs::write(&file, vec![7u8; 3 << 20]).unwrap();
         let disk_read = Some(hearth_profiles::BytesPerSecond(100e6));
-        let limits = DeviceLimits { memory: Some(Bytes::mib(64)), disk_read, cpu: None };
+        let limits = DeviceLimits { memory: Some(Bytes::from_mib(64)), disk_read, cpus: None };
         let (files, deadline) = (vec![file.clone()], Duration::from_secs(30));
-        let limited = LimitedCommand { limits, files, hog: None, timeout: deadline };
+        let limited = CommandRunner { limits, cold_files: files, memory_hog: None, timeout: deadline };
         let skip = |why: String| eprintln!("SKIPPED command_is_measured_within_its_limits: {why}");
         let usage = match limited.run(Path::new("/bin/cat"), &[file.display().to_string()], true) {
             Ok(usage) => usage,
             Err(error) => return skip(error.to_string()),
         };
         assert!(usage.status.is_some_and(|status| status.success()), "{usage:?}");
-        assert_eq!(usage.output.len(), 3 << 20);
+        assert_eq!(usage.stdout.len(), 3 << 20);
         if usage.resident_bytes_before > 0 || usage.bytes_read == Some(0) {
             return skip("this folder is not on a disk".into());
         }

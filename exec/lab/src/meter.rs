@@ -10,11 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Reading, StepKind};
+use hearth_schema::trace::{Counter, CounterReading, StepKind};
 use serde::{Deserialize, Serialize};
 
 use super::{Cgroup, ThrottleCounter};
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::memory::CgroupMemory;
 
 /// Maximum relative difference of the bytes in the trace from the throttle counter for which there is no warning.
@@ -62,7 +62,8 @@ pub struct Meter<'g> {
 pub struct DeviceUsage {
     pub name: String,
     /// The memory limit of the device's control group, in bytes.
-    pub memory_limit: Option<u64>,
+    #[serde(rename = "memory_limit")]
+    pub memory_limit_bytes: Option<u64>,
     /// Bytes of the device's copy of the model that were in the page cache before the run.
     #[serde(rename = "resident_before")]
     pub resident_bytes_before: u64,
@@ -102,7 +103,7 @@ impl<'g> Meter<'g> {
 
     /// Records the time of a generated token, and samples the memory of all devices if the last sample is old enough.
     pub fn on_token(&mut self) {
-        let now = wall_nanos();
+        let now = monotonic_nanos();
         self.token_times.push(now);
         if now < self.next_memory_sample {
             return;
@@ -134,7 +135,7 @@ impl<'g> Meter<'g> {
             });
             DeviceUsage {
                 name: device.name.clone(),
-                memory_limit: memory.as_ref().and_then(CgroupMemory::limit),
+                memory_limit_bytes: memory.as_ref().and_then(CgroupMemory::limit_bytes),
                 resident_bytes_before: device.resident_bytes_before,
                 throttled_read_bytes_per_token: throttle.filter(|_| device.is_throttled && memory.is_some()),
                 traced_read_bytes_per_token: trace,
@@ -150,7 +151,7 @@ impl<'g> Meter<'g> {
 impl DeviceUsage {
     /// Returns the relative difference (trace - throttle) / throttle of the bytes read per token, if it is large
     /// enough for a warning.
-    pub fn counter_difference(&self) -> Option<f64> {
+    pub fn relative_counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttled_read_bytes_per_token?, self.traced_read_bytes_per_token);
         let apart = (trace - throttle).abs();
         let differs = apart > COUNTER_TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
@@ -161,8 +162,9 @@ impl DeviceUsage {
 /// Returns the nanoseconds to add to a time of the trace to get a time of this process's clock. Token times are
 /// recorded shortly after the token is complete, so the smallest difference is the most accurate.
 fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
-    let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == StepKind::Output);
-    let mut ends: Vec<u64> = outputs.map(|record| record.end).collect();
+    let outputs =
+        trace.records.iter().filter(|record| record.device_index == 0 && record.kind == StepKind::Output);
+    let mut ends: Vec<u64> = outputs.map(|record| record.end_ns).collect();
     ends.sort_unstable();
     // If an output step can generate several tokens, only the first token surely belongs to the first output step.
     let pairs = if ends.len() == token_times.len() { ends.len() } else { 1 };
@@ -171,11 +173,12 @@ fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
 }
 
 /// Returns a device's readings after the prompt and after the last token, and the number of tokens between them.
-fn measured_interval(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
+fn measured_interval(trace: &Trace, device: u16) -> Option<(&CounterReading, &CounterReading, u32)> {
     let mut passes = trace.passes.iter().filter(|pass| pass.has_output).map(|pass| pass.index);
     let (first, last) = (passes.next()?, passes.next_back()?);
-    let of = |reading: &&Reading| (reading.device, reading.counter) == (device, Counter::BytesRead);
-    let until = |pass: u32| trace.readings.iter().filter(of).rfind(|reading| reading.pass <= pass);
+    let of =
+        |reading: &&CounterReading| (reading.device_index, reading.counter) == (device, Counter::BytesRead);
+    let until = |pass: u32| trace.readings.iter().filter(of).rfind(|reading| reading.pass_index <= pass);
     let tokens = trace.passes.iter().filter(|pass| pass.has_output).count() - 1;
     Some((until(first)?, until(last)?, tokens as u32))
 }
@@ -197,7 +200,7 @@ fn sample(throttles: &[Option<ThrottleCounter>], stopped: &mpsc::Receiver<()>) -
     let mut samples = Vec::new();
     while throttles.iter().any(Option::is_some) {
         let counts = throttles.iter().map(|throttle| bytes(throttle).unwrap_or(0)).collect();
-        samples.push((wall_nanos(), counts));
+        samples.push((monotonic_nanos(), counts));
         if stopped.recv_timeout(SAMPLE_INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
             break;
         }
@@ -218,7 +221,7 @@ mod tests {
                 traced_read_bytes_per_token: trace_bytes_per_token,
                 ..usage
             }
-            .counter_difference()
+            .relative_counter_difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);
         assert_eq!(difference(Some(100e6), 150e6), Some(0.5));

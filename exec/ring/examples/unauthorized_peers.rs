@@ -11,9 +11,9 @@ mod attack;
 use std::sync::Arc;
 
 use attack::Attacker;
-use hearth_ring::probe::{ProbeEffort, measure_link};
+use hearth_ring::probe::{ProbeOptions, measure_link};
 use hearth_ring::{EncryptedTransport, Key, LocalModel, MemoryTransport, Worker, bind};
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 const WORKER: &str = "localhost:1";
 
@@ -29,12 +29,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let worker = Worker::new(encrypted.clone(), model, 1);
         tokio::spawn(async move { worker.serve(listener, |_| {}).await });
         let mut attacker = Attacker::listening(&transport, key, 1).await;
-        let (begun, mut answered) = (wall_nanos(), 0u64);
+        let (begun, mut answered) = (monotonic_nanos(), 0u64);
         for _ in 0..count {
             answered += u64::from(attacker.connect(&transport, WORKER).await > 0);
         }
-        let seconds = (wall_nanos() - begun) as f64 * 1e-9;
-        let effort = ProbeEffort { latency_probes: 3, max_bandwidth_probes: 1, ..ProbeEffort::quick() };
+        let seconds = (monotonic_nanos() - begun) as f64 * 1e-9;
+        let effort = ProbeOptions { latency_probes: 3, max_bandwidth_probes: 1, ..ProbeOptions::quick() };
         measure_link(&encrypted, WORKER, effort).await?;
         println!(
             "{count} malformed connections in {seconds:.1} s; {answered} of them received a handshake message or a \

@@ -18,14 +18,14 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{
-    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetch, OnRunEvent, OnTraceLines,
-    RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions,
+    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetchProgress, OnRunEvent,
+    OnTraceLines, RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions,
     plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};
 pub use error::{Result, RingError};
-pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft};
+pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft_model};
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};
 pub use worker::{ModelSource, Worker, WorkerOptions};

@@ -20,15 +20,15 @@ use tokio::sync::mpsc;
 use crate::error::{Result, RingError, protocol_error};
 use crate::security::{EncryptedTransport, Key};
 use crate::wire::{
-    ActivationsHeader, ByteStream, DataConnector, DataEvent, DataSink, Frame, Listener, MAX_DOCUMENT_PAYLOAD,
-    Message, Purpose, ReceivedActivations, TcpTransport, Transport, WorkerFacts, bind, open_connection,
-    read_hello, receive_activations, send_welcome, with_timeout,
+    ActivationsHeader, ByteStream, ConnectionPurpose, DataConnector, DataLinkEvent, DataLinkEventSink, Frame,
+    Listener, MAX_DOCUMENT_PAYLOAD_BYTES, Message, ReceivedActivations, TcpTransport, Transport, WorkerFacts,
+    bind, open_connection, read_hello, receive_activations, send_welcome, with_timeout,
 };
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::profile::MeasuredLinks;
 
 /// Maximum size of a probe, in bytes.
-pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD;
+pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD_BYTES;
 /// Size in bytes of the first long probe, whose time determines the size of the others.
 const TRIAL_BYTES: usize = 64 << 10;
 /// Size in bytes of the activations of one token of an 8B model: 4096 values in f32.
@@ -40,39 +40,46 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How thoroughly a link is measured: the number of exchanges and their time limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ProbeEffort {
+pub struct ProbeOptions {
     pub latency_probes: usize,
     /// Maximum number of exchanges with a long probe, which measure the bandwidth.
     pub max_bandwidth_probes: usize,
     /// The time limit for all exchanges with a long probe; one is always made.
-    pub time_limit: Duration,
+    pub bandwidth_time_limit: Duration,
 }
 
-impl ProbeEffort {
-    /// Returns [`ProbeEffort::quick`], or the full effort: two seconds on a fast link.
-    pub fn new(quick: bool) -> ProbeEffort {
-        let full =
-            ProbeEffort { latency_probes: 300, max_bandwidth_probes: 15, time_limit: Duration::from_secs(5) };
-        if quick { ProbeEffort::quick() } else { full }
+impl ProbeOptions {
+    /// Returns [`ProbeOptions::quick`], or the full effort: two seconds on a fast link.
+    pub fn new(quick: bool) -> ProbeOptions {
+        let full = ProbeOptions {
+            latency_probes: 300,
+            max_bandwidth_probes: 15,
+            bandwidth_time_limit: Duration::from_secs(5),
+        };
+        if quick { ProbeOptions::quick() } else { full }
     }
 
     /// Returns the quick effort: a quarter of a second on a fast link.
-    pub fn quick() -> ProbeEffort {
-        ProbeEffort { latency_probes: 50, max_bandwidth_probes: 5, time_limit: Duration::from_secs(1) }
+    pub fn quick() -> ProbeOptions {
+        ProbeOptions {
+            latency_probes: 50,
+            max_bandwidth_probes: 5,
+            bandwidth_time_limit: Duration::from_secs(1),
+        }
     }
 }
 
 /// The peer name for the link from this machine to itself.
-pub const LOOPBACK: &str = "loopback";
+pub const LOOPBACK_PEER_NAME: &str = "loopback";
 
 /// Measures the link from this machine to itself, and the links to workers, which are encrypted if there is a key.
-pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeEffort) -> Result<MeasuredLinks> {
+pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeOptions) -> Result<MeasuredLinks> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(RingError::Threads)?;
     runtime.block_on(async {
         let own = measure_link_to_self(&TcpTransport, "127.0.0.1:0", effort).await?;
         let hop = measure_hop(&TcpTransport, "127.0.0.1:0", effort).await?;
-        let mut peers = vec![PeerLink { peer: LOOPBACK.to_owned(), ..own }];
+        let mut peers = vec![PeerLink { peer: LOOPBACK_PEER_NAME.to_owned(), ..own }];
         for address in addresses {
             peers.push(match key {
                 Some(key) => {
@@ -82,7 +89,7 @@ pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeEffor
                 None => measure_link(&TcpTransport, address, effort).await?,
             });
         }
-        Ok(MeasuredLinks { hop_times: hop, peers })
+        Ok(MeasuredLinks { loopback_hop_times: hop, peer_links: peers })
     })
 }
 
@@ -90,9 +97,9 @@ pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeEffor
 pub async fn measure_link<T: Transport>(
     transport: &T,
     address: &str,
-    effort: ProbeEffort,
+    effort: ProbeOptions,
 ) -> Result<PeerLink> {
-    let (mut stream, _) = open_connection(transport, address, address, 0, Purpose::Probe).await?;
+    let (mut stream, _) = open_connection(transport, address, address, 0, ConnectionPurpose::Probe).await?;
     let mut times = Vec::with_capacity(effort.latency_probes);
     for nonce in 0..effort.latency_probes.max(1) as u64 {
         tokio::time::sleep(PAUSE).await;
@@ -102,12 +109,14 @@ pub async fn measure_link<T: Transport>(
     let beyond = |all: f64| (all - short.median()).max(1e-9);
     let trial = beyond(exchange(&mut stream, address, 0, TRIAL_BYTES).await?);
     // About four probes of this size fit the time limit.
-    let affordable = TRIAL_BYTES as f64 / trial * effort.time_limit.as_secs_f64() / 4.0;
+    let affordable = TRIAL_BYTES as f64 / trial * effort.bandwidth_time_limit.as_secs_f64() / 4.0;
     let bytes = (affordable as usize).clamp(TRIAL_BYTES, MAX_PROBE_BYTES);
-    let begun = wall_nanos();
-    let time_limit = effort.time_limit.as_nanos() as u64;
+    let begun = monotonic_nanos();
+    let time_limit = effort.bandwidth_time_limit.as_nanos() as u64;
     let mut rates = Vec::with_capacity(effort.max_bandwidth_probes);
-    while rates.is_empty() || rates.len() < effort.max_bandwidth_probes && wall_nanos() - begun < time_limit {
+    while rates.is_empty()
+        || rates.len() < effort.max_bandwidth_probes && monotonic_nanos() - begun < time_limit
+    {
         rates.push(bytes as f64 / beyond(exchange(&mut stream, address, 1, bytes).await?));
     }
     let long = format!("a message of {}, less a short exchange", Bytes(bytes as u64));
@@ -122,14 +131,16 @@ pub async fn measure_link<T: Transport>(
 /// Sends a ping with a payload of `bytes`. Returns the seconds until the pong arrives.
 async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: usize) -> Result<f64> {
     let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
-    let begun = wall_nanos();
+    let begun = monotonic_nanos();
     let reply = async {
         ping.write(stream).await?;
         Frame::read(stream, 0).await
     };
     let reply = with_timeout(REPLY_DEADLINE, "the reply to a probe", reply).await??;
     match reply.map(|frame| frame.message) {
-        Some(Message::Pong { nonce: own, .. }) if own == nonce => Ok((wall_nanos() - begun) as f64 * 1e-9),
+        Some(Message::Pong { nonce: own, .. }) if own == nonce => {
+            Ok((monotonic_nanos() - begun) as f64 * 1e-9)
+        }
         _ => Err(protocol_error(peer, "its reply to a probe is not the expected pong")),
     }
 }
@@ -138,7 +149,7 @@ async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: u
 pub async fn measure_link_to_self<T: Transport>(
     transport: &T,
     address: &str,
-    effort: ProbeEffort,
+    effort: ProbeOptions,
 ) -> Result<PeerLink> {
     let mut listener = bind(transport, address).await?;
     let here = listener.address();
@@ -156,7 +167,11 @@ pub async fn measure_link_to_self<T: Transport>(
 }
 
 /// Measures the seconds that the activations of one token take from one compute thread to another on this machine.
-pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: ProbeEffort) -> Result<Samples> {
+pub async fn measure_hop<T: Transport>(
+    transport: &T,
+    address: &str,
+    effort: ProbeOptions,
+) -> Result<Samples> {
     let (near, far) = (bind(transport, address).await?, bind(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
@@ -182,12 +197,12 @@ pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: Pro
             let pass = Pass::new(index, index, 1, true);
             let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
             let frame = Frame { message: Message::Activations(header), payload: vec![0; ACTIVATION_BYTES] };
-            let begun = wall_nanos();
+            let begun = monotonic_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());
             if back.is_none() {
                 break;
             }
-            times.push((wall_nanos() - begun) as f64 * 0.5e-9);
+            times.push((monotonic_nanos() - begun) as f64 * 0.5e-9);
         }
         times
     });
@@ -203,14 +218,14 @@ pub async fn measure_hop<T: Transport>(transport: &T, address: &str, effort: Pro
     }
 }
 
-fn sink_into(inbox: mpsc::UnboundedSender<ReceivedActivations>) -> DataSink {
+fn sink_into(inbox: mpsc::UnboundedSender<ReceivedActivations>) -> DataLinkEventSink {
     Arc::new(move |event| match event {
-        DataEvent::Activations(received) => inbox.send(received).is_ok(),
-        DataEvent::LinkBroken(_) => false,
+        DataLinkEvent::Activations(received) => inbox.send(received).is_ok(),
+        DataLinkEvent::LinkBroken(_) => false,
     })
 }
 
-fn accept_one(mut listener: impl Listener, sink: DataSink) -> tokio::task::JoinHandle<()> {
+fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let Ok(mut stream) = listener.accept().await else { return };
         if read_hello(&mut stream).await.is_ok()
@@ -225,10 +240,10 @@ fn accept_one(mut listener: impl Listener, sink: DataSink) -> tokio::task::JoinH
 pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     loop {
-        let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD);
+        let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES);
         let frame = with_timeout(PROBE_DEADLINE, "a probe", read).await??;
         let Some(Frame { message: Message::Ping { nonce }, .. }) = frame else { return Ok(()) };
-        let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
+        let pong = Frame::from(Message::Pong { nonce, clock: monotonic_nanos() });
         with_timeout(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
     }
 }
@@ -238,8 +253,11 @@ mod tests {
     use super::*;
     use crate::wire::MemoryTransport;
 
-    const BRIEF: ProbeEffort =
-        ProbeEffort { latency_probes: 3, max_bandwidth_probes: 2, time_limit: Duration::from_millis(200) };
+    const BRIEF: ProbeOptions = ProbeOptions {
+        latency_probes: 3,
+        max_bandwidth_probes: 2,
+        bandwidth_time_limit: Duration::from_millis(200),
+    };
 
     async fn is_measured(transport: impl Transport, address: &str) {
         let link = measure_link_to_self(&transport, address, BRIEF).await.unwrap();

@@ -16,7 +16,7 @@ use hearth_profiles::Format;
 use hearth_profiles::measure::Kernels;
 use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
-use hearth_runtime::{Cpu, Pool, PoolOptions};
+use hearth_runtime::{Cpu, ThreadPool, ThreadPoolOptions};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -52,7 +52,7 @@ fn read(bytes: &[u8]) {
 
 /// Returns the kernels for one thread; by default with the fastest instructions.
 fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
-    let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
+    let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
     cpu.instruction_set = instructions.unwrap_or(cpu.instruction_set);
     Ok(CpuKernels::new(cpu))

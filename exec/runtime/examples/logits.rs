@@ -9,7 +9,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use hearth_runtime::{CacheFormat, Cpu, Engine, ExecError, Pool, PoolOptions, Weights};
+use hearth_runtime::{Cpu, Engine, ExecError, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
 
 /// Number of tokens in a pass.
 const PASS: usize = 16;
@@ -19,13 +19,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = arguments.next().ok_or("usage: logits MODEL.gguf TOKEN..")?;
     let tokens = arguments.map(|text| text.parse()).collect::<Result<Vec<u32>, _>>()?;
     let weights = Arc::new(Weights::open(path)?);
-    let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
+    let pool =
+        ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let cpu = Cpu::new(Arc::new(pool));
-    let mut engine = Engine::new(weights, cpu, tokens.len() as u32, CacheFormat::F32)?;
+    let mut engine = Engine::new(weights, cpu, tokens.len() as u32, KvCacheFormat::F32)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for tokens in tokens.chunks(PASS) {
         let hidden = engine.forward(tokens)?;
-        for logit in engine.input_output.logits(&hidden)? {
+        for logit in engine.input_output_layers.logits(&hidden)? {
             out.write_all(&logit.to_le_bytes())?;
         }
     }

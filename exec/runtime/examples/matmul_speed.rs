@@ -15,7 +15,7 @@ use hearth_kernels::InstructionSet;
 use hearth_profiles::measure::Kernels;
 use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
-use hearth_runtime::{Cpu, Pool, PoolOptions};
+use hearth_runtime::{Cpu, ThreadPool, ThreadPoolOptions};
 
 /// Minimum number of tokens in a measured pass, so that the cost of reading the clock does not matter.
 const MIN_TOKENS: usize = 256;
@@ -69,7 +69,7 @@ fn positive(text: &str) -> Result<usize, String> {
 }
 
 fn named(name: &str) -> Result<InstructionSet, String> {
-    let available = InstructionSet::available();
+    let available = InstructionSet::detect_all();
     available.iter().copied().find(|instructions| instructions.name() == name).ok_or_else(|| {
         let names: Vec<&str> = available.iter().map(|instructions| instructions.name()).collect();
         format!("this processor does not support {name}; use one of {}", names.join(", "))
@@ -79,7 +79,7 @@ fn named(name: &str) -> Result<InstructionSet, String> {
 fn main() -> Result<(), Box<dyn Error>> {
     let Arguments { rows, columns, format: only, tokens, instructions } =
         Arguments::parse(std::env::args().skip(1))?;
-    let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
+    let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
     cpu.instruction_set = instructions;
     let mut kernels = CpuKernels::new(cpu);

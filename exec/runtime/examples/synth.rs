@@ -9,11 +9,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(preset), Some(path)) = (arguments.next(), arguments.next()) else {
         return Err("usage: synth PRESET OUT.gguf [QUANT] [bpe] [tied] [SEED] [threads=N]".into());
     };
-    let mut options = SynthOptions::preset(&preset)?;
+    let mut options = SynthOptions::from_preset(&preset)?;
     for argument in arguments {
         match argument.as_str() {
             "bpe" => options.tokenizer = TokenizerKind::Bpe,
-            "tied" => options.shape.tied_embeddings = true,
+            "tied" => options.shape.has_tied_embeddings = true,
             text if text.starts_with("threads=") => options.threads = text["threads=".len()..].parse()?,
             text => match text.parse() {
                 Ok(seed) => options.seed = seed,
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     })?;
     eprintln!(
         "\r{}: {} parameters, {} tensors, {}",
-        path, made.parameters, made.tensor_count, made.file_bytes
+        path, made.parameter_count, made.tensor_count, made.file_bytes
     );
     Ok(())
 }

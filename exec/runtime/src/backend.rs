@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::cost::ComputeCost;
+use crate::cost::CriticalPathCost;
 
 /// An implementation of the forward pass of decoder layers.
 pub trait Backend: Send {
@@ -25,11 +25,17 @@ pub trait Backend: Send {
     ///
     /// The caller ensures that the layers belong to this backend, that the sequence has a cache, that all earlier
     /// positions are cached, and that the positions are inside the context.
-    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
+    fn forward(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> CriticalPathCost;
 
     /// Returns the logits [tokens, vocabulary] of `hidden` [tokens, embedding], or `None` if this backend does not
     /// compute the output matrix.
-    fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+    fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, CriticalPathCost)> {
         let _ = hidden;
         None
     }

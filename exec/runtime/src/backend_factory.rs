@@ -10,16 +10,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Backend, CacheOptions, Cpu, Weights};
+use crate::{Backend, Cpu, KvCacheOptions, Weights};
 
 /// A callback that reports the progress of an upload to the GPU.
 #[derive(Clone, Default)]
-pub struct UploadProgress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+pub struct UploadProgressReporter(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
 
-impl UploadProgress {
+impl UploadProgressReporter {
     /// Wraps `report`, which receives the number of bytes on the GPU and their total.
-    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> UploadProgress {
-        UploadProgress(Some(Arc::new(report)))
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> UploadProgressReporter {
+        UploadProgressReporter(Some(Arc::new(report)))
     }
 
     /// Reports that `done` of `total` bytes are on the GPU.
@@ -41,7 +41,7 @@ pub struct BackendOptions {
     /// Whether the output matrix is on the GPU too.
     pub output_on_gpu: bool,
     /// The size and the number format of the KV caches.
-    pub cache: CacheOptions,
+    pub kv_cache_options: KvCacheOptions,
     /// The function that rounds the hidden rows after every layer, if there is one. With it, layers run one at a
     /// time.
     pub rounding: Option<fn(&mut [f32])>,
@@ -49,13 +49,13 @@ pub struct BackendOptions {
     pub cpu: Cpu,
     /// Whether the CPU computes all layers if the GPU cannot be opened. If false, this is an error.
     pub fallback_to_cpu: bool,
-    pub progress: UploadProgress,
+    pub progress: UploadProgressReporter,
 }
 
 impl BackendOptions {
     /// Returns the maximum bytes of hidden rows that a backend saves in order to recover from the loss of its GPU:
     /// the inputs of all windows for all positions of the context.
-    pub fn max_saved_hidden_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
+    pub fn max_saved_hidden_bytes(windows: usize, cache: KvCacheOptions, embedding: u32) -> u64 {
         let rows =
             (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));
         rows.saturating_mul(u64::from(embedding) * size_of::<f32>() as u64)

@@ -15,17 +15,17 @@ use hearth_profiles::model::ModelShape;
 
 /// The size and format of the KV caches of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheOptions {
+pub struct KvCacheOptions {
     /// Maximum number of positions of a sequence.
     pub context: u32,
-    pub format: CacheFormat,
+    pub format: KvCacheFormat,
     /// Number of sequences, each with its own cache of `context` positions; at least 1.
     pub sequences: u32,
 }
 
 /// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CacheFormat {
+pub enum KvCacheFormat {
     #[default]
     F16,
     F32,
@@ -70,7 +70,7 @@ impl LayerCache {
 /// Creates the KV caches of `layers` of a model, keyed by sequence and layer.
 pub(crate) fn caches(
     layers: impl IntoIterator<Item = u32>,
-    options: CacheOptions,
+    options: KvCacheOptions,
     model: &ModelShape,
 ) -> BTreeMap<(u32, u32), LayerCache> {
     let (heads, context) = (model.kv_heads as usize, options.context as usize);
@@ -81,11 +81,11 @@ pub(crate) fn caches(
 }
 
 impl HeadRows {
-    pub(crate) fn new(format: CacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
+    pub(crate) fn new(format: KvCacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
         let count = heads * context * length;
         let store = match format {
-            CacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
-            CacheFormat::F32 => Store::F32(vec![0.0; count]),
+            KvCacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
+            KvCacheFormat::F32 => Store::F32(vec![0.0; count]),
         };
         HeadRows { store, context, length }
     }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_head_reads_the_rows_it_wrote() {
-        let mut keys = HeadRows::new(CacheFormat::F16, 2, 3, 2);
+        let mut keys = HeadRows::new(KvCacheFormat::F16, 2, 3, 2);
         keys.set(1, 0, &[1.0, 2.0]);
         keys.set(1, 1, &[3.0, 0.1]);
         let CachedRows::F16(rows) = keys.rows(1, 0..2) else { panic!("stored as f16") };

@@ -52,7 +52,7 @@ const NAME: &str = "chat";
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
+pub struct ChatMessage {
     /// `system`, `user` or `assistant`; others if the template knows them.
     pub role: String,
     pub content: String,
@@ -110,7 +110,7 @@ impl ChatTemplate {
     }
 
     /// Renders `messages` and returns the tokens of the prompt.
-    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ExecError> {
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[ChatMessage]) -> Result<Vec<u32>, ExecError> {
         if messages.is_empty() {
             return Err(failed("there are no messages", "send at least one"));
         }
@@ -118,15 +118,15 @@ impl ChatTemplate {
             let what = format!("role `{}` could be a control token of the model", sanitize(&message.role));
             return Err(failed(what, "use a role that the model knows, such as user"));
         }
-        let guarded = |message: &Message| {
+        let guarded = |message: &ChatMessage| {
             let content = tokenizer.guard(&message.content, &self.searched);
-            Message { role: message.role.clone(), content }
+            ChatMessage { role: message.role.clone(), content }
         };
-        let guarded: Vec<Message> = messages.iter().map(guarded).collect();
+        let guarded: Vec<ChatMessage> = messages.iter().map(guarded).collect();
         tokenizer.encode_template(&self.render(&guarded)?)
     }
 
-    fn render(&self, messages: &[Message]) -> Result<String, ExecError> {
+    fn render(&self, messages: &[ChatMessage]) -> Result<String, ExecError> {
         let length: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
         let max_bytes = length.saturating_mul(10).saturating_add(MAX_ADDED_BYTES);
         let fuel = FUEL.saturating_add(FUEL_PER_MESSAGE.saturating_mul(messages.len() as u64));
@@ -141,7 +141,7 @@ impl ChatTemplate {
         let mut text = BoundedText { text: Vec::new(), max_bytes };
         with_large_stack(|| {
             let (bos_token, eos_token) = (&self.bos, &self.eos);
-            let value = |Message { role, content }: &Message| context! { role, content };
+            let value = |ChatMessage { role, content }: &ChatMessage| context! { role, content };
             let messages: Vec<Value> = messages.iter().map(value).collect();
             let given = context! { messages, bos_token, eos_token, add_generation_prompt => true };
             let rendered = environment
@@ -312,11 +312,11 @@ mod tests {
         (tokenizer, template)
     }
 
-    fn say(role: &str, content: &str) -> Message {
-        Message { role: role.into(), content: content.into() }
+    fn say(role: &str, content: &str) -> ChatMessage {
+        ChatMessage { role: role.into(), content: content.into() }
     }
 
-    fn written(template: &str, messages: &[Message]) -> Result<String, ExecError> {
+    fn written(template: &str, messages: &[ChatMessage]) -> Result<String, ExecError> {
         let (metadata, tokenizer) = model(Some(template));
         ChatTemplate::new(&metadata, &tokenizer)?.render(messages)
     }
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_long_conversation_fits() {
-        let said: Vec<Message> =
+        let said: Vec<ChatMessage> =
             (0..2000).map(|at| say(if at % 2 == 0 { "user" } else { "assistant" }, "x")).collect();
         assert!(written(CHATML, &said).is_ok());
         assert!(written(LLAMA_2, &said).is_ok());

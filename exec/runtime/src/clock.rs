@@ -11,7 +11,7 @@ use crate::read_counter::ProcFile;
 
 /// Returns monotonic wall time in nanoseconds since the first call in this process.
 #[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
-pub fn wall_nanos() -> u64 {
+pub fn monotonic_nanos() -> u64 {
     use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
@@ -86,13 +86,13 @@ impl Stopwatch {
     /// Starts a stopwatch on the calling thread.
     pub fn start() -> Stopwatch {
         let queue = run_queue_nanos();
-        Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
+        Stopwatch { wall: monotonic_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
     /// Returns the time since the last lap, or since the start. Must be called by the thread that started the
     /// stopwatch.
     pub fn lap(&mut self) -> ThreadTimes {
-        let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
+        let (wall, cpu) = (monotonic_nanos(), thread_cpu_nanos());
         let mut slice =
             ThreadTimes { wall_ns: wall - self.wall, cpu_ns: cpu.saturating_sub(self.cpu), queue_ns: 0 };
         let idle = slice.wall_ns.saturating_sub(slice.cpu_ns);
@@ -107,8 +107,8 @@ impl Stopwatch {
         slice
     }
 
-    /// Returns the wall time at which the last lap ended, in nanoseconds as in [`wall_nanos`].
-    pub fn last_lap_end(&self) -> u64 {
+    /// Returns the wall time at which the last lap ended, in nanoseconds as in [`monotonic_nanos`].
+    pub fn last_lap_end_ns(&self) -> u64 {
         self.wall
     }
 }
@@ -125,7 +125,7 @@ mod tests {
         assert!(slept.wall_ns >= 20_000_000);
         assert!(slept.wall_ns - slept.cpu_ns - slept.queue_ns >= 10_000_000, "{slept:?}");
         let mut sum = 0u64;
-        while wall_nanos() - watch.last_lap_end() < 20_000_000 {
+        while monotonic_nanos() - watch.last_lap_end_ns() < 20_000_000 {
             sum = std::hint::black_box(sum + 1);
         }
         let span = watch.lap();

@@ -11,7 +11,7 @@ use crate::clock::ThreadTimes;
 
 /// The cost of a computation along its critical path, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ComputeCost {
+pub struct CriticalPathCost {
     pub wall_ns: u64,
     /// CPU time on the critical path.
     pub cpu_ns: u64,
@@ -21,7 +21,7 @@ pub struct ComputeCost {
     pub all_threads_cpu_ns: u64,
 }
 
-impl ComputeCost {
+impl CriticalPathCost {
     /// Returns the time for which the critical path waited for pages of weights: wall time less CPU and queue time.
     pub fn demand_disk_ns(&self) -> u64 {
         self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
@@ -56,8 +56,8 @@ impl ComputeCost {
     }
 }
 
-impl std::ops::AddAssign for ComputeCost {
-    fn add_assign(&mut self, other: ComputeCost) {
+impl std::ops::AddAssign for CriticalPathCost {
+    fn add_assign(&mut self, other: CriticalPathCost) {
         self.wall_ns += other.wall_ns;
         self.cpu_ns += other.cpu_ns;
         self.queue_ns += other.queue_ns;

@@ -19,7 +19,7 @@ use crate::residency::ResidencyBarrier;
 use crate::rope::PairLayout;
 use crate::rows::SharedRows;
 use crate::weights::LayerWeights;
-use crate::{Backend, CacheOptions, ComputeCost, Pool, Weights};
+use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
@@ -38,7 +38,7 @@ const MAX_PART_TOKENS: usize = 96;
 #[derive(Debug, Clone)]
 pub struct Cpu {
     /// The thread pool, shared by all computations of the process.
-    pub pool: Arc<Pool>,
+    pub thread_pool: Arc<ThreadPool>,
     pub instruction_set: InstructionSet,
     /// The barrier that blocks until weights are in memory.
     pub barrier: ResidencyBarrier,
@@ -76,7 +76,7 @@ impl<'a> Strip<'a> {
     fn chunk_rows(&self) -> usize {
         let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
         if panel::is_profitable(self.matrix.format, self.out.tokens()) {
-            rows.next_multiple_of(panel::ROWS)
+            rows.next_multiple_of(panel::PANEL_ROWS)
         } else {
             rows
         }
@@ -90,8 +90,12 @@ impl<'a> Strip<'a> {
 
 impl Cpu {
     /// Creates a CPU with the fastest instruction set of this processor, whose threads do not wait for weights.
-    pub fn new(pool: Arc<Pool>) -> Cpu {
-        Cpu { pool, instruction_set: InstructionSet::detect(), barrier: ResidencyBarrier::always_open() }
+    pub fn new(pool: Arc<ThreadPool>) -> Cpu {
+        Cpu {
+            thread_pool: pool,
+            instruction_set: InstructionSet::detect(),
+            barrier: ResidencyBarrier::always_open(),
+        }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
@@ -104,7 +108,7 @@ impl Cpu {
     /// each token).
     pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
         let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
-        self.pool.for_each(count, grain, |_, range| range.for_each(&body));
+        self.thread_pool.for_each_chunk(count, grain, |_, range| range.for_each(&body));
     }
 
     /// Calls `body` with the index of each token and its row of `rows` [tokens, width].
@@ -140,7 +144,7 @@ impl Cpu {
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
         for matmul in &*matmuls {
-            input.prepare(matmul.matrix.format, self.instruction_set);
+            input.quantise_for_format(matmul.matrix.format, self.instruction_set);
         }
         let mut strips: Vec<Strip> = matmuls
             .iter_mut()
@@ -170,8 +174,11 @@ impl Cpu {
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
                 // Weights arrive in the order of use, so later strips need not be checked.
-                let ready =
-                    if chunks == 0 { self.barrier.wait(rest, row) } else { self.barrier.ready_bytes(rest) };
+                let ready = if chunks == 0 {
+                    self.barrier.wait(rest, row)
+                } else {
+                    self.barrier.resident_prefix_bytes(rest)
+                };
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
             }
@@ -185,7 +192,7 @@ impl Cpu {
     /// Computes the current rows of all strips in one phase.
     fn multiply_strips(&self, input: &Activations, strips: &[Strip<'_>]) {
         let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
-        self.pool.for_each(chunks, 1, |_, range| {
+        self.thread_pool.for_each_chunk(chunks, 1, |_, range| {
             for chunk in range {
                 let strip = strips.iter().find(|strip| strip.chunks.contains(&chunk));
                 let strip = strip.expect("chunks cover the strips");
@@ -210,12 +217,12 @@ impl Cpu {
         let (key_length, value_length) = (cache.keys.length, cache.values.length);
         let tokens = query.len() / (heads * key_length);
         let out = SharedRows::new(out, value_length);
-        let row = scores.len() / self.pool.threads();
+        let row = scores.len() / self.thread_pool.threads();
         let scores = SharedRows::new(scores, row);
         // The number of cached values that one head of the last token reads.
         let values = positions(tokens - 1).end * (key_length + value_length);
         let grain = (MIN_PHASE_VALUES / values).max(1);
-        self.pool.for_each(tokens * heads, grain, |participant, range| {
+        self.thread_pool.for_each_chunk(tokens * heads, grain, |participant, range| {
             // SAFETY: each participant has its own row.
             let scores = unsafe { scores.row(participant) };
             for item in range {
@@ -252,7 +259,7 @@ impl Cpu {
 
 /// The backend that computes layers on the CPU.
 #[derive(Debug)]
-pub struct CpuLayers {
+pub struct CpuBackend {
     weights: Arc<Weights>,
     cpu: Cpu,
     /// The KV caches, by sequence and layer.
@@ -275,32 +282,38 @@ struct Buffers {
     scores: Vec<f32>,      // [threads, context]
 }
 
-impl CpuLayers {
+impl CpuBackend {
     /// Creates a backend for `layers`.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
-        cache: CacheOptions,
+        cache: KvCacheOptions,
         cpu: Cpu,
-    ) -> CpuLayers {
+    ) -> CpuBackend {
         let caches = caches(layers, cache, weights.shape());
-        let scores = vec![0.0; cpu.pool.threads() * (cache.context as usize).max(1)];
+        let scores = vec![0.0; cpu.thread_pool.threads() * (cache.context as usize).max(1)];
         let buffers = Buffers { scores, ..Buffers::default() };
-        CpuLayers { weights, cpu, caches, buffers }
+        CpuBackend { weights, cpu, caches, buffers }
     }
 }
 
-impl Backend for CpuLayers {
+impl Backend for CpuBackend {
     fn name(&self) -> &'static str {
         self.cpu.instruction_set.name()
     }
 
-    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
-        let CpuLayers { weights, cpu, caches, buffers } = self;
+    fn forward(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> CriticalPathCost {
+        let CpuBackend { weights, cpu, caches, buffers } = self;
         let embedding = weights.shape().embedding as usize;
         // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
-        let ((), cost) = cpu.pool.measure(|| {
+        let ((), cost) = cpu.thread_pool.measure(|| {
             buffers.fill_angles(weights, hidden.len() / embedding, first);
             for layer in layers {
                 let cache =
@@ -327,7 +340,7 @@ impl Backend for CpuLayers {
 /// Returns the bytes of the buffers, the hidden rows and one row of logits of a pass of `tokens` tokens: an
 /// upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
     let values = u64::from(tokens) * (3 * embedding + heads + keys + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
@@ -337,7 +350,7 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
 
 impl Buffers {
     fn resize(&mut self, shape: &ModelShape, tokens: usize) {
-        let feed_forward = shape.feed_forward as usize;
+        let feed_forward = shape.feed_forward_length as usize;
         self.query.resize(tokens * shape.query_width() as usize, 0.0);
         self.key.resize(tokens * shape.key_width() as usize, 0.0);
         self.value.resize(tokens * shape.value_width() as usize, 0.0);

@@ -17,11 +17,11 @@
 
 use std::sync::Arc;
 
-use crate::{CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Stage, Weights};
+use crate::{Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Stage, Weights};
 
 /// A model whose layers are all in this process, with the KV cache of one sequence.
 pub struct Engine {
-    pub input_output: InputOutputLayers,
+    pub input_output_layers: InputOutputLayers,
     stage: Stage,
     layers: u32,
     /// Number of tokens in the KV cache.
@@ -34,19 +34,19 @@ impl Engine {
         weights: Arc<Weights>,
         cpu: Cpu,
         context: u32,
-        format: CacheFormat,
+        format: KvCacheFormat,
     ) -> Result<Engine, ExecError> {
         let layers = weights.shape().layers.0;
-        let cache = CacheOptions { context, format, sequences: 1 };
+        let cache = KvCacheOptions { context, format, sequences: 1 };
         let whole = 0..layers;
         let owned = std::slice::from_ref(&whole);
         let stage = Stage::on_cpu(Arc::clone(&weights), owned, cache, cpu.clone())?;
-        Ok(Engine { input_output: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 })
+        Ok(Engine { input_output_layers: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 })
     }
 
     /// Returns the hidden rows [tokens, embedding] of `tokens`, which continue the sequence, after all layers.
     pub fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
-        let mut hidden = self.input_output.embed(tokens)?;
+        let mut hidden = self.input_output_layers.embed(tokens)?;
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         self.stage.forward(0..self.layers, &mut hidden, &positions)?;
         self.length += tokens.len() as u32;
@@ -56,12 +56,12 @@ impl Engine {
     /// Returns the logits `[vocabulary]` after `tokens`, which continue the sequence.
     pub fn next_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let hidden = self.forward(tokens)?;
-        self.input_output.logits_of_last(&hidden)
+        self.input_output_layers.logits_of_last_row(&hidden)
     }
 
     /// Clears the KV cache for a new sequence.
     pub fn reset(&mut self) {
-        self.stage.truncate(0);
+        self.stage.truncate_kv_caches(0);
         self.length = 0;
     }
 }

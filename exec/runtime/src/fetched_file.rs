@@ -84,7 +84,7 @@ impl FetchedFile {
     }
 
     /// Returns the indices of the chunks in these byte ranges that are missing or damaged.
-    pub fn missing_chunks(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
+    pub fn find_missing_chunks(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
         let wanted: BTreeSet<u64> = ranges
             .iter()
             .filter(|range| !range.is_empty())
@@ -101,7 +101,7 @@ impl FetchedFile {
     }
 
     /// Writes a chunk. Returns false, without writing, if it does not have the expected hash and length.
-    pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: ChunkHash) -> io::Result<bool> {
+    pub fn write_chunk(&mut self, chunk: u64, bytes: &[u8], expected: ChunkHash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK_BYTES);
         let length = self.length.saturating_sub(at).min(CHUNK_BYTES);
         let fits = length > 0
@@ -141,20 +141,20 @@ mod tests {
         };
         let length = whole.len() as u64;
         let missing =
-            |file: &mut FetchedFile| file.missing_chunks(std::slice::from_ref(&(0..length))).unwrap();
+            |file: &mut FetchedFile| file.find_missing_chunks(std::slice::from_ref(&(0..length))).unwrap();
         let mut file = FetchedFile::open(&path, length).unwrap();
         assert_eq!(missing(&mut file), [0, 1, 2]);
-        assert_eq!(file.missing_chunks(&[CHUNK_BYTES - 1..CHUNK_BYTES + 1, 5..5]).unwrap(), [0, 1]);
-        assert!(!file.write(0, chunk(1), sha256(chunk(0))).unwrap(), "the hash is wrong");
-        assert!(!file.write(2, chunk(1), sha256(chunk(1))).unwrap(), "longer than the last chunk");
-        assert!(!file.write(9, &[], sha256(&[])).unwrap(), "beyond the end");
-        assert!(file.write(2, chunk(2), sha256(chunk(2))).unwrap());
-        assert!(file.write(0, chunk(0), sha256(chunk(0))).unwrap());
+        assert_eq!(file.find_missing_chunks(&[CHUNK_BYTES - 1..CHUNK_BYTES + 1, 5..5]).unwrap(), [0, 1]);
+        assert!(!file.write_chunk(0, chunk(1), sha256(chunk(0))).unwrap(), "the hash is wrong");
+        assert!(!file.write_chunk(2, chunk(1), sha256(chunk(1))).unwrap(), "longer than the last chunk");
+        assert!(!file.write_chunk(9, &[], sha256(&[])).unwrap(), "beyond the end");
+        assert!(file.write_chunk(2, chunk(2), sha256(chunk(2))).unwrap());
+        assert!(file.write_chunk(0, chunk(0), sha256(chunk(0))).unwrap());
         drop(file);
         assert!(is_partial(&path));
         let mut file = FetchedFile::open(&path, length).unwrap();
         assert_eq!(missing(&mut file), [1], "the written chunks are kept");
-        assert!(file.write(1, chunk(1), sha256(chunk(1))).unwrap());
+        assert!(file.write_chunk(1, chunk(1), sha256(chunk(1))).unwrap());
         drop(file);
         assert!(!is_partial(&path), "all chunks are present");
         assert_eq!(std::fs::read(&path).unwrap(), whole);

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::cpu::Matmul;
-use crate::{ComputeCost, Cpu, ExecError, Weights};
+use crate::{Cpu, CriticalPathCost, ExecError, Weights};
 use hearth_kernels::{Activations, dequantise, elementwise};
 
 /// The input layer (the embedding) and the output layer of a model.
@@ -17,13 +17,13 @@ pub struct InputOutputLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
     input: Activations, // [tokens, embedding]
-    cost: ComputeCost,
+    cost: CriticalPathCost,
 }
 
 impl InputOutputLayers {
     /// Creates the input and output layer of a model.
     pub fn new(weights: Arc<Weights>, cpu: Cpu) -> InputOutputLayers {
-        InputOutputLayers { weights, cpu, input: Activations::default(), cost: ComputeCost::default() }
+        InputOutputLayers { weights, cpu, input: Activations::default(), cost: CriticalPathCost::default() }
     }
 
     /// Returns the input embeddings of `tokens`, [tokens, embedding]. Fails if a token is not in the vocabulary.
@@ -55,7 +55,7 @@ impl InputOutputLayers {
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
         let parameters = self.weights.hyperparameters();
-        let ((), cost) = cpu.pool.measure(|| {
+        let ((), cost) = cpu.thread_pool.measure(|| {
             cpu.rms_norm_rows(hidden, norm, parameters.rms_norm_epsilon, input);
             cpu.multiply(input, &mut [Matmul { matrix, out: &mut logits }]);
             cpu.for_each_row(&mut logits, matrix.rows, |_, row| {
@@ -83,7 +83,7 @@ impl InputOutputLayers {
     }
 
     /// Returns the logits `[vocabulary]` of the last row of `hidden` `[tokens, embedding]`.
-    pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
+    pub fn logits_of_last_row(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let found = hidden.len();
         let last = found.checked_sub(embedding).ok_or(ExecError::Hidden { found, tokens: 1, embedding })?;
@@ -91,7 +91,7 @@ impl InputOutputLayers {
     }
 
     /// Returns the cost of the last call of [`Self::logits`].
-    pub fn last_cost(&self) -> ComputeCost {
+    pub fn last_logits_cost(&self) -> CriticalPathCost {
         self.cost
     }
 }

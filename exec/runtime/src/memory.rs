@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use hearth_profiles::measure::control_group::{CgroupVersion, cgroup_folders};
+use hearth_profiles::measure::cgroup::{CgroupVersion, cgroup_folders};
 
 use crate::pages::page_bytes;
 
@@ -34,7 +34,7 @@ impl CgroupMemory {
 
     /// Returns the maximum memory of the group in bytes, page cache included, or `None` if it is unlimited.
     /// In cgroup v1, the kernel reports a very large number for an unlimited group.
-    pub fn limit(&self) -> Option<u64> {
+    pub fn limit_bytes(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims memory and throttles the group, long before it kills a process.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
         let limits = limits.into_iter().filter_map(|name| self.number(name));
@@ -42,7 +42,7 @@ impl CgroupMemory {
     }
 
     /// Returns the bytes charged to the group and its descendants, including page cache.
-    pub fn usage(&self) -> Option<u64> {
+    pub fn usage_bytes(&self) -> Option<u64> {
         self.number(self.by_version("memory.usage_in_bytes", "memory.current"))
     }
 
@@ -51,7 +51,7 @@ impl CgroupMemory {
         // The page cache is read before the total, so that memory charged in between counts as unreclaimable.
         let text = self.text("memory.stat")?;
         let bytes = |name| self.statistic(&text, name).unwrap_or(0);
-        Some(self.usage()?.saturating_sub(bytes("inactive_file").saturating_add(bytes("active_file"))))
+        Some(self.usage_bytes()?.saturating_sub(bytes("inactive_file").saturating_add(bytes("active_file"))))
     }
 
     /// Returns the bytes of file pages that were reclaimed although in use and then read again, since the group was
@@ -98,7 +98,7 @@ impl CgroupMemory {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Bytes of page cache that the process can hold without evictions, if known.
-    pub page_cache_available: Option<u64>,
+    pub page_cache_available_bytes: Option<u64>,
     /// Total bytes of file pages that were evicted although in use and then read again, in the group with the
     /// tightest limit; `None` without a limit.
     pub refaulted_bytes: Option<u64>,
@@ -139,7 +139,7 @@ impl MemoryWatch {
     ///
     /// The result includes the page cache that the process already holds. Without limits it is an upper bound,
     /// because the page cache of other programs counts as available.
-    pub fn page_cache_available(&self) -> Option<u64> {
+    pub fn page_cache_available_bytes(&self) -> Option<u64> {
         let left = |(group, limit): (&CgroupMemory, u64)| {
             // If the usage of a group is unknown, its whole limit counts as available.
             limit.saturating_sub(group.unreclaimable_bytes().unwrap_or(0))
@@ -147,9 +147,9 @@ impl MemoryWatch {
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
     }
 
-    pub fn reading(&self) -> MemoryReading {
+    pub fn measure(&self) -> MemoryReading {
         MemoryReading {
-            page_cache_available: self.page_cache_available(),
+            page_cache_available_bytes: self.page_cache_available_bytes(),
             refaulted_bytes: self.tightest().and_then(|(group, _)| group.refaulted_bytes()),
         }
     }
@@ -188,7 +188,7 @@ impl MemoryWatch {
     }
 
     fn limited(&self) -> impl Iterator<Item = (&CgroupMemory, u64)> {
-        self.groups.iter().filter_map(|group| Some((group, group.limit()?)))
+        self.groups.iter().filter_map(|group| Some((group, group.limit_bytes()?)))
     }
 
     fn machine(&self, name: &str) -> Option<u64> {
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(limit(&watch), Some(500_000));
         // 400000 used, of which 300000 are page cache: 100000 cannot be reclaimed.
         assert_eq!(watch.unreclaimable_bytes(), 100_000);
-        assert_eq!(watch.page_cache_available(), Some(400_000));
+        assert_eq!(watch.page_cache_available_bytes(), Some(400_000));
         assert_eq!(watch.pressure_bytes(), 100_000);
         assert_eq!(watch.refaulted_bytes(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
@@ -263,11 +263,11 @@ mod tests {
             fs::write(tree.path().join("sys/fs/cgroup/a/b").join(name), text).unwrap();
         };
         own("memory.max", "300000\n");
-        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(300_000), Some(200_000)));
+        assert_eq!((limit(&watch), watch.page_cache_available_bytes()), (Some(300_000), Some(200_000)));
         // The limit of the parent group can leave less memory although it is larger.
         own("memory.current", "0\n");
         fs::write(tree.path().join("sys/fs/cgroup/a/memory.current"), "650000\n").unwrap();
-        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(300_000), Some(150_000)));
+        assert_eq!((limit(&watch), watch.page_cache_available_bytes()), (Some(300_000), Some(150_000)));
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         ]);
         let watch = MemoryWatch::under(tree.path());
         assert_eq!((limit(&watch), watch.unreclaimable_bytes()), (Some(600_000), 150_000));
-        assert_eq!(watch.page_cache_available(), Some(450_000));
+        assert_eq!(watch.page_cache_available_bytes(), Some(450_000));
         assert_eq!(watch.refaulted_bytes(), Some(2 * page_bytes() as u64));
         assert_eq!(watch.groups[0].oom_kills(), Some(1));
     }
@@ -306,7 +306,7 @@ mod tests {
         let watch = MemoryWatch::under(tree.path());
         // 2000000 bytes are more than the machine has.
         assert_eq!((limit(&watch), watch.unreclaimable_bytes()), (None, 30 << 10));
-        assert_eq!((watch.page_cache_available(), watch.pressure_bytes()), (Some(800 << 10), 0));
+        assert_eq!((watch.page_cache_available_bytes(), watch.pressure_bytes()), (Some(800 << 10), 0));
         let meminfo = "MemTotal: 1000 kB\nMemAvailable: 550 kB\n";
         fs::write(tree.path().join(MACHINE.0), meminfo).unwrap();
         assert_eq!(watch.pressure_bytes(), 250 << 10);
@@ -317,7 +317,7 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let watch = MemoryWatch::under(empty.path());
         let unknown = (None, None, None);
-        assert_eq!((watch.page_cache_available(), limit(&watch), watch.refaulted_bytes()), unknown);
+        assert_eq!((watch.page_cache_available_bytes(), limit(&watch), watch.refaulted_bytes()), unknown);
         assert_eq!((watch.unreclaimable_bytes(), watch.pressure_bytes()), (0, 0));
         let tree = tree(&[
             ("proc/meminfo", "MemTotal: many kB\nMemAvailable: 18446744073709551615 kB\nMemTotal"),
@@ -327,10 +327,10 @@ mod tests {
             ("sys/fs/cgroup/memory.stat", "inactive_file\nactive_file 18446744073709551615\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!((watch.page_cache_available(), limit(&watch), watch.refaulted_bytes()), unknown);
+        assert_eq!((watch.page_cache_available_bytes(), limit(&watch), watch.refaulted_bytes()), unknown);
         assert_eq!(watch.groups[0].unreclaimable_bytes(), Some(0));
         fs::write(tree.path().join("sys/fs/cgroup/memory.max"), "70").unwrap();
-        assert_eq!((limit(&watch), watch.page_cache_available()), (Some(70), Some(70)));
+        assert_eq!((limit(&watch), watch.page_cache_available_bytes()), (Some(70), Some(70)));
         assert_eq!(watch.unreclaimable_bytes(), 0);
     }
 
@@ -341,7 +341,7 @@ mod tests {
             return;
         }
         let watch = MemoryWatch::under(Path::new("/"));
-        assert!(watch.page_cache_available().is_some_and(|bytes| bytes > 0));
+        assert!(watch.page_cache_available_bytes().is_some_and(|bytes| bytes > 0));
         assert!(Some(watch.pressure_bytes()) <= limit(&watch).or(watch.machine("MemTotal:")));
     }
 }

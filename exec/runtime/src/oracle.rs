@@ -11,7 +11,7 @@ use crate::cache::{LayerCache, caches};
 use crate::hyperparameters::GateActivation;
 use crate::rope::PairLayout;
 use crate::weights::LayerWeights;
-use crate::{Backend, CacheOptions, ComputeCost, Pool, PoolOptions, Weights};
+use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
@@ -25,7 +25,7 @@ pub struct Oracle {
     /// The KV caches, by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
     /// A pool of one thread, used only to measure the cost.
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 impl Oracle {
@@ -33,10 +33,10 @@ impl Oracle {
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
-        cache: CacheOptions,
+        cache: KvCacheOptions,
     ) -> std::io::Result<Oracle> {
         let caches = caches(layers, cache, weights.shape());
-        let pool = Pool::new(PoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
+        let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
 }
@@ -46,7 +46,13 @@ impl Backend for Oracle {
         "oracle"
     }
 
-    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> CriticalPathCost {
         let Oracle { weights, caches, pool } = self;
         let width = weights.shape().embedding as usize;
         let ((), cost) = pool.measure(|| {
@@ -73,7 +79,7 @@ pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
     activations.rows_mut().copy_from_slice(input);
-    activations.prepare(matrix.format, SCALAR);
+    activations.quantise_for_format(matrix.format, SCALAR);
     (0..matrix.rows).map(|row| scalar_dot(matrix.format, matrix.row(row), &activations, 0)).collect()
 }
 

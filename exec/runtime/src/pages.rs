@@ -9,7 +9,7 @@
 
 use std::fs::File;
 
-use hearth_profiles::measure::drop_cache;
+use hearth_profiles::measure::drop_cached_pages;
 
 /// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
 #[cfg(any(target_os = "android", target_os = "linux"))]
@@ -94,7 +94,7 @@ pub fn evict(region: &[u8], file: &File, offset: u64) {
     let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
     let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
     advise(&inside[..(end - begin) as usize], Advice::DontNeed);
-    drop_cache(file, &(begin..end));
+    drop_cached_pages(file, &(begin..end));
 }
 
 /// The advice argument of `madvise`.

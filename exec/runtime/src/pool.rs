@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-use crate::clock::{Stopwatch, wall_nanos};
-use crate::cost::{ComputeCost, Phase, WorkerReport};
+use crate::clock::{Stopwatch, monotonic_nanos};
+use crate::cost::{CriticalPathCost, Phase, WorkerReport};
 
 /// The options of a pool.
 #[derive(Debug, Clone, Copy)]
-pub struct PoolOptions {
+pub struct ThreadPoolOptions {
     /// Number of threads, including the caller; at least one.
     pub threads: usize,
     /// Whether to pin each worker to one processor (Linux). The calling thread is not pinned.
@@ -31,16 +31,16 @@ pub struct PoolOptions {
     pub spin_ns: u64,
 }
 
-impl Default for PoolOptions {
-    fn default() -> PoolOptions {
+impl Default for ThreadPoolOptions {
+    fn default() -> ThreadPoolOptions {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        PoolOptions { threads, pin_workers: true, spin_ns: 100_000 }
+        ThreadPoolOptions { threads, pin_workers: true, spin_ns: 100_000 }
     }
 }
 
 /// A pool of compute threads.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
@@ -53,7 +53,7 @@ pub struct Pool {
 struct Caller {
     epoch: u64,
     /// The stopwatch and the cost so far of the current measurement.
-    meter: Option<(Stopwatch, ComputeCost)>,
+    meter: Option<(Stopwatch, CriticalPathCost)>,
 }
 
 type Job = dyn Fn(usize) + Sync;
@@ -98,9 +98,9 @@ const OPEN: u64 = 1 << 31;
 /// The bits of the state that count the workers inside the phase.
 const INSIDE: u64 = OPEN - 1;
 
-impl Pool {
+impl ThreadPool {
     /// Starts the worker threads.
-    pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
+    pub fn new(options: ThreadPoolOptions) -> std::io::Result<ThreadPool> {
         let workers = options.threads.max(1) - 1;
         let slots = (0..workers).map(|_| WorkerSlot::default()).collect();
         let shared = Arc::new(Shared { slots, spin_ns: options.spin_ns, ..Shared::default() });
@@ -114,7 +114,7 @@ impl Pool {
             })
         };
         let workers = (0..workers).map(start).collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Pool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
+        Ok(ThreadPool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
     /// Returns the number of threads, including the caller.
@@ -134,12 +134,12 @@ impl Pool {
         let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
             cost.add(watch.lap());
-            opened = watch.last_lap_end();
+            opened = watch.last_lap_end_ns();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end()));
+        let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end_ns()));
         self.close();
         let epoch = caller.epoch;
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
@@ -150,7 +150,7 @@ impl Pool {
                 own_work: own,
                 own_end,
                 wait: waited,
-                end: watch.last_lap_end(),
+                end: watch.last_lap_end_ns(),
             };
             // SAFETY: all workers have left the phase, and only this thread can start the next one.
             let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
@@ -167,7 +167,7 @@ impl Pool {
     ///
     /// Each participant starts in its own region of items, so that it reads memory in order, and then helps with the
     /// other regions.
-    pub fn for_each(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
+    pub fn for_each_chunk(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let grain = grain.max(1);
         if count <= grain || self.workers.is_empty() {
             return body(0, 0..count);
@@ -196,14 +196,14 @@ impl Pool {
     ///
     /// # Panics
     /// If a phase panics.
-    pub fn measure<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
+    pub fn measure<R>(&self, body: impl FnOnce() -> R) -> (R, CriticalPathCost) {
         let _guard = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = wall_nanos();
-        self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
+        let start = monotonic_nanos();
+        self.lock().meter = Some((Stopwatch::start(), CriticalPathCost::default()));
         let result = body();
         let (mut watch, mut cost) = self.lock().meter.take().expect("only one measurement runs at a time");
         cost.add(watch.lap());
-        cost.wall_ns = wall_nanos() - start;
+        cost.wall_ns = monotonic_nanos() - start;
         (result, cost)
     }
 
@@ -251,7 +251,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for (slot, worker) in self.shared.slots.iter().zip(&self.workers) {
@@ -285,7 +285,9 @@ fn run_worker(shared: &Shared, index: usize) {
         }
         let done = watch.lap();
         // SAFETY: the caller reads it only after this worker has left.
-        unsafe { *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap_end(), work: done } };
+        unsafe {
+            *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap_end_ns(), work: done }
+        };
         // SAFETY: the caller replaces its handle only between phases.
         let caller = unsafe { (*shared.caller.get()).clone() };
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);
@@ -311,7 +313,7 @@ fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> 
             }
             std::hint::spin_loop();
             if spins % 64 == 0 {
-                let now = wall_nanos();
+                let now = monotonic_nanos();
                 until = if until == 0 { now + shared.spin_ns } else { until };
                 if now >= until {
                     break;
@@ -367,8 +369,8 @@ mod tests {
 
     use super::*;
 
-    fn pool(threads: usize) -> Pool {
-        Pool::new(PoolOptions { threads, pin_workers: false, spin_ns: 20_000 }).unwrap()
+    fn pool(threads: usize) -> ThreadPool {
+        ThreadPool::new(ThreadPoolOptions { threads, pin_workers: false, spin_ns: 20_000 }).unwrap()
     }
 
     #[test]
@@ -377,7 +379,7 @@ mod tests {
             let pool = pool(threads);
             for round in 0..500 {
                 let done: Vec<AtomicUsize> = (0..100 + round % 7).map(|_| AtomicUsize::new(0)).collect();
-                pool.for_each(done.len(), 3, |_, range| {
+                pool.for_each_chunk(done.len(), 3, |_, range| {
                     for count in &done[range] {
                         count.fetch_add(1, Ordering::Relaxed);
                     }
@@ -399,14 +401,14 @@ mod tests {
         });
         assert!(cost.demand_disk_ns() > 25_000_000, "{cost:?}");
         assert!(cost.cpu_ns < 10_000_000, "{cost:?}");
-        let ((), cost) = pool.measure(|| pool.for_each(8, 1, |_, _| spin(5_000_000)));
+        let ((), cost) = pool.measure(|| pool.for_each_chunk(8, 1, |_, _| spin(5_000_000)));
         assert!(cost.demand_disk_ns() < 5_000_000, "{cost:?}");
     }
 
     #[allow(clippy::disallowed_methods)] // the test needs a thread to be busy for a while
     fn spin(nanos: u64) {
-        let start = wall_nanos();
-        while wall_nanos() - start < nanos {
+        let start = monotonic_nanos();
+        while monotonic_nanos() - start < nanos {
             std::hint::spin_loop();
         }
     }

@@ -227,13 +227,13 @@ pub(crate) mod tests {
             architecture: Architecture::Llama,
             layers: hearth_profiles::Layers(1),
             embedding: 8,
-            feed_forward: 8,
+            feed_forward_length: 8,
             heads: 2,
             kv_heads: 1,
             key_length: 4,
             value_length: 4,
             vocab_size: 10,
-            tied_embeddings: true,
+            has_tied_embeddings: true,
             context_length: 16,
         }
     }

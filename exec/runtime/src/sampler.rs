@@ -64,7 +64,7 @@ impl Sampler {
     /// Chooses a token from `logits` `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
-            return greedy(logits);
+            return greedy_token(logits);
         }
         let more_likely = |a: &u32, b: &u32| {
             let (x, y) = (logits[*a as usize], logits[*b as usize]);
@@ -102,7 +102,7 @@ impl Sampler {
 }
 
 /// Returns the token with the largest logit, and the lowest id among equal ones.
-pub fn greedy(logits: &[f32]) -> u32 {
+pub fn greedy_token(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {
         if logit > logits[best] || logits[best].is_nan() {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
-        assert_eq!(greedy(&[f32::NAN, 1.0, 3.0, 3.0]), 2);
+        assert_eq!(greedy_token(&[f32::NAN, 1.0, 3.0, 3.0]), 2);
         assert_eq!(sampler(0.0, 0, 1.0).sample(&[0.5, -1.0]), 0);
     }
 

@@ -13,12 +13,12 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::measure::Samples;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::CacheFormat;
-use crate::clock::wall_nanos;
+use crate::cache::KvCacheFormat;
+use crate::clock::monotonic_nanos;
 use crate::error::ExecError;
 use crate::memory::MemoryWatch;
-use crate::sampler::greedy;
-use crate::{Cpu, Engine, Extent, Pool, PoolOptions, Weights};
+use crate::sampler::greedy_token;
+use crate::{Cpu, Engine, Extent, ThreadPool, ThreadPoolOptions, Weights};
 
 /// The options of a speed measurement.
 #[derive(Debug, Clone)]
@@ -36,7 +36,8 @@ pub struct InferenceSpeed {
     /// Seconds from opening the file to the logits of the first token.
     #[serde(rename = "load_s")]
     pub first_logits_s: f64,
-    pub prefill: Vec<PrefillSpeed>,
+    #[serde(rename = "prefill")]
+    pub prefill_speeds: Vec<PrefillSpeed>,
     /// Tokens per second of decoding: the reciprocal of the median time of a token.
     pub decode_tokens_per_s: f64,
     /// Resident memory of this process after decoding, in bytes, if the system reports it.
@@ -66,21 +67,21 @@ const READING_PASSES: usize = 5;
 
 /// Measures the speed of the model at `path`.
 pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, ExecError> {
-    let start = wall_nanos();
+    let start = monotonic_nanos();
     let weights = Arc::new(Weights::open(path)?);
-    let pool = PoolOptions { threads: options.threads.max(1), ..PoolOptions::default() };
-    let pool = Arc::new(Pool::new(pool).map_err(|source| ExecError::Threads { source })?);
+    let pool = ThreadPoolOptions { threads: options.threads.max(1), ..ThreadPoolOptions::default() };
+    let pool = Arc::new(ThreadPool::new(pool).map_err(|source| ExecError::Threads { source })?);
     let cpu = Cpu::new(Arc::clone(&pool));
     let max_prompt = options.prompt_lengths.iter().copied().max().unwrap_or(0);
     let context = max_prompt.max(options.decode_tokens + 1);
-    let mut engine = Engine::new(Arc::clone(&weights), cpu.clone(), context, CacheFormat::F16)?;
+    let mut engine = Engine::new(Arc::clone(&weights), cpu.clone(), context, KvCacheFormat::F16)?;
     engine.next_logits(&[0])?;
     let load_s = seconds_since(start);
     let mut token = 0;
     let mut times = Vec::new();
     for _ in 0..options.decode_tokens {
-        let start = wall_nanos();
-        token = greedy(&engine.next_logits(&[token])?);
+        let start = monotonic_nanos();
+        token = greedy_token(&engine.next_logits(&[token])?);
         times.push(seconds_since(start));
     }
     let resident_bytes = MemoryWatch::shared().resident_bytes();
@@ -90,7 +91,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
         // The work does not depend on which tokens the prompt has.
         let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
         engine.reset();
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         engine.next_logits(&prompt)?;
         prefill.push(PrefillSpeed { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
@@ -99,7 +100,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
     let extents = parts.map(|part| weights.part_extents(&part)).concat();
     Ok(InferenceSpeed {
         first_logits_s: load_s,
-        prefill,
+        prefill_speeds: prefill,
         decode_tokens_per_s: 1.0 / Samples::new(times).median(),
         resident_bytes,
         resident_bytes_after_prompts,
@@ -110,19 +111,19 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
 }
 
 fn seconds_since(start: u64) -> f64 {
-    (wall_nanos() - start) as f64 * 1e-9
+    (monotonic_nanos() - start) as f64 * 1e-9
 }
 
 /// Returns the best rate of several passes in which all threads read the bytes of `extents`, in bytes per second.
-fn read_rate(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
+fn read_rate(weights: &Weights, extents: &[Extent], pool: &ThreadPool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         let mut bytes = 0;
         for &extent in extents {
-            let lines = weights.bytes(extent).expect("an extent of this model").as_chunks::<64>().0;
+            let lines = weights.mapped_bytes(extent).expect("an extent of this model").as_chunks::<64>().0;
             bytes += lines.len() * 64;
-            pool.for_each(lines.len(), 4096, |_, range| {
+            pool.for_each_chunk(lines.len(), 4096, |_, range| {
                 let mut sums = [0u64; 8];
                 for line in &lines[range] {
                     for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Backend, CacheOptions, ComputeCost, Cpu, CpuLayers, ExecError, Weights};
+use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
 /// The layers of a model that a device computes, with their KV caches.
 pub struct Stage {
@@ -27,12 +27,12 @@ impl Stage {
     pub fn on_cpu(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
-        cache: CacheOptions,
+        cache: KvCacheOptions,
         cpu: Cpu,
     ) -> Result<Stage, ExecError> {
         check_owned(&weights, owned)?;
         let layers = owned.iter().cloned().flatten();
-        let backend = CpuLayers::new(Arc::clone(&weights), layers, cache, cpu);
+        let backend = CpuBackend::new(Arc::clone(&weights), layers, cache, cpu);
         Stage::new(weights, owned, cache, Box::new(backend))
     }
 
@@ -40,7 +40,7 @@ impl Stage {
     pub fn new(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
-        cache: CacheOptions,
+        cache: KvCacheOptions,
         backend: Box<dyn Backend>,
     ) -> Result<Stage, ExecError> {
         check_owned(&weights, owned)?;
@@ -63,7 +63,7 @@ impl Stage {
         layers: Range<u32>,
         hidden: &mut [f32],
         positions: &[u32],
-    ) -> Result<ComputeCost, ExecError> {
+    ) -> Result<CriticalPathCost, ExecError> {
         self.forward_sequence(0, layers, hidden, positions)
     }
 
@@ -77,7 +77,7 @@ impl Stage {
         layers: Range<u32>,
         hidden: &mut [f32],
         positions: &[u32],
-    ) -> Result<ComputeCost, ExecError> {
+    ) -> Result<CriticalPathCost, ExecError> {
         if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
             return Err(ExecError::Layers { requested: layers, owned: self.owned.clone() });
         }
@@ -87,9 +87,9 @@ impl Stage {
             return Err(ExecError::Hidden { found, tokens, embedding });
         }
         let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
-            return Ok(ComputeCost::default());
+            return Ok(CriticalPathCost::default());
         };
-        let mut cost = ComputeCost::default();
+        let mut cost = CriticalPathCost::default();
         if let Some(rounding) = self.rounding {
             for layer in layers.clone() {
                 cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
@@ -106,12 +106,12 @@ impl Stage {
 
     /// Returns the logits of rows after all layers, or `None` if the backend does not compute the output matrix.
     /// Damaged weights can give logits that are not finite.
-    pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+    pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, CriticalPathCost)> {
         self.backend.logits(hidden)
     }
 
     /// Removes the cached positions of all sequences from `length` on.
-    pub fn truncate(&mut self, length: u32) {
+    pub fn truncate_kv_caches(&mut self, length: u32) {
         for filled in self.filled.values_mut() {
             *filled = (*filled).min(length);
         }

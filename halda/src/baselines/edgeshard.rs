@@ -47,7 +47,7 @@ fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32
         let mut blocks = vec![0; layers + 1];
         for block in 1..=capacity.layers().min(layers as u32) {
             let share = LayerCounts::new(block, capacity.gpu_layers(block), 1, 0);
-            let seconds = model.terms(device, head, share).seconds();
+            let seconds = model.device_latency_terms(device, head, share).seconds();
             for placed in block as usize..=layers {
                 let total = fastest[placed - block as usize] + seconds;
                 if total < next[placed] {

@@ -45,8 +45,13 @@ impl Strategy for EvenWindows {
             (0..devices).map(|device| (each + usize::from(device < larger)) as u32).collect();
         // If no split is allowed, the maximum of GPU layers lets the check of the plan name the violated constraint.
         let split = |(device, &layers): (usize, &u32)| {
-            let window =
-                RoundWindow { device, is_head: device == 0, layers_per_round, layers_before: 0, layers };
+            let window = RoundWindow {
+                device,
+                is_head: device == 0,
+                layers_per_round,
+                layers_before_window: 0,
+                window_layers: layers,
+            };
             model.best_split(window).map_or_else(|| model.max_gpu_layers(window), |split| split.gpu_layers)
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();

@@ -1,7 +1,7 @@
 //! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
 //! It enumerates all windows w and GPU layers n, filters them by the constraints and evaluates them with the latency
-//! model, independently of the dynamic program of [`crate::solvers::exact`]. With `c_m` = `w_m` - `n_m` CPU layers, a
+//! model, independently of the dynamic program of [`crate::solvers::exact_search`]. With `c_m` = `w_m` - `n_m` CPU layers, a
 //! plan consists of 2M integers whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on the next
 //! device, each plan is combined with every choice of relays among the devices without layers. If the order is free,
 //! it is also combined with every order of the devices after the head. Too many plans are an error.
@@ -146,7 +146,7 @@ impl Search<'_, '_> {
                     let bit = idle.iter().position(|idle| idle == device);
                     bit.is_none_or(|bit| choice >> bit & 1 == 1)
                 };
-                plan.order = Some(order.iter().copied().filter(is_in_ring).collect());
+                plan.ring_order = Some(order.iter().copied().filter(is_in_ring).collect());
                 self.evaluate_plan(plan);
             }
         }

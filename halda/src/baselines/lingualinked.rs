@@ -80,7 +80,7 @@ fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
             capacity: *capacity,
             cpu_layer: scaled(costs.cpu_layer()),
             gpu_layer: scaled(costs.gpu_layer()),
-            fixed: scaled(costs.window_copy + costs.hop + head),
+            fixed: scaled(costs.window_copy_seconds + costs.hop + head),
         }
     };
     model.devices.iter().zip(capacities).enumerate().map(load).collect()
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn capacity(layers: u32) -> LayerCapacity {
-        LayerCapacity { max_gpu_layers: 0, max_cpu_layers: layers, gpu_first: false }
+        LayerCapacity { max_gpu_layers: 0, max_cpu_layers: layers, fills_gpu_first: false }
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             fixed in prop_oneof![Just(0.0), 0.0..1000.0_f64],
             [cpu, gpu] in prop::array::uniform2(0..20_u32),
         ) -> Load {
-            Load { capacity: LayerCapacity { max_gpu_layers: gpu, max_cpu_layers: cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
+            Load { capacity: LayerCapacity { max_gpu_layers: gpu, max_cpu_layers: cpu, fills_gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
         }
     }
 

@@ -9,7 +9,7 @@
 //! slow disk does not fit, the plan is an error.
 
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
-use crate::{Assignment, Device, Gpu, LatencyModel, Proposal, Strategy, StrategyError};
+use crate::{Assignment, Device, GpuApi, LatencyModel, Proposal, Strategy, StrategyError};
 
 /// The memory sizes to which the layers of a plan are proportional.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +51,8 @@ impl Strategy for MemoryProportional {
 
 fn available(device: &Device) -> u64 {
     match device.gpu {
-        Gpu::Metal => device.metal_available,
-        Gpu::Cuda => device.ram_available + device.cuda_available,
-        Gpu::None => device.ram_available,
+        GpuApi::Metal => device.metal_available,
+        GpuApi::Cuda => device.ram_available + device.cuda_available,
+        GpuApi::None => device.ram_available,
     }
 }

@@ -39,7 +39,7 @@ impl Strategy for PerformanceProportional {
         let mut window_layers = windows(model, &capacities)?;
         ensure_head_layer(&mut window_layers);
         let split = |(device, (layers, capacity)): (usize, (&u32, &LayerCapacity))| {
-            if capacity.gpu_first {
+            if capacity.fills_gpu_first {
                 model.max_gpu_layers_in_one_round(device, 0, *layers)
             } else {
                 capacity.gpu_layers(*layers)
@@ -55,19 +55,19 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
     let costs = &model.devices;
     let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
     let fastest = |(device, capacity): (&DeviceCosts, &LayerCapacity)| {
-        if capacity.gpu_first { device.gpu_layer() } else { device.cpu_layer() }
+        if capacity.fills_gpu_first { device.gpu_layer() } else { device.cpu_layer() }
     };
     let best: Vec<f64> = costs.iter().zip(capacities).map(fastest).collect();
     let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
 
     let on_fastest = |capacity: &LayerCapacity| {
-        if capacity.gpu_first { capacity.max_gpu_layers } else { capacity.max_cpu_layers }
+        if capacity.fills_gpu_first { capacity.max_gpu_layers } else { capacity.max_cpu_layers }
     };
     let first: Vec<u32> = capacities.iter().map(on_fastest).collect();
     let mut windows = proportional_within_capacity(&power, &first, layers);
 
     let free_on_gpu = |(capacity, window): (&LayerCapacity, &u32)| {
-        if capacity.gpu_first { capacity.max_gpu_layers - window } else { 0 }
+        if capacity.fills_gpu_first { capacity.max_gpu_layers - window } else { 0 }
     };
     let on_gpus: Vec<u32> = capacities.iter().zip(&windows).map(free_on_gpu).collect();
     distribute_remaining(&mut windows, &power, &on_gpus, layers);
@@ -76,7 +76,8 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
         capacities.iter().zip(&windows).map(|(capacity, window)| capacity.layers() - window).collect();
     distribute_remaining(&mut windows, &cpu_power, &on_cpus, layers);
 
-    let on_disks: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
+    let on_disks: Vec<u32> =
+        costs.iter().map(|device| if device.has_slow_disk { 0 } else { layers }).collect();
     distribute_remaining(&mut windows, &cpu_power, &on_disks, layers);
 
     let held: u32 = windows.iter().sum();

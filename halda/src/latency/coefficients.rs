@@ -18,7 +18,7 @@ use hearth_profiles::device::Os;
 
 use crate::latency::hop_times::HopTimes;
 use crate::problem::instance::ValuesByFormat;
-use crate::{Device, Gpu, Instance, InstanceError, ReadRates};
+use crate::{Device, GpuApi, Instance, InstanceError, ReadRates};
 
 /// What a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -57,7 +57,7 @@ pub(crate) struct ModelSizes {
     /// Entry i is the sum of the weight bytes of the first i layers.
     pub layer_bytes_prefix_sums: Vec<i64>,
     /// Whether all layers have the same size and, on each device, the same time.
-    pub uniform_layers: bool,
+    pub has_uniform_layers: bool,
     /// The maximum sum of (bytes - `layer_weight_bytes`) over consecutive layers, reserved in GPU memory per window.
     pub max_consecutive_excess_bytes: i64,
     /// The total bytes by which layers exceed [`Self::layer_weight_bytes`]: a bound for any set of layers.
@@ -77,7 +77,7 @@ pub(crate) struct DeviceCosts {
     /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without a GPU as on the CPU.
     pub gpu_memory_seconds: f64,
     /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds of copies per window.
-    pub window_copy: f64,
+    pub window_copy_seconds: f64,
     /// `t_comm`: the seconds of the hop after a window; an estimate if it depends on the next device.
     pub hop: f64,
     /// (`b_i/V` + `b_o`)/`T_cpu`: the additional seconds of memory traffic per token if the device is the head.
@@ -86,22 +86,22 @@ pub(crate) struct DeviceCosts {
     pub disk_read_rate: f64,
     pub read_rates: ReadRates,
     /// Whether the disk is slower than the threshold of the instance, so that the share must fit in memory.
-    pub slow_disk: bool,
+    pub has_slow_disk: bool,
     /// Whether the GPU is used through Metal, so that GPU and CPU layers share memory.
     pub uses_metal: bool,
     /// `c_cpu`, with Metal `c_cpu` + `c_gpu`: the compute buffers in bytes.
     pub buffer_bytes: i64,
     /// `cap`: the memory for layers, buffers and the output head, in bytes.
-    pub memory_capacity: i64,
+    pub memory_capacity_bytes: i64,
     /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
     pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
     /// The seconds of CPU and GPU window overheads and of the output head on the CPU, for an upper bound of T.
     pub overhead_bound_seconds: f64,
-    pub gpu_never_slower: bool,
+    pub is_gpu_never_slower: bool,
     /// The bytes of RAM that a run can use, including memory of other programs that can be swapped out on any OS.
     pub steady_state_capacity: i64,
     /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
-    pub gpu_memory_by_role: [i64; 2],
+    pub gpu_memory_bytes_by_role: [i64; 2],
     pub case_if_exceeded: MemoryCase,
 }
 
@@ -110,7 +110,7 @@ impl ModelSizes {
         let model = &instance.model;
         let mean = model.layer_weight_bytes;
         let layer_bytes: Vec<i64> = (0..model.model_layers as usize)
-            .map(|layer| model.layer_bytes.get(layer).copied().unwrap_or(mean) as i64)
+            .map(|layer| model.weight_bytes_by_layer.get(layer).copied().unwrap_or(mean) as i64)
             .collect();
         let surpluses = layer_bytes.iter().map(|bytes| bytes - mean as i64);
         // The surplus of the heaviest run that ends at a layer, and the maximum so far.
@@ -125,7 +125,7 @@ impl ModelSizes {
             max_consecutive_excess_bytes: max_run_surplus,
             total_excess_bytes: surpluses.map(|surplus| surplus.max(0)).sum(),
             layer_bytes_prefix_sums: prefix_sums(&layer_bytes),
-            uniform_layers: all_equal(&model.layer_bytes) && equal_times,
+            has_uniform_layers: all_equal(&model.weight_bytes_by_layer) && equal_times,
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -169,46 +169,50 @@ impl DeviceCosts {
         let resident = model.layer_resident_bytes as f64;
         let cpu_compute = seconds(&instance.model.layer_flops, &device.cpu_speed);
         let cpu_memory_seconds = device.cpu_cache_write + resident / device.cpu_memory_rate;
-        let (gpu_compute, gpu_memory_seconds) = if device.gpu == Gpu::None {
+        let (gpu_compute, gpu_memory_seconds) = if device.gpu == GpuApi::None {
             (cpu_compute, cpu_memory_seconds)
         } else {
             let compute = seconds(&instance.model.layer_flops, &device.gpu_speed);
             (compute, device.gpu_cache_write + resident / device.gpu_memory_rate)
         };
-        let metal = device.gpu == Gpu::Metal;
+        let metal = device.gpu == GpuApi::Metal;
         let (capacity, case_if_exceeded) = capacity_and_case(device);
         let work = device.runtime.compute_times.as_ref();
         let rate = device.disk_read_rate;
-        let same_rates = ReadRates { fault_read_rate: rate, read_ahead_rate: rate, stream_rate: rate };
+        let same_rates = ReadRates { fault_read_rate: rate, read_ahead_rate: rate, stream_read_rate: rate };
         let costs = Self {
             cpu_compute,
             gpu_compute,
             output_compute: seconds(&instance.model.output_flops, &device.cpu_speed),
             cpu_memory_seconds,
             gpu_memory_seconds,
-            window_copy: if device.unified_memory { 0.0 } else { device.gpu_upload + device.gpu_download },
-            hop: hops.sender_hops[index],
+            window_copy_seconds: if device.unified_memory {
+                0.0
+            } else {
+                device.gpu_upload + device.gpu_download
+            },
+            hop: hops.sender_hop_seconds[index],
             head_memory_seconds: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read_rate: device.disk_read_rate,
             read_rates: device.runtime.read_rates.unwrap_or(same_rates),
-            slow_disk: device.disk_read_rate < instance.slow_disk_threshold,
+            has_slow_disk: device.disk_read_rate < instance.slow_disk_threshold,
             uses_metal: metal,
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
-            memory_capacity: capacity,
+            memory_capacity_bytes: capacity,
             layer_seconds_prefix_sums: work
                 .map(|work| [prefix_sums(&work.cpu_layer_seconds), prefix_sums(&work.gpu_layer_seconds)]),
             overhead_bound_seconds: work.map_or(0.0, |work| {
-                work.cpu_output_seconds + work.cpu_window_overhead + work.gpu_window_overhead
+                work.cpu_output_seconds + work.cpu_window_overhead_seconds + work.gpu_window_overhead_seconds
             }),
-            gpu_never_slower: match work {
+            is_gpu_never_slower: match work {
                 Some(work) => {
                     work.gpu_layer_seconds.iter().zip(&work.cpu_layer_seconds).all(|(gpu, cpu)| gpu <= cpu)
                 }
                 None => gpu_compute + gpu_memory_seconds <= cpu_compute + cpu_memory_seconds,
             },
             steady_state_capacity: ram_and_swap(device),
-            gpu_memory_by_role: gpu_bytes(device, model),
+            gpu_memory_bytes_by_role: gpu_bytes(device, model),
             case_if_exceeded,
         };
         // Divided by the number of devices, so that the sum over all devices is finite too.
@@ -228,9 +232,9 @@ impl DeviceCosts {
         let bytes = (f64::from(model.layers) * model.layer_resident_bytes as f64).max(heavier)
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
-        let ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_rate: stream } =
+        let ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_read_rate: stream } =
             self.read_rates;
-        work + f64::from(model.layers) * (layer + self.window_copy + longest_hop)
+        work + f64::from(model.layers) * (layer + self.window_copy_seconds + longest_hop)
             + self.output_compute
             + self.head_memory_seconds
             // If windows evict each other, all bytes are read twice.
@@ -249,7 +253,7 @@ impl DeviceCosts {
     /// Returns x, the number of layers that fit in memory; negative if not even the buffers fit.
     pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelSizes) -> i64 {
         let head_bytes = if head { model.row_bytes_ceil + model.output_head_bytes } else { 0 };
-        (self.memory_capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
+        (self.memory_capacity_bytes - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
     /// Returns the number of layers that fit in GPU memory for any choice of layers in `windows` windows.
@@ -257,7 +261,7 @@ impl DeviceCosts {
         let surplus = model
             .total_excess_bytes
             .min(i64::from(windows).saturating_mul(model.max_consecutive_excess_bytes));
-        (self.gpu_memory_by_role[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
+        (self.gpu_memory_bytes_by_role[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
 }
 
@@ -271,7 +275,7 @@ fn seconds(work: &ValuesByFormat, speeds: &ValuesByFormat) -> f64 {
 fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     let ram = device.ram_available as i64;
     match (device.os, device.gpu) {
-        (Os::Macos, Gpu::Metal) => (device.metal_available as i64, MemoryCase::ReloadsEverything),
+        (Os::Macos, GpuApi::Metal) => (device.metal_available as i64, MemoryCase::ReloadsEverything),
         (Os::Macos, _) => (ram, MemoryCase::ReloadsExcessMacos),
         (Os::Linux, _) => (ram, MemoryCase::ReloadsExcess),
         (Os::Android, _) => (ram_and_swap(device), MemoryCase::ReloadsExcess),
@@ -288,9 +292,9 @@ fn ram_and_swap(device: &Device) -> i64 {
 fn gpu_bytes(device: &Device, model: &ModelSizes) -> [i64; 2] {
     let buffers = device.gpu_buffer_bytes as i64;
     match device.gpu {
-        Gpu::None => [0; 2],
-        Gpu::Cuda => [device.cuda_available as i64 - buffers; 2],
-        Gpu::Metal => {
+        GpuApi::None => [0; 2],
+        GpuApi::Cuda => [device.cuda_available as i64 - buffers; 2],
+        GpuApi::Metal => {
             let worker = device.metal_available as i64 - buffers;
             [worker, worker - model.output_head_bytes]
         }

@@ -12,7 +12,7 @@
 //! | each device has a link to the next one; there are no relays if the last round is partial | 3.3 |
 //! | GPU layers fit in GPU memory (CUDA) or in the working set (Metal); none without a GPU | 34-36 |
 
-use crate::{Assignment, Gpu, LatencyModel, LayerCounts};
+use crate::{Assignment, GpuApi, LatencyModel, LayerCounts};
 
 /// The optional rules of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +25,7 @@ pub struct PlanRules {
 
 impl PlanRules {
     /// Returns the rules that are set, as `name=true`.
-    pub fn options(self) -> Vec<String> {
+    pub fn to_option_strings(self) -> Vec<String> {
         let rules = [("drop", self.may_drop_devices), ("remainder", self.may_have_partial_round)];
         rules.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| format!("{name}=true")).collect()
     }
@@ -187,7 +187,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
 
 /// Checks that `order` starts with the head, contains every device with layers, and contains no device twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
-    let order = assignment.order.as_ref()?;
+    let order = assignment.ring_order.as_ref()?;
     let violation = |what| Some(Violation::Order { what });
     let name = |device: usize| &model.instance().devices[device].name;
     let devices = model.device_count();
@@ -230,9 +230,9 @@ fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: LayerCo
     }
     let (gpu, device) = (model.instance().devices[device].gpu, model.device_name(device));
     Some(match gpu {
-        Gpu::None => Violation::NoGpu { device, gpu_layers: layers },
-        Gpu::Cuda => Violation::GpuMemory { device, layers, fit, memory: "its GPU memory" },
-        Gpu::Metal => Violation::GpuMemory { device, layers, fit, memory: "Metal's working set" },
+        GpuApi::None => Violation::NoGpu { device, gpu_layers: layers },
+        GpuApi::Cuda => Violation::GpuMemory { device, layers, fit, memory: "its GPU memory" },
+        GpuApi::Metal => Violation::GpuMemory { device, layers, fit, memory: "Metal's working set" },
     })
 }
 
@@ -243,11 +243,11 @@ fn slow_disk_violation(
     head: bool,
     share: LayerCounts,
 ) -> Option<Violation> {
-    let (terms, costs) = (model.terms(device, head, share), &model.devices[device]);
-    (terms.exceeds_memory && costs.slow_disk).then(|| Violation::SlowDiskOverloaded {
+    let (terms, costs) = (model.device_latency_terms(device, head, share), &model.devices[device]);
+    (terms.exceeds_memory && costs.has_slow_disk).then(|| Violation::SlowDiskOverloaded {
         device: model.device_name(device),
-        need: terms.required_memory,
-        capacity: terms.memory_capacity,
+        need: terms.required_memory_bytes,
+        capacity: terms.memory_capacity_bytes,
         disk_read_rate: costs.disk_read_rate,
         threshold: model.instance().slow_disk_threshold,
     })

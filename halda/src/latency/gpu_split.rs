@@ -13,7 +13,7 @@ use crate::{LatencyModel, RoundWindow};
 pub struct GpuSplit {
     /// n: the GPU layers in the window of a round.
     pub gpu_layers: u32,
-    pub seconds: f64,
+    pub device_seconds: f64,
 }
 
 /// Returns the maximum GPU layers n in a window, with at most `layers` in all rounds; -1 if `layers` is negative.
@@ -34,13 +34,19 @@ impl LatencyModel<'_> {
         let counts = window.rounds_and_rest(self.model.layers);
         let windows = counts.0 + counts.1.min(1);
         let fit = self.devices[window.device].gpu_layers_that_fit(window.is_head, &self.model, windows);
-        gpu_layers_within(counts, fit).min(i64::from(window.layers)) as u32
+        gpu_layers_within(counts, fit).min(i64::from(window.window_layers)) as u32
     }
 
     /// Returns the maximum number of GPU layers in the window of a device if a token takes one round of all layers.
     pub(crate) fn max_gpu_layers_in_one_round(&self, device: usize, head: usize, layers: u32) -> u32 {
         let (head, layers_per_round) = (device == head, self.model.layers);
-        self.max_gpu_layers(RoundWindow { device, is_head: head, layers_per_round, layers_before: 0, layers })
+        self.max_gpu_layers(RoundWindow {
+            device,
+            is_head: head,
+            layers_per_round,
+            layers_before_window: 0,
+            window_layers: layers,
+        })
     }
 
     /// Returns the best split of a window; `None` if a slow disk would be read. Ties go to fewer GPU layers.
@@ -51,15 +57,15 @@ impl LatencyModel<'_> {
     /// Returns the best split of a window if the hop after it takes `hop` seconds; see [`Self::best_split`].
     pub(crate) fn best_split_with_hop(&self, window: RoundWindow, hop: f64) -> Option<GpuSplit> {
         let RoundWindow { device, is_head: head, .. } = window;
-        if window.layers == 0 {
-            return Some(GpuSplit { gpu_layers: 0, seconds: 0.0 });
+        if window.window_layers == 0 {
+            return Some(GpuSplit { gpu_layers: 0, device_seconds: 0.0 });
         }
         let costs = &self.devices[device];
         let most = i64::from(self.max_gpu_layers(window));
         let counts = window.rounds_and_rest(self.model.layers);
         let layers = i64::from(window.share(self.model.layers, 0).layers);
         let mut least = 0;
-        if costs.slow_disk && !costs.uses_metal {
+        if costs.has_slow_disk && !costs.uses_metal {
             let must_leave = layers - costs.layers_that_fit(head, &self.model);
             least = gpu_layers_within(counts, must_leave - 1) + 1;
         }
@@ -72,18 +78,19 @@ impl LatencyModel<'_> {
         let split = |(_, gpu_layers): (usize, i64)| {
             let gpu_layers = gpu_layers as u32;
             let terms = self.terms_with_hop(device, head, window.share(self.model.layers, gpu_layers), hop);
-            let is_allowed = !terms.exceeds_memory || !costs.slow_disk;
-            is_allowed.then(|| GpuSplit { gpu_layers, seconds: terms.seconds() })
+            let is_allowed = !terms.exceeds_memory || !costs.has_slow_disk;
+            is_allowed.then(|| GpuSplit { gpu_layers, device_seconds: terms.seconds() })
         };
         let splits = candidates.into_iter().enumerate().filter(is_new).filter_map(split);
-        splits.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+        splits.min_by(|one, other| one.device_seconds.total_cmp(&other.device_seconds))
     }
 
     /// Returns the maximum number of CPU layers whose weights are not reread (the head rereads an embedding row).
     fn layers_before_reading(&self, device: usize, head: bool) -> i64 {
         let costs = &self.devices[device];
         let head_bytes = if head { self.model.output_head_bytes } else { 0 };
-        (costs.memory_capacity - costs.buffer_bytes - head_bytes).div_euclid(self.model.layer_resident_bytes)
+        (costs.memory_capacity_bytes - costs.buffer_bytes - head_bytes)
+            .div_euclid(self.model.layer_resident_bytes)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::problem::instance::Instance;
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
     /// The seconds of a hop from each sender to any device; the instance's `hop` if hops depend on the receiver.
-    pub sender_hops: Vec<f64>,
+    pub sender_hop_seconds: Vec<f64>,
     /// Hop seconds at `from * devices + to`; infinite without a link. Empty if hops depend only on the sender.
     between: Vec<f64>,
     /// Whether a hop depends on the next device. If not, the order of the ring does not matter.
@@ -22,7 +22,7 @@ impl HopTimes {
     pub(crate) fn new(instance: &Instance) -> Self {
         let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop).collect();
         let Some(rows) = &instance.hops else {
-            return Self { sender_hops: senders, between: Vec::new(), depends_on_receiver: false };
+            return Self { sender_hop_seconds: senders, between: Vec::new(), depends_on_receiver: false };
         };
         let between: Vec<f64> =
             rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
@@ -39,17 +39,17 @@ impl HopTimes {
         } else {
             (0..devices).map(|from| first(from).unwrap_or(0.0)).collect()
         };
-        Self { sender_hops, between, depends_on_receiver }
+        Self { sender_hop_seconds: sender_hops, between, depends_on_receiver }
     }
 
     /// Returns the hop from one device to another in seconds; infinite without a link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
-            self.sender_hops[from]
+            self.sender_hop_seconds[from]
         } else if from == to {
             0.0
         } else {
-            self.between[from * self.sender_hops.len() + to]
+            self.between[from * self.sender_hop_seconds.len() + to]
         }
     }
 
@@ -59,17 +59,18 @@ impl HopTimes {
 
     /// Returns the hop of a sender in seconds; 0 if hops depend on the receiver, as they are then added separately.
     pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
-        if self.depends_on_receiver { 0.0 } else { self.sender_hops[from] }
+        if self.depends_on_receiver { 0.0 } else { self.sender_hop_seconds[from] }
     }
 
     pub(crate) fn longest_hop(&self, from: usize) -> f64 {
-        let others = (0..self.sender_hops.len()).map(|to| self.seconds(from, to));
+        let others = (0..self.sender_hop_seconds.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
     /// Returns the shortest hop of a sender to another device in seconds; infinite if it has no link.
     pub(crate) fn shortest_hop(&self, from: usize) -> f64 {
-        let others = (0..self.sender_hops.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
+        let others =
+            (0..self.sender_hop_seconds.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
         others.fold(f64::INFINITY, f64::min)
     }
 }

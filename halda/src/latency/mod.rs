@@ -18,7 +18,7 @@
 //! Resolved ambiguities: need = cap fits in memory. The minimum `b_i/V` of the disk term applies to the head only
 //! (the paper's Eq. 20 counts it once, its Eq. 12-19 for every device). A device without layers has no costs.
 //!
-//! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::steady_state`] for the reported
+//! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::evaluate_steady_state`] for the reported
 //! assignment, and not from a sum inside a planner.
 //!
 //! Not here: the overlap of reading with computing, which makes the number of rounds matter ([`steady_state`]).
@@ -50,7 +50,7 @@ pub struct LatencyModel<'i> {
 
 /// The time per token of an assignment, and its terms.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Breakdown {
+pub struct LatencyBreakdown {
     /// T: seconds per token.
     #[serde(rename = "seconds")]
     pub seconds_per_token: f64,
@@ -59,7 +59,7 @@ pub struct Breakdown {
     /// The device with the slowest disk and the seconds that a token waits for it; `None` if it does not wait. The
     /// disk term of the device includes these seconds.
     #[serde(rename = "waits")]
-    pub disk_wait: Option<(usize, f64)>,
+    pub slowest_disk_and_wait_seconds: Option<(usize, f64)>,
 }
 
 /// The terms of one device in the time per token, in seconds, and its memory in bytes.
@@ -68,29 +68,34 @@ pub struct DeviceTerms {
     #[serde(rename = "share")]
     pub layer_counts: LayerCounts,
     /// `T_comp` of the prima.cpp paper: the seconds of arithmetic per token.
-    pub compute: f64,
+    #[serde(rename = "compute")]
+    pub compute_seconds: f64,
     /// `T_mem` of the prima.cpp paper: the seconds of memory traffic of weights, cache and hidden state.
-    pub memory: f64,
+    #[serde(rename = "memory")]
+    pub memory_seconds: f64,
     /// `T_disk` of the prima.cpp paper: the seconds of reading weights that did not stay in memory.
-    pub disk: f64,
+    #[serde(rename = "disk")]
+    pub disk_seconds: f64,
     /// `T_comm` of the prima.cpp paper: the seconds of sending the hidden state to the next device.
-    pub communication: f64,
+    #[serde(rename = "communication")]
+    pub communication_seconds: f64,
     /// need: the bytes of memory that the share needs.
     #[serde(rename = "need")]
-    pub required_memory: f64,
+    pub required_memory_bytes: f64,
     /// cap: the bytes of memory that the device has for the share.
     #[serde(rename = "capacity")]
-    pub memory_capacity: u64,
+    pub memory_capacity_bytes: u64,
     /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
     #[serde(rename = "over")]
     pub exceeds_memory: bool,
-    pub case: MemoryCase,
+    #[serde(rename = "case")]
+    pub memory_case: MemoryCase,
 }
 
 impl DeviceTerms {
     /// Returns the seconds that the device adds to a token.
     pub fn seconds(&self) -> f64 {
-        self.compute + self.memory + self.disk + self.communication
+        self.compute_seconds + self.memory_seconds + self.disk_seconds + self.communication_seconds
     }
 }
 
@@ -130,19 +135,19 @@ impl<'i> LatencyModel<'i> {
     ///
     /// # Errors
     /// If the shape of the assignment is invalid, or a link is missing.
-    pub fn evaluate(&self, assignment: &Assignment) -> Result<Breakdown, Violation> {
+    pub fn evaluate(&self, assignment: &Assignment) -> Result<LatencyBreakdown, Violation> {
         shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
         let shares = assignment.shares(self.model.layers);
         let hops = self.communication(assignment, &shares);
         let terms = |(device, (share, communication))| DeviceTerms {
-            communication,
-            ..self.terms(device, device == assignment.head, share)
+            communication_seconds: communication,
+            ..self.device_latency_terms(device, device == assignment.head, share)
         };
         let devices: Vec<DeviceTerms> = shares.into_iter().zip(hops).enumerate().map(terms).collect();
-        Ok(Breakdown {
+        Ok(LatencyBreakdown {
             seconds_per_token: devices.iter().map(DeviceTerms::seconds).sum(),
             devices,
-            disk_wait: None,
+            slowest_disk_and_wait_seconds: None,
         })
     }
 
@@ -151,9 +156,9 @@ impl<'i> LatencyModel<'i> {
         self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
 
-    /// Returns the seconds per token (T) in the steady state; infinite if [`Self::steady_state`] fails.
+    /// Returns the seconds per token (T) in the steady state; infinite if [`Self::evaluate_steady_state`] fails.
     pub fn steady_state_seconds(&self, assignment: &Assignment, residencies: &[ResidencyOptions]) -> f64 {
-        self.steady_state(assignment, residencies)
+        self.evaluate_steady_state(assignment, residencies)
             .map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
 
@@ -189,7 +194,7 @@ impl<'i> LatencyModel<'i> {
     }
 
     /// Returns the terms of a device for a share. Its hops are an estimate if they depend on the next device.
-    pub fn terms(&self, device: usize, head: bool, share: LayerCounts) -> DeviceTerms {
+    pub fn device_latency_terms(&self, device: usize, head: bool, share: LayerCounts) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
 
@@ -202,9 +207,13 @@ impl<'i> LatencyModel<'i> {
     ) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
-        let capacity = costs.memory_capacity as u64;
+        let capacity = costs.memory_capacity_bytes as u64;
         if share.layers == 0 {
-            return DeviceTerms { layer_counts: share, memory_capacity: capacity, ..DeviceTerms::default() };
+            return DeviceTerms {
+                layer_counts: share,
+                memory_capacity_bytes: capacity,
+                ..DeviceTerms::default()
+            };
         }
         let gpu = f64::from(share.gpu_layers);
         let cpu = f64::from(share.layers - share.gpu_layers);
@@ -220,21 +229,25 @@ impl<'i> LatencyModel<'i> {
         let read = match (costs.uses_metal, over) {
             (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
             (true, false) => row,
-            (false, _) => ((whole - costs.memory_capacity) as f64 + row).max(row),
+            (false, _) => ((whole - costs.memory_capacity_bytes) as f64 + row).max(row),
         };
         DeviceTerms {
             layer_counts: share,
-            compute: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
-            memory: cpu * costs.cpu_memory_seconds
+            compute_seconds: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
+            memory_seconds: cpu * costs.cpu_memory_seconds
                 + gpu * costs.gpu_memory_seconds
-                + windows * costs.window_copy
+                + windows * costs.window_copy_seconds
                 + head_memory,
-            disk: read / costs.disk_read_rate,
-            communication: windows * hop,
-            required_memory: whole as f64 + row,
-            memory_capacity: capacity,
+            disk_seconds: read / costs.disk_read_rate,
+            communication_seconds: windows * hop,
+            required_memory_bytes: whole as f64 + row,
+            memory_capacity_bytes: capacity,
             exceeds_memory: over,
-            case: if over && !costs.slow_disk { costs.case_if_exceeded } else { MemoryCase::NoReload },
+            memory_case: if over && !costs.has_slow_disk {
+                costs.case_if_exceeded
+            } else {
+                MemoryCase::NoReload
+            },
         }
     }
 }

@@ -48,8 +48,8 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::ring_order;
 use crate::{
-    Assignment, Breakdown, DeviceTerms, Gpu, LatencyModel, LayerCounts, ReadRates, RereadScope, RoundWindow,
-    RuntimeModel, Violation,
+    Assignment, DeviceTerms, GpuApi, LatencyBreakdown, LatencyModel, LayerCounts, ReadRates, RereadScope,
+    RoundWindow, RuntimeModel, Violation,
 };
 
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
@@ -71,7 +71,7 @@ pub struct DeviceWork {
     pub gpu_weight_bytes: i64,
     /// The compute seconds of this device's layers for one token, over all rounds; `None` if the times of single layers
     /// are unknown.
-    pub layer_seconds: Option<f64>,
+    pub total_layer_seconds: Option<f64>,
 }
 
 pub(crate) struct ResidentTiming {
@@ -97,7 +97,7 @@ struct Memory {
 impl DeviceTiming {
     /// Returns the seconds that the device adds to a token, without hops.
     pub fn seconds_without_hops(&self) -> f64 {
-        self.terms.compute + self.terms.memory + self.terms.disk
+        self.terms.compute_seconds + self.terms.memory_seconds + self.terms.disk_seconds
     }
 }
 
@@ -107,11 +107,11 @@ impl LatencyModel<'_> {
     ///
     /// # Errors
     /// If the assignment has an invalid shape or violates a memory constraint.
-    pub fn steady_state(
+    pub fn evaluate_steady_state(
         &self,
         assignment: &Assignment,
         residencies: &[ResidencyOptions],
-    ) -> Result<Breakdown, Violation> {
+    ) -> Result<LatencyBreakdown, Violation> {
         shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
         let hops = self.communication(assignment, &assignment.shares(self.model.layers));
         let mut devices = Vec::with_capacity(self.device_count());
@@ -121,15 +121,15 @@ impl LatencyModel<'_> {
             if disk_busy_seconds > slowest.0 {
                 slowest = (disk_busy_seconds, devices.len());
             }
-            devices.push(DeviceTerms { communication, ..terms });
+            devices.push(DeviceTerms { communication_seconds: communication, ..terms });
         }
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         let disk_wait = (slowest.1, (slowest.0 - own).max(0.0));
-        devices[disk_wait.0].disk += disk_wait.1;
-        Ok(Breakdown {
+        devices[disk_wait.0].disk_seconds += disk_wait.1;
+        Ok(LatencyBreakdown {
             seconds_per_token: own.max(slowest.0),
             devices,
-            disk_wait: Some(disk_wait).filter(|(_, seconds)| *seconds > 0.0),
+            slowest_disk_and_wait_seconds: Some(disk_wait).filter(|(_, seconds)| *seconds > 0.0),
         })
     }
 
@@ -149,21 +149,21 @@ impl LatencyModel<'_> {
     ) -> impl Iterator<Item = Result<DeviceTiming, Violation>> {
         self.work_by_device(assignment).into_iter().map(move |work| {
             let residency = residencies.get(work.device).copied().unwrap_or_default();
-            self.timing(&work, &residency).ok_or_else(|| self.memory_violation(&work))
+            self.device_timing(&work, &residency).ok_or_else(|| self.memory_violation(&work))
         })
     }
 
     /// Returns the timing of a device. Returns `None` if the layers do not fit in GPU memory, if main memory is too
     /// small for what cannot be reclaimed, or if a slow disk would be read.
-    pub fn timing(&self, work: &DeviceWork, residency: &ResidencyOptions) -> Option<DeviceTiming> {
+    pub fn device_timing(&self, work: &DeviceWork, residency: &ResidencyOptions) -> Option<DeviceTiming> {
         self.add_rereading(&self.resident_timing(work)?, residency)
     }
 
     /// Returns the timing with all weights in memory; `None` if GPU layers or unreclaimable memory do not fit.
     pub(crate) fn resident_timing(&self, work: &DeviceWork) -> Option<ResidentTiming> {
         let DeviceWork { device, layer_counts: share, .. } = *work;
-        let mut terms = self.terms(device, work.is_head, share);
-        (terms.disk, terms.communication) = (0.0, 0.0);
+        let mut terms = self.device_latency_terms(device, work.is_head, share);
+        (terms.disk_seconds, terms.communication_seconds) = (0.0, 0.0);
         if share.layers == 0 {
             return Some(ResidentTiming { device, terms, memory: Memory::default(), within_metal: true });
         }
@@ -173,8 +173,8 @@ impl LatencyModel<'_> {
         let within_metal = !costs.uses_metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
         self.apply_known_times(work, &mut terms);
         let memory = self.memory(work);
-        terms.required_memory = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
-        terms.memory_capacity = costs.steady_state_capacity as u64;
+        terms.required_memory_bytes = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
+        terms.memory_capacity_bytes = costs.steady_state_capacity as u64;
         let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
         let fits = !too_small && self.fits_gpu(work);
         fits.then_some(ResidentTiming { device, terms, memory, within_metal })
@@ -206,14 +206,14 @@ impl LatencyModel<'_> {
         if !terms.exceeds_memory && *within_metal && !releases_fitting_weights(residency, memory.share) {
             return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
         }
-        if costs.slow_disk {
+        if costs.has_slow_disk {
             return None;
         }
         terms.exceeds_memory |= !within_metal;
-        let stage = terms.compute + terms.memory;
+        let stage = terms.compute_seconds + terms.memory_seconds;
         let busy = if *within_metal {
             let (wait, busy) = wait_and_busy(&terms, memory, costs.read_rates, runtime, residency);
-            terms.disk = wait;
+            terms.disk_seconds = wait;
             busy
         } else {
             // If the working set is exceeded, Metal releases all weights under any residency.
@@ -226,23 +226,23 @@ impl LatencyModel<'_> {
     fn apply_known_times(&self, device_work: &DeviceWork, terms: &mut DeviceTerms) {
         let DeviceWork { device, is_head: head, layer_counts: share, .. } = *device_work;
         let runtime = &self.instance().devices[device].runtime;
-        if let (Some(work), Some(seconds)) = (&runtime.compute_times, device_work.layer_seconds) {
+        if let (Some(work), Some(seconds)) = (&runtime.compute_times, device_work.total_layer_seconds) {
             let windows = f64::from(share.windows);
-            terms.compute = seconds;
-            terms.memory = 0.0;
+            terms.compute_seconds = seconds;
+            terms.memory_seconds = 0.0;
             if head {
-                terms.compute += self.output_on_gpu(device_work).unwrap_or(work.cpu_output_seconds);
+                terms.compute_seconds += self.output_on_gpu(device_work).unwrap_or(work.cpu_output_seconds);
             }
             if share.gpu_layers < share.layers {
-                terms.compute += windows * work.cpu_window_overhead;
+                terms.compute_seconds += windows * work.cpu_window_overhead_seconds;
             }
             if share.gpu_layers > 0 {
-                terms.compute += windows * work.gpu_window_overhead;
-                terms.memory += windows * self.devices[device].window_copy;
+                terms.compute_seconds += windows * work.gpu_window_overhead_seconds;
+                terms.memory_seconds += windows * self.devices[device].window_copy_seconds;
             }
         }
         if head {
-            terms.compute += runtime.token_overhead;
+            terms.compute_seconds += runtime.token_overhead_seconds;
         }
     }
 
@@ -267,7 +267,7 @@ impl LatencyModel<'_> {
     }
 
     pub(crate) fn fits_gpu(&self, work: &DeviceWork) -> bool {
-        let available = self.devices[work.device].gpu_memory_by_role[usize::from(work.is_head)];
+        let available = self.devices[work.device].gpu_memory_bytes_by_role[usize::from(work.is_head)];
         work.layer_counts.gpu_layers == 0 || self.gpu_need(work) <= available
     }
 
@@ -276,7 +276,7 @@ impl LatencyModel<'_> {
     fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
         let times = self.instance().devices[work.device].runtime.compute_times.as_ref()?;
         // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
-        let available = self.devices[work.device].gpu_memory_by_role[0];
+        let available = self.devices[work.device].gpu_memory_bytes_by_role[0];
         let fits = work.layer_counts.gpu_layers == work.layer_counts.layers
             && self.gpu_need(work) + self.model.output_head_bytes <= available;
         times.gpu_output_seconds.filter(|_| fits)
@@ -294,7 +294,13 @@ impl LatencyModel<'_> {
     pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
         let (rounds, rest) = window.rounds_and_rest(self.model.layers);
         let share = window.share(self.model.layers, gpu_layers);
-        let RoundWindow { device, is_head: head, layers_per_round, layers_before, layers: window } = window;
+        let RoundWindow {
+            device,
+            is_head: head,
+            layers_per_round,
+            layers_before_window: layers_before,
+            window_layers: window,
+        } = window;
         let sums = &self.model.layer_bytes_prefix_sums;
         let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
         let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
@@ -323,14 +329,14 @@ impl LatencyModel<'_> {
             layer_counts: share,
             cpu_weight_bytes: cpu_bytes,
             gpu_weight_bytes: gpu_bytes,
-            layer_seconds: seconds.map(|_| work),
+            total_layer_seconds: seconds.map(|_| work),
         }
     }
 
     /// Returns the window of a device; without layers, an empty one at its position in the full ring.
     pub(crate) fn round_window(&self, assignment: &Assignment, device: usize) -> RoundWindow {
         let full_ring = || ring_order(assignment.head, self.device_count()).collect();
-        let order: Vec<usize> = assignment.order.clone().unwrap_or_else(full_ring);
+        let order: Vec<usize> = assignment.ring_order.clone().unwrap_or_else(full_ring);
         let before = order.into_iter().take_while(|other| *other != device);
         let layers_before = before.map(|other| assignment.window_layers[other]).sum();
         let (head, layers_per_round) = (device == assignment.head, assignment.layers_per_round() as u32);
@@ -338,8 +344,8 @@ impl LatencyModel<'_> {
             device,
             is_head: head,
             layers_per_round,
-            layers_before,
-            layers: assignment.window_layers[device],
+            layers_before_window: layers_before,
+            window_layers: assignment.window_layers[device],
         }
     }
 
@@ -350,7 +356,13 @@ impl LatencyModel<'_> {
         let (layers_per_round, mut layers_before) = (assignment.layers_per_round() as u32, 0);
         for device in assignment.ring() {
             let (head, layers) = (device == assignment.head, assignment.window_layers[device]);
-            let window = RoundWindow { device, is_head: head, layers_per_round, layers_before, layers };
+            let window = RoundWindow {
+                device,
+                is_head: head,
+                layers_per_round,
+                layers_before_window: layers_before,
+                window_layers: layers,
+            };
             works[device] = self.device_work(window, assignment.gpu_layers[device]);
             layers_before += layers;
         }
@@ -365,15 +377,15 @@ impl LatencyModel<'_> {
         let capacity = costs.steady_state_capacity as u64;
         let device = described.name.clone();
         let gpu_layers = work.layer_counts.gpu_layers;
-        if described.gpu == Gpu::None && gpu_layers > 0 {
+        if described.gpu == GpuApi::None && gpu_layers > 0 {
             return Violation::NoGpu { device, gpu_layers };
         }
         if !self.fits_gpu(work) {
             let (needed, available) =
-                (self.gpu_need(work), costs.gpu_memory_by_role[usize::from(work.is_head)]);
+                (self.gpu_need(work), costs.gpu_memory_bytes_by_role[usize::from(work.is_head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
-        if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.slow_disk {
+        if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.has_slow_disk {
             let (disk_read_rate, threshold) = (costs.disk_read_rate, self.instance().slow_disk_threshold);
             return Violation::SlowDiskOverloaded { device, need, capacity, disk_read_rate, threshold };
         }
@@ -389,19 +401,20 @@ fn wait_and_busy(
     runtime: &RuntimeModel,
     residency: &ResidencyOptions,
 ) -> (f64, f64) {
-    let (stage, windows) = (terms.compute + terms.memory, f64::from(terms.layer_counts.windows));
+    let (stage, windows) =
+        (terms.compute_seconds + terms.memory_seconds, f64::from(terms.layer_counts.windows));
     let (share, budget) = (memory.share as u64, memory.budget as u64);
     if residency.policy == Residency::Managed {
         let read = (share - kept_bytes(budget, share, runtime.cpu_count, residency)) as f64;
         let buffer = stream_buffer_bytes(budget, share, runtime.cpu_count, residency) as f64;
-        let visit = |filled: f64| ((read / windows - filled) / reads.stream_rate).max(stage / windows);
+        let visit = |filled: f64| ((read / windows - filled) / reads.stream_read_rate).max(stage / windows);
         // Between its output and the end of the first window, the head uses the output and one window.
         let (output, all) = (memory.output as f64, share as f64);
         let output_fraction = output / (output + (all - output) / windows);
         let first = visit(buffer.min(read / windows * output_fraction));
         let others = (windows - 1.0) * visit(buffer);
         let own = if memory.output > 0 { first + others } else { others + visit(buffer) };
-        return ((own - stage).max(0.0), read / reads.stream_rate);
+        return ((own - stage).max(0.0), read / reads.stream_read_rate);
     }
     let (share, budget) = (share as f64, budget as f64);
     let excess = runtime.reread_scope == RereadScope::Excess && !residency.evicts_after_use();
@@ -424,7 +437,7 @@ fn wait_and_busy(
 /// Returns whether the residency policy releases weights of a share that fits in memory.
 fn releases_fitting_weights(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
-        Residency::Managed => residency.max_kept(share as u64) < share as u64,
+        Residency::Managed => residency.max_kept_bytes(share as u64) < share as u64,
         Residency::Os | Residency::Windowed => residency.evicts_after_use(),
         Residency::Pinned | Residency::Sliding => false,
     }

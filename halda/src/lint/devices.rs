@@ -12,15 +12,15 @@ use super::{Finding, Severity};
 pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
     /// The index of the device in the plan.
-    pub index: usize,
-    pub planned: &'p PlannedDevice,
+    pub device_index: usize,
+    pub planned_device: &'p PlannedDevice,
     pub member: &'p Member,
     pub budget: MemoryBudget,
 }
 
 impl DeviceCheck<'_> {
     fn at(&self, key: &str) -> String {
-        format!("plan devices[{}] `{}`{key}", self.index, self.planned.name)
+        format!("plan devices[{}] `{}`{key}", self.device_index, self.planned_device.name)
     }
 
     pub fn findings(&self, slow_disk: BytesPerSecond) -> Vec<Finding> {
@@ -36,7 +36,7 @@ impl DeviceCheck<'_> {
     }
 
     fn gpu(&self, found: &mut Vec<Finding>) {
-        let (name, layers) = (&self.planned.name, self.planned.gpu_layers);
+        let (name, layers) = (&self.planned_device.name, self.planned_device.gpu_layers);
         if layers == 0 {
             return;
         }
@@ -47,8 +47,8 @@ impl DeviceCheck<'_> {
             found.push(Finding::error("no-gpu", self.at(".gpu_layers"), what, fix));
             return;
         };
-        let (needed, available) = (self.budget.gpu_needed, gpu.memory_available.value);
-        if self.budget.gpu_mapped > Bytes::ZERO {
+        let (needed, available) = (self.budget.needed_gpu_memory, gpu.memory_available.value);
+        if self.budget.mapped_gpu_weights > Bytes::ZERO {
             self.working_set(needed, available, found);
         } else if needed > available {
             let what = format!(
@@ -60,8 +60,10 @@ impl DeviceCheck<'_> {
     }
 
     fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
-        let Some(wired) = self.budget.max_wired.filter(|&wired| self.budget.weights > wired) else { return };
-        let (name, share) = (&self.planned.name, self.budget.weights);
+        let Some(wired) = self.budget.max_wired_weights.filter(|&wired| self.budget.weights > wired) else {
+            return;
+        };
+        let (name, share) = (&self.planned_device.name, self.budget.weights);
         let what = format!(
             "Metal's working set on `{name}` is {available}, of which the GPU layers take {needed}: only {wired} of the \
              {share} of weights can stay wired, so all of them are read again for every token"
@@ -71,13 +73,20 @@ impl DeviceCheck<'_> {
     }
 
     fn memory(&self, found: &mut Vec<Finding>) {
-        let MemoryBudget { available, kv_cache, buffers, weight_cache: left, head_weights, .. } = self.budget;
-        let name = &self.planned.name;
+        let MemoryBudget {
+            available_memory: available,
+            kv_cache,
+            buffers,
+            weight_cache: left,
+            head_weights,
+            ..
+        } = self.budget;
+        let name = &self.planned_device.name;
         if !self.budget.fits {
             let what = format!(
                 "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum memory \
                  for weights this exceeds the {available} of memory of `{name}`",
-                self.plan.context
+                self.plan.context_length
             );
             let fix = "lower `context`, or give the device fewer layers";
             found.push(Finding::error("memory-exceeded", self.at(""), what, fix));
@@ -92,9 +101,9 @@ impl DeviceCheck<'_> {
     }
 
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
-        let MemoryBudget { weights: share, largest_window: window, .. } = self.budget;
-        let resident = self.budget.max_resident();
-        let (name, options) = (&self.planned.name, self.planned.residency);
+        let MemoryBudget { weights: share, largest_window_weights: window, .. } = self.budget;
+        let resident = self.budget.max_resident_weights();
+        let (name, options) = (&self.planned_device.name, self.planned_device.residency);
         let managed = options.policy == Residency::Managed;
         let excess = share.saturating_sub(resident);
         let what = format!(

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use profiles::uncertain_rates;
 pub use ring::check_plan;
-pub use scenario::{check_scenario, events_after_end};
+pub use scenario::{check_event_times, check_scenario};
 
 /// The severity of a finding; the most severe is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

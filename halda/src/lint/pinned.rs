@@ -11,11 +11,11 @@ use super::Finding;
 
 pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
-    if let Some(tensor) = plan.kind.tensor_parallel()
-        && let Err(error) = tensor.validate_cover(plan, &cluster.model.shape)
+    if let Some(tensor) = plan.kind.tensor_plan()
+        && let Err(error) = tensor.validate_coverage(plan, &cluster.model.shape)
     {
         let fix = "correct the slices, or plan again from this scenario";
-        return vec![Finding::error("plan-invalid", "plan kind.tensor.slices", error.what(), fix)];
+        return vec![Finding::error("plan-invalid", "plan kind.tensor.slices", error.message(), fix)];
     }
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
@@ -40,7 +40,7 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
 
 fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let mut found = Vec::new();
-    let (needed, can) = (held.main_memory(), held.available + held.free_swap);
+    let (needed, can) = (held.unreclaimable_memory(), held.available_memory + held.free_swap);
     if needed > can {
         let loading = match held.loaded_model {
             Bytes::ZERO => String::new(),
@@ -59,8 +59,8 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
             format!("`{name}` lacks {excess} of memory: as much is swapped and read again for every token");
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
-    if held.gpu_used > held.gpu_available {
-        let (needed, can) = (held.gpu_used, held.gpu_available);
+    if held.used_gpu_memory > held.available_gpu_memory {
+        let (needed, can) = (held.used_gpu_memory, held.available_gpu_memory);
         let what =
             format!("weights, cache and buffers take {needed} of GPU memory on `{name}`, which has {can}");
         found.push(Finding::error("gpu-memory", at, what, "give the device fewer weights"));

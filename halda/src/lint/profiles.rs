@@ -3,9 +3,9 @@
 //! They name the values to measure, or to measure again. Implausible values are checked in `rates`.
 
 use hearth_core::Cluster;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Format, PerFormat};
+use hearth_profiles::{Bytes, Format, FormatMap};
 use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
 
@@ -43,12 +43,16 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let layer = model.mean_layer();
     let least = layer.bytes().as_f64() * MIN_FORMAT_SHARE;
-    layer.by_format().filter(|(_, share)| share.bytes.as_f64() >= least).map(|(format, _)| format).collect()
+    layer
+        .totals_by_format()
+        .filter(|(_, share)| share.bytes.as_f64() >= least)
+        .map(|(format, _)| format)
+        .collect()
 }
 
 /// Returns the measured values of a device that have a wide spread, such as `cpu.matvec.q4_k` by 14 %. Rates of
 /// weight formats are included only if `wanted` is true for the format.
-pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
+pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
         ("cpu.read_bandwidth", cpu.read_bandwidth.spread),
@@ -74,7 +78,7 @@ pub fn uncertain_rates(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<
         .collect()
 }
 
-fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
+fn noisy(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec<Finding>) {
     let wide = uncertain_rates(device, |format| formats.contains(&format));
     if !wide.is_empty() {
         let what =
@@ -85,8 +89,8 @@ fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Findin
 }
 
 /// Reports weight formats of the model without a measured rate, for which the rate of another format is used.
-fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
-    let without = |rates: &PerFormat<_>| -> Vec<String> {
+fn unknown_formats(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec<Finding>) {
+    let without = |rates: &FormatMap<_>| -> Vec<String> {
         formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()
     };
     // A SoC has its own rates, which apply to all formats.
@@ -106,7 +110,7 @@ fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut 
     }
 }
 
-fn threads(entry: &DeviceEntry, device: &Device, found: &mut Vec<Finding>) {
+fn threads(entry: &DeviceEntry, device: &DeviceProfile, found: &mut Vec<Finding>) {
     let cores = device.cpu.cores;
     let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads).filter(|&all| all > cores)
     else {

@@ -5,7 +5,7 @@
 use std::fmt::Display;
 
 use hearth_core::Cluster;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds};
 use hearth_schema::Scenario;
 
@@ -26,7 +26,7 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
     for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
         device(&entry.name, &member.device, found);
     }
-    link("scenario links.default", &scenario.links.default, found);
+    link("scenario links.default", &scenario.links.default_link, found);
     for (index, named) in scenario.links.pair_links.iter().enumerate() {
         if let Some(own) = &named.link {
             link(&format!("scenario links.between[{index}]"), own, found);
@@ -34,7 +34,7 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
     }
 }
 
-fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
+fn device(name: &str, device: &DeviceProfile, found: &mut Vec<Finding>) {
     let location = |key: &str| format!("device `{name}` {key}");
     let disk = &device.disk;
     for (key, own) in [
@@ -53,7 +53,7 @@ fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
         check_range(&location("gpu.read_bandwidth"), gpu.read_bandwidth.value, GPU_MEMORY_RATES, found);
         check_range(&location("gpu.memory_available"), gpu.memory_available.value, MEMORY_SIZES, found);
     }
-    check_range(&location("memory.available"), device.memory.available.value, MEMORY_SIZES, found);
+    check_range(&location("memory.available"), device.memory.available_memory.value, MEMORY_SIZES, found);
 }
 
 fn check_range<T: PartialOrd + Display + Copy>(

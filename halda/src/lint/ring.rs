@@ -25,7 +25,7 @@ pub fn check_plan(
 ) -> Vec<Finding> {
     if let Err(error) = plan.validate() {
         let fix = "correct the plan, or plan again from this scenario";
-        return vec![Finding::error("plan-invalid", "plan", error.what(), fix)];
+        return vec![Finding::error("plan-invalid", "plan", error.message(), fix)];
     }
     let mut found = origin(plan, scenario, cluster);
     if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device" | "other-draft")) {
@@ -46,7 +46,7 @@ pub fn check_plan(
         let planned = &plan.devices[index];
         let member = cluster.member(&planned.name)?;
         let budget = MemoryBudget::new(plan, index, &cluster.model, &member.device);
-        Some(DeviceCheck { plan, index, planned, member, budget })
+        Some(DeviceCheck { plan, device_index: index, planned_device: planned, member, budget })
     };
     let checks: Vec<DeviceCheck> = (0..plan.devices.len()).filter_map(check).collect();
     for check in &checks {
@@ -61,10 +61,10 @@ pub fn check_plan(
 /// Returns the cluster with the memory that the draft model leaves on the head; a finding if it does not fit there.
 fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
-    left.draft = None;
+    left.draft_model = None;
     let name = &plan.devices[0].name;
     for member in left.members.iter_mut().filter(|member| member.name == *name) {
-        let Some(device) = draft::device_without_draft(plan, 0, cluster.draft.as_ref(), &member.device)
+        let Some(device) = draft::device_without_draft(plan, 0, cluster.draft_model.as_ref(), &member.device)
         else {
             let what = format!("the GPU of `{name}` cannot hold the draft model with its cache and buffers");
             let fix = "set `workload.speculation.processor: cpu`, or lower `context`";
@@ -79,8 +79,10 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
     let again = "plan again from this scenario";
     let mut found = Vec::new();
     let (planned, model) = (&plan.model, &cluster.model);
-    let same_file =
-        planned.digest.as_ref().is_some_and(|digest| model.match_digest(digest) != DigestMatch::Different);
+    let same_file = planned
+        .file_digest
+        .as_ref()
+        .is_some_and(|digest| model.match_digest(digest) != DigestMatch::Different);
     let same_shape = planned.shape_digest == model.shape_digest();
     if planned.layers != model.shape.layers.0 || !(same_file || same_shape) {
         let what =
@@ -94,7 +96,7 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
             found.push(Finding::error("unknown-device", location, what, again));
         }
     }
-    if let Err(error) = draft::check_plan(plan, cluster) {
+    if let Err(error) = draft::check_planned_draft(plan, cluster) {
         found.push(Finding::error("other-draft", "plan draft", error.to_string(), again));
     }
     if plan.scenario.digest != scenario.digest {
@@ -104,12 +106,13 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
         );
         found.push(Finding::warning("other-scenario", "plan scenario", what, again));
     }
-    if (plan.context, plan.kv_cache) != (cluster.context, cluster.kv_cache) {
-        let formats = [plan.kv_cache, cluster.kv_cache].map(|format| format!("{format:?}").to_lowercase());
+    if (plan.context_length, plan.kv_cache_format) != (cluster.context_length, cluster.kv_cache_format) {
+        let formats = [plan.kv_cache_format, cluster.kv_cache_format]
+            .map(|format| format!("{format:?}").to_lowercase());
         let what = format!(
             "the plan has a context of {} tokens and an {} KV cache, but the scenario has a context of {} \
              tokens and an {} KV cache",
-            plan.context, formats[0], cluster.context, formats[1]
+            plan.context_length, formats[0], cluster.context_length, formats[1]
         );
         found.push(Finding::warning("other-context", "plan context", what, again));
     }
@@ -122,12 +125,12 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
         return;
     }
     let names = |checks: &mut dyn Iterator<Item = &DeviceCheck>| {
-        checks.map(|check| format!("`{}`", check.planned.name)).collect::<Vec<_>>().join(", ")
+        checks.map(|check| format!("`{}`", check.planned_device.name)).collect::<Vec<_>>().join(", ")
     };
     let working = plan.devices.iter().filter(|device| device.window > 0).count();
     let round_hops = hops_of_round(plan, cluster);
     let over = || checks.iter().filter(|check| check.budget.reloads_weights());
-    let prefetches = |check: &&DeviceCheck| check.planned.residency.prefetches();
+    let prefetches = |check: &&DeviceCheck| check.planned_device.residency.prefetches();
     if plan.rounds > 1 && over().next().is_none() {
         let more = round_hops * f64::from(plan.rounds - 1);
         let what = format!(
@@ -152,8 +155,9 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     let (layers, ring) = (plan.model.layers, plan.layers_per_round());
     if !layers.is_multiple_of(ring) {
         let last = plan.rounds - 1;
-        let idle =
-            |check: &&DeviceCheck| check.planned.window > 0 && plan.window(check.index, last).is_empty();
+        let idle = |check: &&DeviceCheck| {
+            check.planned_device.window > 0 && plan.window(check.device_index, last).is_empty()
+        };
         let idle = names(&mut checks.iter().filter(idle));
         let idle = if idle.is_empty() { "none".to_owned() } else { idle };
         let what = format!(
@@ -165,7 +169,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
         found.push(Finding::note("partial-last-round", "plan rounds", what, fix));
     }
     let hops = round_hops * f64::from(plan.rounds);
-    if let Some(predicted) = plan.predicted.filter(|predicted| hops.0 > MAX_HOP_SHARE * predicted.tpot.0) {
+    if let Some(predicted) = plan.prediction.filter(|predicted| hops.0 > MAX_HOP_SHARE * predicted.tpot.0) {
         let what = format!("hops take {hops} of the expected {} per token", predicted.tpot);
         let fix = "use fewer devices or rounds, or faster links";
         found.push(Finding::warning("hops-dominate", "plan devices", what, fix));
@@ -173,12 +177,12 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
 }
 
 fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
-    let activation = plan.activations.token_bytes(&cluster.model.shape);
+    let activation = plan.activation_format.bytes_per_token(&cluster.model.shape);
     let devices = &plan.devices;
     let hop = |(position, device): (usize, &PlannedDevice)| {
         let next = &devices[(position + 1) % devices.len()];
         let link = cluster.links.link_between(&device.name, &next.name);
-        link.map_or(Seconds(0.0), |link| link.time(activation))
+        link.map_or(Seconds(0.0), |link| link.message_time(activation))
     };
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }

@@ -49,8 +49,8 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
 }
 
 /// Reports run events after the estimated end of a run: the predicted time per token, times all tokens.
-pub fn events_after_end(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
-    let Some(predicted) = plan.predicted else { return Vec::new() };
+pub fn check_event_times(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
+    let Some(predicted) = plan.prediction else { return Vec::new() };
     let workload = &scenario.workload;
     let tokens = (f64::from(workload.prompt_tokens) + f64::from(workload.generated_tokens))
         * f64::from(workload.sequences);
@@ -83,7 +83,7 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         let Some(limits) = &entry.limits else { continue };
         let name = &entry.name;
         let location = |key: &str| format!("scenario devices[{index}] `{name}`.limits.{key}");
-        let total = member.device.memory.total.value;
+        let total = member.device.memory.total_memory.value;
         if let Some(limit) = limits.memory.filter(|limit| *limit > total) {
             let what = format!("the memory limit of `{name}` is {limit}, but the device has {total}");
             let fix = "lower the limit, because it is used as the memory of the device";
@@ -102,7 +102,7 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.pair_links;
-    let activation = cluster.activations.token_bytes(&cluster.model.shape);
+    let activation = cluster.activation_format.bytes_per_token(&cluster.model.shape);
     let mut slow = |location: String, time: Seconds| {
         // NaN counts as slow.
         if time.0.is_nan() || time > MAX_HOP {
@@ -117,12 +117,12 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let stations: usize = channels.map(|channel| channel.stations.len()).sum();
     // With Wi-Fi the default link is between wired devices. A single wired device sends only to stations.
     if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
-        slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
+        slow("scenario links.default".to_owned(), scenario.links.default_link.message_time(activation));
     }
     wifi(scenario, cluster, activation, &mut slow);
     for (index, named) in between.iter().enumerate() {
         if let Some(link) = &named.link {
-            slow(format!("scenario links.between[{index}]"), link.time(activation));
+            slow(format!("scenario links.between[{index}]"), link.message_time(activation));
         }
     }
     for (index, named) in between.iter().enumerate() {
@@ -141,7 +141,7 @@ fn wifi(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut im
         let hop =
             |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)? {
                 Connection::Wireless(path) if *station != other.name => {
-                    Some(path.expected_link().time(activation))
+                    Some(path.expected_link().message_time(activation))
                 }
                 _ => None,
             };

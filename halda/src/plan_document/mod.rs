@@ -18,7 +18,7 @@ use crate::{
     Assignment, Device, DeviceExplanation, DeviceTerms, DropReason, Explanation, LatencyModel, Solution,
     Violation,
 };
-use reasons::{dropped_reason, explanation_sentences};
+use reasons::{drop_reason_text, explanation_sentences};
 
 /// Why a solution or an assignment cannot be converted to a plan document.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -49,7 +49,7 @@ pub fn plan_from_solution(
             return Err(PlanError::OtherCluster { name, solved: explained.len() });
         };
         let is_relay = assignment.is_relay(index);
-        if let Some(reason) = dropped_reason(&explained[index]).filter(|_| !is_relay) {
+        if let Some(reason) = drop_reason_text(&explained[index]).filter(|_| !is_relay) {
             dropped.push(DroppedDevice { name, reason });
             continue;
         }
@@ -64,16 +64,17 @@ pub fn plan_from_solution(
             window: assignment.window_layers[index],
             gpu_layers: assignment.gpu_layers[index],
             residency: residencies[index],
-            predicted: Some(predicted(&breakdown.devices[index])),
+            predicted_terms: Some(predicted(&breakdown.devices[index])),
         });
     }
-    let planner = PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() };
+    let planner =
+        PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.strategy_options.clone() };
     let mut plan = Plan {
         rounds: assignment.rounds,
-        draft: draft::planned_draft(cluster),
+        draft_model: draft::planned_draft(cluster),
         devices,
-        dropped,
-        predicted: Some(PlanPrediction { tpot: Seconds(solution.seconds_per_token()) }),
+        dropped_devices: dropped,
+        prediction: Some(PlanPrediction { tpot: Seconds(solution.seconds_per_token()) }),
         explanation: explanation_sentences(solution),
         ..empty_plan(cluster, scenario, planner)
     };
@@ -91,15 +92,15 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
         planner,
         kind: PlanKind::Ring,
         rounds: 1,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        activations: cluster.activations,
+        context_length: cluster.context_length,
+        kv_cache_format: cluster.kv_cache_format,
+        activation_format: cluster.activation_format,
         output_processor: Processor::Cpu,
         sequences: cluster.workload.sequences,
-        draft: None,
+        draft_model: None,
         devices: Vec::new(),
-        dropped: Vec::new(),
-        predicted: None,
+        dropped_devices: Vec::new(),
+        prediction: None,
         explanation: Vec::new(),
     }
 }
@@ -123,17 +124,17 @@ pub fn plan_from_assignment(
     };
     let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();
     let residencies = best_residencies(model, assignment).unwrap_or_default();
-    let breakdown = model.steady_state(assignment, &residencies)?;
+    let breakdown = model.evaluate_steady_state(assignment, &residencies)?;
     let solution = Solution {
         strategy: "refine",
-        options: Vec::new(),
+        strategy_options: Vec::new(),
         assignment: assignment.clone(),
         residencies,
         breakdown,
         explanation: Explanation {
             search_steps: Vec::new(),
             devices,
-            optimal_seconds: None,
+            optimal_seconds_per_token: None,
             optimality_gap: None,
             incomplete_search: None,
         },
@@ -151,9 +152,10 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output_processor: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
-    let left = device.and_then(|device| draft::device_without_draft(plan, 0, cluster.draft.as_ref(), device));
+    let left =
+        device.and_then(|device| draft::device_without_draft(plan, 0, cluster.draft_model.as_ref(), device));
     let fits = left.is_some_and(|device| {
-        let needed = MemoryBudget::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
+        let needed = MemoryBudget::new(&on_gpu, 0, &cluster.model, &device).needed_gpu_memory;
         device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)
     });
     if fits { Processor::Gpu } else { Processor::Cpu }
@@ -161,9 +163,9 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
 
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {
     PredictedTerms {
-        compute: Seconds(terms.compute),
-        memory: Seconds(terms.memory),
-        disk: Seconds(terms.disk),
-        communication: Seconds(terms.communication),
+        compute: Seconds(terms.compute_seconds),
+        memory: Seconds(terms.memory_seconds),
+        disk: Seconds(terms.disk_seconds),
+        communication: Seconds(terms.communication_seconds),
     }
 }

@@ -6,7 +6,7 @@ use crate::{BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, Infea
 pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) =
-        (solution.explanation.optimal_seconds, solution.explanation.optimality_gap)
+        (solution.explanation.optimal_seconds_per_token, solution.explanation.optimality_gap)
     {
         all.push(if gap.abs() < 1e-9 {
             "By the same objective no plan of this kind is faster.".to_owned()
@@ -18,7 +18,7 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
-        let (from, to) = (&relay.from, &relay.to);
+        let (from, to) = (&relay.previous_device, &relay.next_device);
         let direct = "faster than their direct link";
         let why = if relay.has_direct_link { direct } else { "which cannot reach each other" };
         Some(format!("`{}` has no layers and relays from `{from}` to `{to}`, {why}.", device.name))
@@ -38,7 +38,7 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
 fn limit(solution: &Solution) -> Vec<String> {
     let Some(limit) = &solution.explanation.incomplete_search else { return Vec::new() };
     let mut all = limit.notes.clone();
-    if let Some(bound) = limit.lower_bound {
+    if let Some(bound) = limit.lower_bound_seconds {
         let ratio = if bound > 0.0 { solution.seconds_per_token() / bound } else { f64::INFINITY };
         let (above, bound) = ((ratio - 1.0).max(0.0) * 100.0, time(bound));
         all.push(format!("No plan can be faster than {bound}; this one is at most {above:.1} % slower."));
@@ -47,7 +47,7 @@ fn limit(solution: &Solution) -> Vec<String> {
 }
 
 /// Returns why a device was dropped, `None` if it was not.
-pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
+pub fn drop_reason_text(device: &DeviceExplanation) -> Option<String> {
     Some(match device.drop_reason? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
             format!("the strategy drops it, although using it would save {} per token", time(-seconds))

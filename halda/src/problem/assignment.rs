@@ -29,7 +29,8 @@ pub struct Assignment {
     pub gpu_layers: Vec<u32>,
     /// The devices in the ring, the head first, including relays, which have no layers. If `None`, the ring has the
     /// devices with layers, in the instance's order from the head.
-    pub order: Option<Vec<usize>>,
+    #[serde(rename = "order")]
+    pub ring_order: Option<Vec<usize>>,
 }
 
 /// The work of one device for a token.
@@ -66,33 +67,33 @@ pub struct RoundWindow {
     /// W: the layers of a whole round.
     pub layers_per_round: u32,
     /// The layers of a round before the window.
-    pub layers_before: u32,
+    pub layers_before_window: u32,
     /// w: the layers of the window.
-    pub layers: u32,
+    pub window_layers: u32,
 }
 
 impl RoundWindow {
     /// Returns the number of whole rounds, and the layers of a partial last round left for this window.
     pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
         let remainder = model_layers % self.layers_per_round;
-        (model_layers / self.layers_per_round, remainder.saturating_sub(self.layers_before))
+        (model_layers / self.layers_per_round, remainder.saturating_sub(self.layers_before_window))
     }
 
     pub(crate) fn share(self, model_layers: u32, gpu_layers: u32) -> LayerCounts {
         let (rounds, rest) = self.rounds_and_rest(model_layers);
-        LayerCounts::new(self.layers, gpu_layers, rounds, rest)
+        LayerCounts::new(self.window_layers, gpu_layers, rounds, rest)
     }
 }
 
 impl Assignment {
     /// Creates an assignment in the instance's order of devices.
     pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
-        Self { head, rounds, window_layers, gpu_layers, order: None }
+        Self { head, rounds, window_layers, gpu_layers, ring_order: None }
     }
 
     /// Returns the devices in the ring, including relays, the head first.
     pub fn ring(&self) -> Vec<usize> {
-        self.order.clone().unwrap_or_else(|| {
+        self.ring_order.clone().unwrap_or_else(|| {
             let devices = self.window_layers.len();
             ring_order(self.head, devices).filter(|device| self.window_layers[*device] > 0).collect()
         })
@@ -107,7 +108,7 @@ impl Assignment {
 
     /// Returns whether a device is in the ring without layers.
     pub fn is_relay(&self, device: usize) -> bool {
-        let in_order = self.order.as_ref().is_some_and(|order| order.contains(&device));
+        let in_order = self.ring_order.as_ref().is_some_and(|order| order.contains(&device));
         in_order && self.window_layers.get(device) == Some(&0)
     }
 

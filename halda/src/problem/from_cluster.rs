@@ -35,7 +35,7 @@ use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::problem::assignment::ring_order;
-use crate::problem::instance::{Device, Gpu, Instance, Model, ValuesByFormat};
+use crate::problem::instance::{Device, GpuApi, Instance, Model, ValuesByFormat};
 use crate::runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
 
 /// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
@@ -71,7 +71,7 @@ pub fn exo_memory_by_device(cluster: &Cluster) -> Vec<u64> {
     let total = |member: usize| {
         let profile = &cluster.members[member].device;
         let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
-        own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
+        own_memory.map_or(&profile.memory.total_memory, |gpu| &gpu.memory_available).value.0
     };
     ring_order(cluster.head, cluster.members.len()).map(total).collect()
 }
@@ -83,14 +83,14 @@ fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
     }
     let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
     let link = cluster.links.link_between(&sender.name, &receiver.name)?;
-    Some(link.time(cluster.activations.token_bytes(&cluster.model.shape)))
+    Some(link.message_time(cluster.activation_format.bytes_per_token(&cluster.model.shape)))
 }
 
 fn model(cluster: &Cluster) -> Model {
     let profile = &cluster.model;
     let shape = &profile.shape;
     // The cache size is counted in tokens with f16 elements of two bytes.
-    let f16_tokens = cluster.kv_cache.element_bytes() / 2;
+    let f16_tokens = cluster.kv_cache_format.bytes_per_element() / 2;
     Model {
         name: profile.name.clone(),
         model_layers: shape.layers.0,
@@ -99,20 +99,20 @@ fn model(cluster: &Cluster) -> Model {
         key_head_dim: u64::from(shape.key_length),
         value_heads: u64::from(shape.kv_heads),
         value_head_dim: u64::from(shape.value_length),
-        cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
+        cached_tokens: u64::from(cluster.context_length) * u64::from(cluster.workload.sequences) * f16_tokens,
         vocab_size: u64::from(shape.vocab_size),
         layer_weight_bytes: profile.mean_layer_bytes().0,
         input_embedding_bytes: profile.input_embedding_bytes().0,
         output_head_bytes: profile.output_head_bytes().0,
         layer_flops: work(&profile.mean_layer()),
         output_flops: work(&profile.output_head),
-        layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
+        weight_bytes_by_layer: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
     }
 }
 
 /// Returns the FLOP of a tensor group for one token, by weight format.
 fn work(group: &TensorGroup) -> ValuesByFormat {
-    group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
+    group.totals_by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
 fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
@@ -121,14 +121,14 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let (os, memory) = (profile.os, &profile.memory);
     let gpu = profile.gpu.as_ref();
     let kind = match gpu.map(|gpu| gpu.kind) {
-        None => Gpu::None,
-        Some(kind) if os == Os::Macos || kind == GpuKind::Metal => Gpu::Metal,
-        Some(_) => Gpu::Cuda,
+        None => GpuApi::None,
+        Some(kind) if os == Os::Macos || kind == GpuKind::Metal => GpuApi::Metal,
+        Some(_) => GpuApi::Cuda,
     };
-    let activation = model.shape.activation_bytes();
-    let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
+    let activation = model.shape.hidden_state_bytes();
+    let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache_format.bytes_per_element()));
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
-    let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
+    let shared = kind == GpuApi::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
     let soc = soc_rates(cluster, member);
     // If the free swap space is unknown, it does not limit swapping.
     let swap = memory.swap_available.as_ref().or(memory.can_swap.as_ref());
@@ -144,16 +144,16 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
             .map_or_else(ValuesByFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
         cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
-        cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
-        gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
-        gpu_upload: gpu.map_or(0.0, |gpu| gpu.upload.time(activation).0),
-        gpu_download: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
+        cpu_cache_write: (profile.cpu.kv_copy.transfer_time(new_cache) + layer_extras(cluster, member)).0,
+        gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.transfer_time(new_cache).0),
+        gpu_upload: gpu.map_or(0.0, |gpu| gpu.upload.transfer_time(activation).0),
+        gpu_download: gpu.map_or(0.0, |gpu| gpu.download.transfer_time(activation).0),
         unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
         hop: hop.0,
         disk_read_rate: profile.disk_read_rate().0,
-        ram_available: memory.available.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
-        metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
-        cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
+        ram_available: memory.available_memory.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
+        metal_available: if kind == GpuApi::Metal { gpu_bytes } else { 0 },
+        cuda_available: if kind == GpuApi::Cuda { gpu_bytes } else { 0 },
         swappable_bytes: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
         swap_available: swap.map_or(0, |bytes| bytes.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared_tensors.bytes()).0,
@@ -169,18 +169,18 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let os = ResidencyOptions::default();
     let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
     RuntimeModel {
-        residencies: member.residency.map_or(open, |residency| vec![residency]),
+        allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),
         reread_scope: match profile.memory.page_cache {
             PageCachePolicy::PaperLinear => RereadScope::Excess,
             // The other policies read a share that does not fit again almost completely for every token.
             _ => RereadScope::Everything,
         },
         cpu_count: profile.cpu.cores,
-        token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        token_overhead_seconds: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         read_rates: Some(ReadRates {
             fault_read_rate: profile.disk.fault_read_rate().0,
             read_ahead_rate: os_read_ahead_rate(&profile.disk).0,
-            stream_rate: stream_rate(&profile.disk).0,
+            stream_read_rate: stream_rate(&profile.disk).0,
         }),
         compute_times: Some(compute_times(cluster, member)),
     }
@@ -190,7 +190,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
 fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
-    let element = Bytes(cluster.kv_cache.element_bytes());
+    let element = Bytes(cluster.kv_cache_format.bytes_per_element());
     let layers =
         |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer_time(layer, pass).0).collect();
     let cpu = ComputeCost::for_main_memory(profile, model, element);
@@ -201,8 +201,8 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
         gpu_layer_seconds: gpu.as_ref().map_or_else(Vec::new, &layers),
         cpu_output_seconds: cpu.output_time(1).0,
         gpu_output_seconds: gpu.as_ref().map(|gpu| gpu.output_time(1).0),
-        cpu_window_overhead: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
-        gpu_window_overhead: gpu_window_overhead.map_or(0.0, |cost| cost.value.0),
+        cpu_window_overhead_seconds: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        gpu_window_overhead_seconds: gpu_window_overhead.map_or(0.0, |cost| cost.value.0),
     }
 }
 
@@ -210,7 +210,7 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
 /// that gives this time, and a compute rate that adds 1 % to the time. Returns `None` if the device has no SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
-    let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
+    let (model, element) = (&cluster.model, Bytes(cluster.kv_cache_format.bytes_per_element()));
     let work = ComputeCost::for_main_memory(&member.device, model, element);
     let time = work.layer_time(0, Pass::new(0, mean_length(cluster), 1, false));
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
@@ -221,16 +221,21 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
     let work = cluster.model.shape.attention_flops_per_layer(length);
-    let attention = cpu.attention.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
+    let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {
-    cluster.workload.prompt_tokens.saturating_add(cluster.workload.generated_tokens / 2).min(cluster.context)
+    cluster
+        .workload
+        .prompt_tokens
+        .saturating_add(cluster.workload.generated_tokens / 2)
+        .min(cluster.context_length)
 }
 
 fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>) -> ValuesByFormat {
     let mean = model.mean_layer();
-    let formats = mean.by_format().chain(model.output_head.by_format()).map(|(format, _)| format);
+    let formats =
+        mean.totals_by_format().chain(model.output_head.totals_by_format()).map(|(format, _)| format);
     formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
 }

@@ -74,13 +74,13 @@ pub struct Model {
     #[serde(rename = "f_out")]
     pub output_flops: ValuesByFormat,
     /// The weight bytes of each layer, for exact memory accounting if layers differ; empty if all layers are equal.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub layer_bytes: Vec<u64>,
+    #[serde(rename = "layer_bytes", default, skip_serializing_if = "Vec::is_empty")]
+    pub weight_bytes_by_layer: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Gpu {
+pub enum GpuApi {
     /// No GPU: all layers run on the CPU.
     None,
     /// A GPU with its own memory budget, such as a CUDA device.
@@ -96,7 +96,7 @@ pub struct Device {
     /// The operating system. If weights exceed memory, it reclaims the excess; macOS with Metal reclaims all weights.
     /// Android can also swap out other programs.
     pub os: Os,
-    pub gpu: Gpu,
+    pub gpu: GpuApi,
     /// s_{cpu,q}: the speed of the CPU in FLOP/s, by weight format.
     #[serde(rename = "s_cpu")]
     pub cpu_speed: ValuesByFormat,

@@ -6,10 +6,10 @@
 
 use hearth_profiles::device::Os;
 
-use crate::problem::instance::{Device, Gpu, Instance, Model, ValuesByFormat};
+use crate::problem::instance::{Device, GpuApi, Instance, Model, ValuesByFormat};
 
 /// The maximum byte count: 1 PiB.
-pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
+pub const MAX_BYTE_COUNT: u64 = hearth_profiles::device::MAX_MEMORY_BYTES.0;
 
 /// The maximum number of layers of a model.
 pub const MAX_MODEL_LAYERS: u32 = 512;
@@ -81,11 +81,13 @@ impl Model {
         checked.positive("V", self.vocab_size as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
-        for bytes in &self.layer_bytes {
+        for bytes in &self.weight_bytes_by_layer {
             checked.bytes("layer_bytes", *bytes)?;
         }
-        if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
-            let (given, layers) = (self.layer_bytes.len(), self.model_layers);
+        if !self.weight_bytes_by_layer.is_empty()
+            && self.weight_bytes_by_layer.len() as u64 != u64::from(self.model_layers)
+        {
+            let (given, layers) = (self.weight_bytes_by_layer.len(), self.model_layers);
             let problem = format!("has {given} entries for {layers} layers: give one per layer, or none");
             return Checker { place: &|| "the model".to_owned() }.refuse("layer_bytes", problem);
         }
@@ -104,8 +106,8 @@ impl Device {
 
     fn validate(&self, index: usize, model: &Model) -> Checked {
         let checked = Checker { place: &|| self.label(index) };
-        if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == Os::Macos) {
-            let problem = if self.gpu == Gpu::Metal {
+        if self.gpu != GpuApi::None && (self.gpu == GpuApi::Metal) != (self.os == Os::Macos) {
+            let problem = if self.gpu == GpuApi::Metal {
                 "is Metal, which only macOS has: change `gpu` or `os`"
             } else {
                 "is CUDA, which macOS does not have: change `gpu` or `os`"
@@ -114,7 +116,7 @@ impl Device {
         }
         checked.positive("T_cpu", self.cpu_memory_rate)?;
         checked.positive("s_disk", self.disk_read_rate)?;
-        if self.gpu != Gpu::None {
+        if self.gpu != GpuApi::None {
             checked.positive("T_gpu", self.gpu_memory_rate)?;
             checked.speed("s_gpu", &self.gpu_speed, &model.layer_flops)?;
         }
@@ -141,18 +143,18 @@ impl Device {
         ] {
             checked.bytes(field, value)?;
         }
-        checked.not_negative("runtime.token_overhead", self.runtime.token_overhead)?;
+        checked.not_negative("runtime.token_overhead", self.runtime.token_overhead_seconds)?;
         if let Some(reads) = &self.runtime.read_rates {
             checked.positive("runtime.reads.fault", reads.fault_read_rate)?;
             checked.positive("runtime.reads.ahead", reads.read_ahead_rate)?;
-            checked.positive("runtime.reads.stream", reads.stream_rate)?;
+            checked.positive("runtime.reads.stream", reads.stream_read_rate)?;
         }
         self.validate_work(&checked, model)?;
-        if self.runtime.residencies.is_empty() {
+        if self.runtime.allowed_residencies.is_empty() {
             let problem = "is empty: name at least one residency, such as `os`".to_owned();
             return checked.refuse("runtime.residencies", problem);
         }
-        for residency in &self.runtime.residencies {
+        for residency in &self.runtime.allowed_residencies {
             residency
                 .validate(&self.label(index))
                 .map_err(|error| InstanceError::Residency(error.to_string()))?;
@@ -164,12 +166,12 @@ impl Device {
         let Some(work) = &self.runtime.compute_times else { return Ok(()) };
         for (field, seconds) in [
             ("runtime.work.output", work.cpu_output_seconds),
-            ("runtime.work.cpu_window", work.cpu_window_overhead),
-            ("runtime.work.gpu_window", work.gpu_window_overhead),
+            ("runtime.work.cpu_window", work.cpu_window_overhead_seconds),
+            ("runtime.work.gpu_window", work.gpu_window_overhead_seconds),
         ] {
             checked.not_negative(field, seconds)?;
         }
-        let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
+        let gpu_layers = if self.gpu == GpuApi::None { 0 } else { model.model_layers };
         for (field, times, layers) in [
             ("runtime.work.cpu_layers", &work.cpu_layer_seconds, model.model_layers),
             ("runtime.work.gpu_layers", &work.gpu_layer_seconds, gpu_layers),
@@ -216,7 +218,7 @@ impl Checker<'_> {
     }
 
     fn bytes(&self, field: &str, value: u64) -> Checked {
-        self.at_most(field, value, MAX_BYTES)
+        self.at_most(field, value, MAX_BYTE_COUNT)
     }
 
     fn work(&self, field: &str, work: &ValuesByFormat) -> Checked {

@@ -49,7 +49,7 @@ pub(crate) trait WindowTimes {
 }
 
 pub(crate) struct Ring {
-    pub seconds: f64,
+    pub total_seconds: f64,
     /// (device, window, layers of a round before the window), in ring order. The window of a relay is 0.
     pub members: Vec<(usize, u32, usize)>,
 }
@@ -66,7 +66,7 @@ struct PaperTimes<'a, 'i>(RingSizeProblem<'a, 'i>);
 
 impl WindowTimes for PaperTimes<'_, '_> {
     fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
-        self.0.split(device, window, layers_before).map_or(f64::INFINITY, |split| split.seconds)
+        self.0.split(device, window, layers_before).map_or(f64::INFINITY, |split| split.device_seconds)
     }
 
     fn offset_count(&self) -> usize {
@@ -79,7 +79,7 @@ impl RingSizeProblem<'_, '_> {
     pub(crate) fn optimum(&self) -> Result<Assignment, InfeasibleReason> {
         let times = PaperTimes(*self);
         let found = self.fastest_ring(&times).ok_or_else(|| self.infeasible_reason(&times))?;
-        Ok(self.assignment(&found, |device, window, layers_before| {
+        Ok(self.ring_to_assignment(&found, |device, window, layers_before| {
             self.split(device, window, layers_before).map_or(0, |split| split.gpu_layers)
         }))
     }
@@ -95,14 +95,18 @@ impl RingSizeProblem<'_, '_> {
         let linked = self.model.hops.depends_on_receiver;
         let found = self.run(times, linked);
         let (seconds, last) = self.end(&found, linked)?;
-        let ring = Ring { seconds, members: self.reconstruct(times, &found, last, linked) };
+        let ring = Ring { total_seconds: seconds, members: self.reconstruct(times, &found, last, linked) };
         // The program without linked hops counts a hop for a ring of one device, which has none.
         let head_only = if !linked && self.model.hops.is_by_pair() { self.head_only(times) } else { None };
-        Some(head_only.filter(|head_only| head_only.seconds < ring.seconds).unwrap_or(ring))
+        Some(head_only.filter(|head_only| head_only.total_seconds < ring.total_seconds).unwrap_or(ring))
     }
 
     /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to GPU layers.
-    pub fn assignment(&self, ring: &Ring, gpu_layers: impl Fn(usize, u32, usize) -> u32) -> Assignment {
+    pub fn ring_to_assignment(
+        &self,
+        ring: &Ring,
+        gpu_layers: impl Fn(usize, u32, usize) -> u32,
+    ) -> Assignment {
         let devices = self.model.device_count();
         let rounds = self.model.model_layers().div_ceil(self.layers_per_round);
         let mut assignment = Assignment::new(self.head(), rounds, vec![0; devices], vec![0; devices]);
@@ -112,7 +116,7 @@ impl RingSizeProblem<'_, '_> {
         }
         let order: Vec<usize> = ring.members.iter().map(|(device, _, _)| *device).collect();
         if order != assignment.ring() {
-            assignment.order = Some(order);
+            assignment.ring_order = Some(order);
         }
         assignment
     }
@@ -123,7 +127,7 @@ impl RingSizeProblem<'_, '_> {
         }
         let seconds = times.seconds(self.head(), self.layers_per_round, 0);
         let members = vec![(self.head(), self.layers_per_round, 0)];
-        (seconds < f64::INFINITY).then_some(Ring { seconds, members })
+        (seconds < f64::INFINITY).then_some(Ring { total_seconds: seconds, members })
     }
 
     pub(crate) fn head(&self) -> usize {
@@ -244,7 +248,13 @@ impl RingSizeProblem<'_, '_> {
     fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<GpuSplit> {
         let (head, layers_per_round, layers_before) =
             (device == self.head(), self.layers_per_round, layers_before as u32);
-        let window = RoundWindow { device, is_head: head, layers_per_round, layers_before, layers: window };
+        let window = RoundWindow {
+            device,
+            is_head: head,
+            layers_per_round,
+            layers_before_window: layers_before,
+            window_layers: window,
+        };
         self.model.best_split_with_hop(window, 0.0)
     }
 

@@ -35,11 +35,12 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, layers_per_round: u32, may_dr
             device: head,
             is_head: true,
             layers_per_round,
-            layers_before: 0,
-            layers: layers_per_round,
+            layers_before_window: 0,
+            window_layers: layers_per_round,
         };
         let alone = model.best_split_with_hop(all, hop);
-        let alone = alone.filter(|_| may_drop || devices == 1).map_or(f64::INFINITY, |split| split.seconds);
+        let alone =
+            alone.filter(|_| may_drop || devices == 1).map_or(f64::INFINITY, |split| split.device_seconds);
         with_others.fold(f64::INFINITY, f64::min).min(alone)
     };
     (0..devices).map(bound).collect()
@@ -50,8 +51,14 @@ fn window_times(model: &LatencyModel, layers_per_round: u32, device: usize, head
     let hops = &model.hops;
     let hop = if hops.depends_on_receiver { hops.shortest_hop(device) } else { hops.fixed_hop(device) };
     let time = |layers| {
-        let window = RoundWindow { device, is_head: head, layers_per_round, layers_before: 0, layers };
-        model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.seconds)
+        let window = RoundWindow {
+            device,
+            is_head: head,
+            layers_per_round,
+            layers_before_window: 0,
+            window_layers: layers,
+        };
+        model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.device_seconds)
     };
     let windows = (1..=layers_per_round).map(time);
     std::iter::once(f64::INFINITY).chain(windows).collect()

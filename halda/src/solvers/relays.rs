@@ -34,7 +34,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
             order.push(relay);
         }
     }
-    Assignment { order: Some(order), ..assignment }
+    Assignment { ring_order: Some(order), ..assignment }
 }
 
 /// Returns the devices between `from` and `to` on the fastest path through free devices; `None` if there is no path.

@@ -43,7 +43,7 @@ pub(crate) fn search_options(
     order: OrderChoice,
     rounds: Option<u32>,
 ) -> Vec<String> {
-    let mut options = rules.options();
+    let mut options = rules.to_option_strings();
     options.extend(match head {
         HeadChoice::Fixed(0) => None,
         HeadChoice::Fixed(head) => Some(format!("head={head}")),

@@ -27,8 +27,8 @@ fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) ->
 #[test]
 fn certified_instances_match_the_other_implementation() {
     for (place, model, row) in certified_rows() {
-        let found =
-            checked(place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds_per_token());
+        let found = checked(place, &Halda::PRIMA_CPP_PAPER, &model, &row["optimum"]["T"])
+            .map(|plan| plan.seconds_per_token());
         match (found, row["halda_global_text"]["T"].as_f64()) {
             (Some(found), Some(expected)) => {
                 assert!((found - expected).abs() <= 1e-9 * expected, "{place}: {found} is not {expected}");
@@ -42,16 +42,20 @@ fn certified_instances_match_the_other_implementation() {
 fn no_variant_is_below_the_optimum() {
     for (place, model, row) in certified_rows() {
         for flip_memory_cases in [false, true] {
-            for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
+            for terms in [CostTerms::PRIMA_CPP_PAPER, CostTerms::PRIMA_CPP] {
                 for (may_drop, key) in [(false, "optimum"), (true, "optimum_with_device_selection")] {
-                    let halda =
-                        Halda { may_drop_devices: may_drop, terms, flip_memory_cases, ..Halda::PAPER };
+                    let halda = Halda {
+                        may_drop_devices: may_drop,
+                        terms,
+                        flip_memory_cases,
+                        ..Halda::PRIMA_CPP_PAPER
+                    };
                     checked(place, &halda, &model, &row[key]["T"]);
                 }
             }
         }
         for rounds in valid_rounds(model.model_layers()) {
-            let halda = Halda { rounds: Some(rounds), ..Halda::PAPER };
+            let halda = Halda { rounds: Some(rounds), ..Halda::PRIMA_CPP_PAPER };
             let plan = checked(place, &halda, &model, &row["optimum_by_k"][rounds.to_string()]["T"]);
             assert!(plan.is_none_or(|plan| plan.assignment.rounds == rounds), "{place}");
         }
@@ -63,7 +67,7 @@ fn skipped_program_is_not_below_its_bound() {
     let mut compared = 0;
     for (place, model, _) in certified_rows() {
         let steps = |prune_by_bound| {
-            let proposal = Halda { prune_by_bound, ..Halda::PAPER }.propose(&model);
+            let proposal = Halda { prune_by_bound, ..Halda::PRIMA_CPP_PAPER }.propose(&model);
             proposal.map_or(Vec::new(), |proposal| proposal.search_steps)
         };
         for (step, solved) in steps(true).into_iter().zip(steps(false)) {
@@ -80,9 +84,9 @@ fn skipped_program_is_not_below_its_bound() {
 fn flips_are_never_slower_and_find_every_plan() {
     let mut gained = 0;
     for (place, model, row) in certified_rows() {
-        let flip_memory_cases = Halda { flip_memory_cases: true, ..Halda::PAPER };
+        let flip_memory_cases = Halda { flip_memory_cases: true, ..Halda::PRIMA_CPP_PAPER };
         let with = checked(place, &flip_memory_cases, &model, &row["optimum"]["T"]);
-        let without = checked(place, &Halda::PAPER, &model, &row["optimum"]["T"]);
+        let without = checked(place, &Halda::PRIMA_CPP_PAPER, &model, &row["optimum"]["T"]);
         assert_eq!(with.is_some(), !row["optimum"]["T"].is_null(), "{place}");
         let (Some(with), Some(without)) = (with, without) else { continue };
         assert!(with.seconds_per_token() <= without.seconds_per_token() * (1.0 + 1e-12), "{place}");
@@ -95,7 +99,7 @@ fn flips_are_never_slower_and_find_every_plan() {
 fn device_selection_removes_devices_with_one_layer() {
     let (mut removed, mut kept) = (0, 0);
     for (place, model, row) in certified_rows() {
-        let halda = Halda { may_drop_devices: true, ..Halda::PAPER };
+        let halda = Halda { may_drop_devices: true, ..Halda::PRIMA_CPP_PAPER };
         let optimum = &row["optimum_with_device_selection"]["T"];
         let Some(plan) = checked(place, &halda, &model, optimum) else { continue };
         let windows = &plan.assignment.window_layers;
@@ -120,10 +124,12 @@ fn more_devices_than_layers_is_an_error() {
     let mut instance = first.instance().clone();
     instance.model.model_layers = 1;
     let model = LatencyModel::new(&instance).unwrap();
-    let Err(refusal) = solve(&Halda::PAPER, &model) else { panic!("a plan for one layer and two devices") };
+    let Err(refusal) = solve(&Halda::PRIMA_CPP_PAPER, &model) else {
+        panic!("a plan for one layer and two devices")
+    };
     let expected = "no plan exists: k = 1: a round of 1 layers cannot give each of 2 devices a layer";
     assert_eq!(refusal.to_string(), expected);
-    let missing_head = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
+    let missing_head = solve(&Halda { head: 2, ..Halda::PRIMA_CPP_PAPER }, &model).unwrap_err();
     assert_eq!(missing_head, StrategyError::NoSuchDevice { device: 2, devices: 2 });
 }
 
@@ -131,7 +137,7 @@ fn more_devices_than_layers_is_an_error() {
 fn steps_without_a_program_have_reasons() {
     let mut reasons = BTreeSet::new();
     for (_, model, _) in certified_rows() {
-        let halda = Halda { flip_memory_cases: true, ..Halda::PAPER };
+        let halda = Halda { flip_memory_cases: true, ..Halda::PRIMA_CPP_PAPER };
         let steps = match halda.propose(&model) {
             Ok(proposal) => proposal.search_steps,
             Err(StrategyError::Infeasible(steps)) => steps,
@@ -155,7 +161,7 @@ fn steps_without_a_program_have_reasons() {
 #[test]
 fn plans_are_deterministic() {
     for (place, model, _) in certified_rows() {
-        let halda = Halda { may_drop_devices: true, ..Halda::PAPER };
+        let halda = Halda { may_drop_devices: true, ..Halda::PRIMA_CPP_PAPER };
         assert_eq!(halda.propose(&model), halda.propose(&model), "{place}");
     }
 }
@@ -194,7 +200,7 @@ proptest! {
         let devices = instance.devices.len();
         let rounds = valid_rounds(instance.model.model_layers).len();
         for (may_drop, flip_memory_cases) in [(false, false), (true, false), (false, true)] {
-            let halda = Halda { may_drop_devices: may_drop, flip_memory_cases, ..Halda::PAPER };
+            let halda = Halda { may_drop_devices: may_drop, flip_memory_cases, ..Halda::PRIMA_CPP_PAPER };
             let steps = match solve(&halda, &model) {
                 Ok(solution) => {
                     prop_assert_eq!(violations(&model, &solution.assignment, halda.rules()), vec![]);

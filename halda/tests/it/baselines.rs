@@ -3,8 +3,8 @@
 //! A layer has 100 bytes, so reading it at 1000 B/s takes 0.1 s. There is no arithmetic, no cache and no buffer.
 
 use hearth_halda::{
-    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, PerformanceProportional, Solution,
-    Strategy, solve,
+    Device, EdgeShard, ExactSearch, GpuApi, Instance, LatencyModel, LinguaLinked, PerformanceProportional,
+    Solution, Strategy, solve,
 };
 
 use crate::fixtures::{plain_device, plain_instance, plain_model};
@@ -24,7 +24,12 @@ fn device(name: &str, speed: f64, layers: u64) -> Device {
 
 /// Adds a GPU that computes `speed` layers per second and holds `layers` layers.
 fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
-    Device { gpu: Gpu::Cuda, gpu_memory_rate: speed * LAYER as f64, cuda_available: layers * LAYER, ..device }
+    Device {
+        gpu: GpuApi::Cuda,
+        gpu_memory_rate: speed * LAYER as f64,
+        cuda_available: layers * LAYER,
+        ..device
+    }
 }
 
 fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
@@ -95,7 +100,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
     let devices = three(4, [6, 1], 5);
     let solution = check(&PerformanceProportional, 20, devices.clone(), &[6, 7, 7], &[0, 6, 0]);
     // Two layers do not fit, and the disk reads one layer per second.
-    assert_eq!(solution.breakdown.devices[0].disk, 2.0);
+    assert_eq!(solution.breakdown.devices[0].disk_seconds, 2.0);
 
     // A device with a slow disk is skipped: the 4 layers in the ratio 10:5 have the cumulative shares 2.67, 4: 3, 1.
     let mut instance = plain_instance(plain_model(20, LAYER, 0.0), devices);
@@ -147,7 +152,7 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
     devices[0].disk_read_rate = 50.0 * LAYER as f64;
     check(&EdgeShard, 10, devices.clone(), &[6, 4], &[0, 0]);
-    check(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone(), &[9, 1], &[0, 0]);
+    check(&ExactSearch { rounds: Some(1), ..ExactSearch::default() }, 10, devices.clone(), &[9, 1], &[0, 0]);
 
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
     assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");

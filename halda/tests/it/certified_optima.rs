@@ -2,14 +2,14 @@
 //!
 //! Times are compared to a relative 1e-9. Assignments are not compared, because several may be optimal.
 
-use hearth_halda::{Assignment, Exact, HeadChoice, LatencyModel, solve, valid_rounds};
+use hearth_halda::{Assignment, ExactSearch, HeadChoice, LatencyModel, solve, valid_rounds};
 use serde_json::Value;
 
 use crate::fixtures::{FREE, SELECT, certified_rows, checked_solution};
 
 /// Checks that `exact` finds a plan with the certified time, or none if `certified` is null.
 #[track_caller]
-fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
+fn check(place: &str, exact: ExactSearch, model: &LatencyModel, certified: &Value) {
     let found = checked_solution(place, &exact, model).map(|solution| solution.seconds_per_token());
     match (found, certified.as_f64()) {
         (Some(found), Some(certified)) => {
@@ -22,8 +22,8 @@ fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
 #[test]
 fn every_instance_has_its_certified_optimum() {
     for (place, model, row) in certified_rows() {
-        check(place, Exact::default(), &model, &row["optimum"]["T"]);
-        let exact = Exact { rules: SELECT, ..Exact::default() };
+        check(place, ExactSearch::default(), &model, &row["optimum"]["T"]);
+        let exact = ExactSearch { rules: SELECT, ..ExactSearch::default() };
         check(place, exact, &model, &row["optimum_with_device_selection"]["T"]);
     }
 }
@@ -37,7 +37,7 @@ fn every_valid_k_has_its_certified_optimum() {
         certified.sort_unstable();
         assert_eq!(certified, valid_rounds(model.model_layers()), "{place}");
         for (k, optimum) in by_k {
-            let exact = Exact { rounds: k.parse().ok(), ..Exact::default() };
+            let exact = ExactSearch { rounds: k.parse().ok(), ..ExactSearch::default() };
             check(&format!("{place} k={k}"), exact, &model, &optimum["T"]);
             checked += 1;
         }
@@ -57,7 +57,7 @@ fn certified_assignments_evaluate_to_their_times() {
             let relative = (breakdown.seconds_per_token / certified - 1.0).abs();
             assert!(relative <= 1e-9, "{place} {key}: {} is not {certified}", breakdown.seconds_per_token);
             let sets: Vec<u8> = serde_json::from_value(row[key]["sets"].clone()).unwrap();
-            let found: Vec<u8> = breakdown.devices.iter().map(|terms| terms.case.number()).collect();
+            let found: Vec<u8> = breakdown.devices.iter().map(|terms| terms.memory_case.number()).collect();
             assert_eq!(found, sets, "{place} {key}");
         }
     }
@@ -66,11 +66,11 @@ fn certified_assignments_evaluate_to_their_times() {
 #[test]
 fn fewer_rules_are_never_slower() {
     for (place, model, _) in certified_rows().filter(|(_, model, _)| model.model_layers() <= 40) {
-        let fixed = Exact { rules: SELECT, ..Exact::default() };
+        let fixed = ExactSearch { rules: SELECT, ..ExactSearch::default() };
         let Ok(fixed_head) = solve(&fixed, &model) else { continue };
-        let best_head = solve(&Exact { head: HeadChoice::Best, ..fixed }, &model).unwrap();
+        let best_head = solve(&ExactSearch { head: HeadChoice::Best, ..fixed }, &model).unwrap();
         assert!(best_head.seconds_per_token() <= fixed_head.seconds_per_token(), "{place}");
-        let remainder = solve(&Exact { rules: FREE, ..fixed }, &model).unwrap();
+        let remainder = solve(&ExactSearch { rules: FREE, ..fixed }, &model).unwrap();
         assert!(remainder.seconds_per_token() <= fixed_head.seconds_per_token() * (1.0 + 1e-12), "{place}");
     }
 }

@@ -4,7 +4,7 @@
 //! a hop takes 5 ms, a key-value write 5 us, and a copy to or from a GPU 50 us.
 
 use hearth_halda::{
-    Assignment, BindingConstraint, DropReason, EvenWindows, Exact, Instance, LatencyModel, LayerCounts,
+    Assignment, BindingConstraint, DropReason, EvenWindows, ExactSearch, Instance, LatencyModel, LayerCounts,
     ManualPlan, MemoryProportional, SingleDevice, StrategyError, Violation, solve,
 };
 
@@ -27,14 +27,14 @@ fn partial_last_round_has_its_terms() {
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
     assert_eq!(head.layer_counts, LayerCounts { layers: 14, gpu_layers: 0, windows: 3 });
     assert_eq!(worker.layer_counts, LayerCounts { layers: 10, gpu_layers: 0, windows: 2 });
-    near(head.compute, 14.0 * 0.01 + 0.01);
-    near(head.memory, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
+    near(head.compute_seconds, 14.0 * 0.01 + 0.01);
+    near(head.memory_seconds, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
     // 12 of the 14 layers fit in memory, so two are read again at 1 GB/s.
-    near(head.disk, 2.0 * LAYER / 1e9);
-    near(head.communication, 3.0 * 0.005);
-    near(worker.disk, 0.0);
-    near(worker.communication, 2.0 * 0.005);
-    let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
+    near(head.disk_seconds, 2.0 * LAYER / 1e9);
+    near(head.communication_seconds, 3.0 * 0.005);
+    near(worker.disk_seconds, 0.0);
+    near(worker.communication_seconds, 2.0 * 0.005);
+    let refusal = solve(&ExactSearch { rounds: Some(5), ..ExactSearch::default() }, &model).unwrap_err();
     let expected =
         "24 layers cannot be divided into 5 rounds; valid numbers of rounds are [1, 2, 3, 4, 6, 8, 12]";
     assert_eq!(refusal.to_string(), expected);
@@ -43,7 +43,7 @@ fn partial_last_round_has_its_terms() {
 #[test]
 fn exact_fit_is_bound_by_memory() {
     let model = certified_model("tie");
-    let solution = solve(&Exact::default(), &model).unwrap();
+    let solution = solve(&ExactSearch::default(), &model).unwrap();
     assert_eq!(solution.explanation.optimality_gap, Some(0.0));
     assert_eq!(solution.explanation.search_steps.len(), 7, "24 has 7 factors less than itself");
     for device in &solution.explanation.devices {
@@ -56,7 +56,7 @@ fn exact_fit_is_bound_by_memory() {
 #[test]
 fn full_metal_device_rereads_everything_for_one_more_layer() {
     let model = certified_model("metal");
-    let solution = solve(&Exact::default(), &model).unwrap();
+    let solution = solve(&ExactSearch::default(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 12]);
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
     assert_eq!(metal.binding_constraints, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
@@ -68,7 +68,7 @@ fn full_metal_device_rereads_everything_for_one_more_layer() {
 #[test]
 fn dropped_device_has_its_cost() {
     let model = certified_model("slowgpu");
-    let solution = solve(&Exact { rules: SELECT, ..Exact::default() }, &model).unwrap();
+    let solution = solve(&ExactSearch { rules: SELECT, ..ExactSearch::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
     // The devices are equally fast, so the dropped device would add only its hop and its copies.
     let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].drop_reason else {
@@ -80,15 +80,15 @@ fn dropped_device_has_its_cost() {
 #[test]
 fn infeasible_instance_names_the_reason() {
     let model = certified_model("slow");
-    let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
+    let refusal = solve(&ExactSearch { rounds: Some(1), ..ExactSearch::default() }, &model).unwrap_err();
     let expected = "no plan exists: k = 1: a round has 40 layers, but only 16 fit in memory, and the disks are too slow to \
                     read weights for every token";
     assert_eq!(refusal.to_string(), expected);
     let model = certified_model("LltM");
-    let refusal = solve(&Exact::default(), &model).unwrap_err();
+    let refusal = solve(&ExactSearch::default(), &model).unwrap_err();
     let expected = "no plan exists: k = 1: a round of 2 layers cannot give each of 3 devices a layer";
     assert_eq!(refusal.to_string(), expected);
-    let solution = solve(&Exact { rules: SELECT, ..Exact::default() }, &model).unwrap();
+    let solution = solve(&ExactSearch { rules: SELECT, ..ExactSearch::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 0, 0]);
 }
 
@@ -103,8 +103,8 @@ fn baselines_have_their_windows() {
     let single = solve(&SingleDevice::default(), &model).unwrap();
     assert_eq!(single.assignment.window_layers, [24, 0]);
     // 12 of 24 layers do not fit and are read again. The optimum reads nothing.
-    near(single.breakdown.devices[0].disk, 12.0 * LAYER / 1e9);
-    near(single.explanation.optimal_seconds.unwrap(), 0.689_816_729_6);
+    near(single.breakdown.devices[0].disk_seconds, 12.0 * LAYER / 1e9);
+    near(single.explanation.optimal_seconds_per_token.unwrap(), 0.689_816_729_6);
     assert!(single.explanation.optimality_gap.unwrap() > 9.0);
 }
 

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Device, Exact, Gpu, HeadChoice, Instance, LatencyModel, Model, PlanRules, RuntimeModel, Solution,
-    Strategy, StrategyError, solve, violations,
+    Device, ExactSearch, GpuApi, HeadChoice, Instance, LatencyModel, Model, PlanRules, RuntimeModel,
+    Solution, Strategy, StrategyError, solve, violations,
 };
 use hearth_profiles::device::Os;
 use hearth_profiles::model::shipped_profile;
@@ -69,7 +69,7 @@ pub fn plain_device(name: &str) -> Device {
     Device {
         name: name.to_owned(),
         os: Os::Linux,
-        gpu: Gpu::None,
+        gpu: GpuApi::None,
         cpu_speed: BTreeMap::new(),
         gpu_speed: BTreeMap::new(),
         cpu_memory_rate: 1e24,
@@ -109,7 +109,7 @@ pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
         output_head_bytes: 0,
         layer_flops: BTreeMap::from([("q4k".to_owned(), layer_flops)]),
         output_flops: BTreeMap::new(),
-        layer_bytes: Vec::new(),
+        weight_bytes_by_layer: Vec::new(),
     }
 }
 
@@ -125,10 +125,10 @@ pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
         head: 0,
         links: LinkTable::new(links),
         model: shipped_profile(model).unwrap(),
-        context: 1024,
-        kv_cache: KvFormat::F16,
-        activations: ActivationFormat::F32,
-        draft: None,
+        context_length: 1024,
+        kv_cache_format: KvFormat::F16,
+        activation_format: ActivationFormat::F32,
+        draft_model: None,
         workload: Workload::new(32, 16),
         seed: 1,
     }
@@ -179,9 +179,10 @@ pub fn same_time(
 }
 
 /// Checks that `exact` with [`HeadChoice::Best`] is as fast as with the fastest fixed head.
-pub fn best_head_is_fastest(exact: Exact, model: &LatencyModel) -> Result<(), TestCaseError> {
+pub fn best_head_is_fastest(exact: ExactSearch, model: &LatencyModel) -> Result<(), TestCaseError> {
     let with = |head| {
-        solve(&Exact { head, ..exact }, model).map_or(f64::INFINITY, |solution| solution.seconds_per_token())
+        solve(&ExactSearch { head, ..exact }, model)
+            .map_or(f64::INFINITY, |solution| solution.seconds_per_token())
     };
     let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
     let fastest = each.fold(f64::INFINITY, f64::min);

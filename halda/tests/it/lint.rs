@@ -5,7 +5,7 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_halda::lint::{self, Finding, Severity};
-use hearth_halda::{Instance, LatencyModel, ManualPlan, Overlap, Strategy, plan_from_solution, solve};
+use hearth_halda::{Instance, LatencyModel, ManualPlan, OverlapSearch, Strategy, plan_from_solution, solve};
 use hearth_profiles::{
     Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped_profile,
 };
@@ -48,10 +48,10 @@ impl Case {
         let members = scenario.devices.iter().map(member).collect();
         let model = scenario.model.profile.as_deref().unwrap();
         let cluster = Cluster {
-            head: scenario.head(),
-            context: scenario.context,
-            kv_cache: scenario.kv_cache,
-            activations: scenario.activations,
+            head: scenario.head_index(),
+            context_length: scenario.context_length,
+            kv_cache_format: scenario.kv_cache_format,
+            activation_format: scenario.activation_format,
             workload: scenario.workload.clone(),
             ..fixtures::cluster(model, members, scenario.links.clone())
         };
@@ -80,7 +80,7 @@ impl Case {
     fn set_memory_left(&mut self, device: usize, layers: u32, left: Bytes) {
         let member = &mut self.cluster.members[device].device;
         let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Bytes(2)).0 * u64::from(layers);
-        member.memory.available.value = left + Bytes(cache) + member.cpu.compute_buffer.value;
+        member.memory.available_memory.value = left + Bytes(cache) + member.cpu.compute_buffer.value;
         (member.memory.can_swap, member.memory.swap_available) = (None, None);
     }
 }
@@ -205,7 +205,7 @@ fn plan_for_another_scenario_or_model() {
     assert!(found[0].what.contains("set `rounds: 1`"), "{}", found[0].what);
     case.origin.digest = "sha256:0000000000000000".to_owned();
     codes(&case.lint(&plan), &["other-scenario"]);
-    case.cluster.context = 1024;
+    case.cluster.context_length = 1024;
     codes(&case.lint(&plan), &["other-context", "other-scenario"]);
     let mut case = Case::new(SCENARIO);
     case.cluster.members[1].name = "c".to_owned();
@@ -220,7 +220,7 @@ fn missing_or_small_gpus() {
     let mut plan = case.plan(&[24, 8]);
     plan.devices[0].gpu_layers = 20;
     codes(&case.lint(&plan), &[]);
-    case.cluster.members[0].device.gpu.as_mut().unwrap().memory_available.value = Bytes::mib(2048);
+    case.cluster.members[0].device.gpu.as_mut().unwrap().memory_available.value = Bytes::from_mib(2048);
     let found = case.lint(&plan);
     codes(&found, &["gpu-memory"]);
     assert!(found[0].location.contains("devices[0] `a`.gpu_layers"), "{}", found[0].location);
@@ -233,11 +233,11 @@ fn memory_findings() {
     let mut case = Case::new(SCENARIO);
     let plan = case.plan(&[24, 8]);
     // The minimum memory for weights is 16 MiB. The output head of llama-8b alone has about 400 MiB.
-    case.set_memory_left(0, 24, Bytes::mib(16) - Bytes(1));
+    case.set_memory_left(0, 24, Bytes::from_mib(16) - Bytes(1));
     codes(&case.lint(&plan), &["memory-exceeded"]);
-    case.set_memory_left(0, 24, Bytes::mib(16));
+    case.set_memory_left(0, 24, Bytes::from_mib(16));
     codes(&case.lint(&plan), &["head-over-memory", "one-round-over-memory", "share-exceeds-memory"]);
-    case.set_memory_left(0, 24, Bytes::mib(1024));
+    case.set_memory_left(0, 24, Bytes::from_mib(1024));
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
     case.cluster.members[0].device.disk.sequential_bandwidth.value = BytesPerSecond(5e7);
     codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory", "slow-disk-overloaded"]);
@@ -283,7 +283,7 @@ fn partial_rounds_hops_and_addresses() {
     let note = found.iter().find(|finding| finding.code == "partial-last-round").unwrap();
     assert!(note.what.contains("only 9 of 23 layers; devices without layers in it: `b`"), "{}", note.what);
     let mut plan = case.plan(&[24, 8]);
-    plan.predicted.as_mut().unwrap().tpot = Seconds(0.008);
+    plan.prediction.as_mut().unwrap().tpot = Seconds(0.008);
     codes(&case.lint(&plan), &["hops-dominate"]);
     let mut devices = Case::new(&SCENARIO.replace("links:", "  - {name: c, profile: d2}\nlinks:"));
     devices.cluster.members[1].address = Some("10.0.0.1:9".to_owned());
@@ -295,12 +295,12 @@ fn partial_rounds_hops_and_addresses() {
 #[test]
 fn dropped_device_that_would_help() {
     let mut case = Case::new(SCENARIO);
-    case.cluster.members[0].device.memory.available.value = Bytes::mib(3072);
+    case.cluster.members[0].device.memory.available_memory.value = Bytes::from_mib(3072);
     let found = case.lint(&case.plan(&[32, 0]));
     codes(&found, &["dropped-device-would-help"]);
     assert!(found[0].what.starts_with("`b` has no layers"), "{}", found[0].what);
     // The best plan by the same latency model drops no device wrongly.
-    let best = case.plan_by(&Overlap::default());
+    let best = case.plan_by(&OverlapSearch::default());
     assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));
 }
 

@@ -2,7 +2,7 @@
 
 use hearth_core::memory::PinnedMemory;
 use hearth_core::{Cluster, Member};
-use hearth_halda::systems::{SYSTEM_NAMES, SystemError, SystemOptions, plan};
+use hearth_halda::systems::{SYSTEM_NAMES, SystemPlanError, SystemPlanOptions, plan};
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::Residency;
@@ -28,9 +28,9 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
 /// The devices of the prima.cpp paper's testbed, with D3 as the head.
 const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
-fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
+fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemPlanError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
-    plan(name, cluster, &origin(), SystemOptions { weight_format: weights_as, all_reduce_time: air_time })
+    plan(name, cluster, &origin(), SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time })
 }
 
 /// Returns the values of `weights_as` that a system supports; `None` keeps the formats of the model.
@@ -49,11 +49,11 @@ fn exo_has_the_windows_of_the_paper() {
     let windows: Vec<(&str, u32, u32)> =
         plan.devices.iter().map(|device| (device.name.as_str(), device.window, device.gpu_layers)).collect();
     assert_eq!(windows, [("d3", 13, 13), ("d2", 10, 10), ("d1", 9, 0)]);
-    assert_eq!((plan.dropped[0].name.as_str(), plan.dropped.len()), ("d4", 1));
+    assert_eq!((plan.dropped_devices[0].name.as_str(), plan.dropped_devices.len()), ("d4", 1));
     let [d3, _, d1] = &plan.devices[..] else { panic!("three devices") };
-    let formats = (d3.residency.converted_format, d3.residency.gpu_converted_format);
+    let formats = (d3.residency.conversion_format, d3.residency.gpu_conversion_format);
     assert_eq!(formats, (Some(Format::F16), Some(Format::F32)));
-    let kept = (d1.residency.policy, d1.residency.converted_format);
+    let kept = (d1.residency.policy, d1.residency.conversion_format);
     assert_eq!(kept, (Residency::Pinned, None), "MLX keeps the format of the model");
     // With D1 as the head, in the paper's order.
     let listed = self::cluster("llama-8b", &["d1", "d2", "d3"]);
@@ -70,10 +70,10 @@ fn dllama_slices_evenly_over_a_power_of_two_devices() {
         let cluster = cluster("llama-8b", devices);
         let plan = made("dllama", &cluster, None).expect("a plan");
         assert_eq!(plan.devices.len(), used);
-        assert_eq!(plan.devices.len() + plan.dropped.len(), devices.len());
-        let tensor = plan.kind.tensor_parallel().expect("slices");
+        assert_eq!(plan.devices.len() + plan.dropped_devices.len(), devices.len());
+        let tensor = plan.kind.tensor_plan().expect("slices");
         let even = |slice: &hearth_schema::plan::tensor_parallel::Slice| {
-            (slice.kv_heads as usize, slice.feed_forward as usize) == (8 / used, 14336 / used)
+            (slice.kv_heads as usize, slice.feed_forward_rows as usize) == (8 / used, 14336 / used)
         };
         assert!(tensor.slices.iter().all(even), "{:?}", tensor.slices);
     }
@@ -89,8 +89,8 @@ fn plans_cover_the_model_and_round_trip() {
                     let Ok(plan) = made(name, &cluster, format) else { continue };
                     assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()), "{name}");
                     assert!(plan.simulation_only_reason().is_some());
-                    if let Some(tensor) = plan.kind.tensor_parallel() {
-                        assert_eq!(tensor.validate_cover(&plan, &cluster.model.shape), Ok(()), "{name}");
+                    if let Some(tensor) = plan.kind.tensor_plan() {
+                        assert_eq!(tensor.validate_coverage(&plan, &cluster.model.shape), Ok(()), "{name}");
                     } else {
                         assert_eq!(plan.layers_per_round(), cluster.model.shape.layers.0);
                     }
@@ -127,9 +127,13 @@ fn faster_devices_get_larger_slices() {
     let cluster = cluster("llama-8b", &PAPER);
     for name in ["hepti", "galaxy"] {
         let plan = made(name, &cluster, Some(Format::Q4_0)).expect("a plan");
-        let tensor = plan.kind.tensor_parallel().expect("slices");
+        let tensor = plan.kind.tensor_plan().expect("slices");
         let rows = |device: &str| {
-            tensor.slices.iter().find(|slice| slice.device == device).map_or(0, |slice| slice.feed_forward)
+            tensor
+                .slices
+                .iter()
+                .find(|slice| slice.device == device)
+                .map_or(0, |slice| slice.feed_forward_rows)
         };
         // The CPUs read 58.6, 41.9 and 7.5 GB/s.
         assert!(rows("d3") > rows("d2") && rows("d2") > rows("d4"), "{name}: {:?}", tensor.slices);
@@ -145,9 +149,9 @@ fn errors_name_memory_and_unused_options() {
     assert!(memory.contains("keeps all weights in memory as f32, but memory holds only"), "{memory}");
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
     let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
-    assert_eq!(refusal("airinfer", SystemOptions::default()), SystemError::NoAirTime);
-    let stray = SystemOptions { weight_format: Some(Format::F16), all_reduce_time: None };
+    assert_eq!(refusal("airinfer", SystemPlanOptions::default()), SystemPlanError::NoAirTime);
+    let stray = SystemPlanOptions { weight_format: Some(Format::F16), all_reduce_time: None };
     assert!(refusal("dllama", stray).to_string().contains("`--weights-as`"));
-    let stray = SystemOptions { weight_format: None, all_reduce_time: Some(Seconds(0.1)) };
+    let stray = SystemPlanOptions { weight_format: None, all_reduce_time: Some(Seconds(0.1)) };
     assert!(refusal("hepti", stray).to_string().contains("`--air-time`"));
 }

@@ -2,10 +2,10 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    Exact, HeadChoice, Instance, LatencyModel, ManualPlan, MemoryProportional, SingleDevice, Strategy,
+    ExactSearch, HeadChoice, Instance, LatencyModel, ManualPlan, MemoryProportional, SingleDevice, Strategy,
     exo_memory_by_device, plan_from_solution, solve,
 };
-use hearth_profiles::device::{Device, Quota, shipped_profile as shipped_device};
+use hearth_profiles::device::{DeviceProfile, Quota, shipped_profile as shipped_device};
 use hearth_profiles::document::Document;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sourced};
 use hearth_schema::plan::{Plan, Role};
@@ -59,14 +59,15 @@ disk:
 "
         )
     });
-    let device = Device::from_yaml(&(yaml + &gpu)).unwrap();
+    let device = DeviceProfile::from_yaml(&(yaml + &gpu)).unwrap();
     Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
 /// Returns links of 3 ms, except that `from` cannot send to `to`.
 fn one_way(from: &str, to: &str) -> LinkTable {
     let devices = [from.to_owned(), to.to_owned()];
-    let between = vec![PairLink { devices, link: None, unreachable: Some(UnreachableDirections::Forward) }];
+    let between =
+        vec![PairLink { devices, link: None, unreachable_directions: Some(UnreachableDirections::Forward) }];
     LinkTable::new(Links { pair_links: between, ..Links::uniform(link(3.0)) })
 }
 
@@ -78,7 +79,7 @@ fn cluster(model: &str) -> Cluster {
         device("laptop", "linux", 4, None),
     ];
     let devices = ["laptop".to_owned(), "mac".to_owned()];
-    let between = vec![PairLink { devices, link: Some(link(7.0)), unreachable: None }];
+    let between = vec![PairLink { devices, link: Some(link(7.0)), unreachable_directions: None }];
     let links = Links { pair_links: between, ..Links::uniform(link(3.0)) };
     Cluster { head: 1, workload: Workload::new(100, 100), ..fixtures::cluster(model, members, links) }
 }
@@ -140,7 +141,7 @@ fn instance_from_cluster_by_symbol() {
     cluster.links = one_way("laptop", "mac");
     let hops = Instance::from_cluster(&cluster, None).hops.unwrap();
     assert_eq!((hops[1][2], hops[2][1]), (None, Some(0.003 + wire)));
-    cluster.kv_cache = KvFormat::F32;
+    cluster.kv_cache_format = KvFormat::F32;
     let wide = Instance::from_cluster(&cluster, None);
     assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
     cluster.members.truncate(1);
@@ -185,7 +186,7 @@ fn solutions_become_plans() {
     for rules in ALL_RULES {
         for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
             for rounds in [None, Some(2), Some(5)] {
-                planned(&cluster, &Exact { rules, head, rounds, ..Exact::default() });
+                planned(&cluster, &ExactSearch { rules, head, rounds, ..ExactSearch::default() });
             }
         }
     }
@@ -224,19 +225,19 @@ fn plan_has_an_explanation() {
     let plan = planned(&cluster("llama-8b"), &SingleDevice { device: Some(0) });
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
-    assert_eq!(plan.dropped.len(), 2);
+    assert_eq!(plan.dropped_devices.len(), 2);
     // The GPU of the mac is as fast as that of the desktop. So a plan with the mac costs two hops of 3 ms plus 16 KiB
     // at 50 MB/s. The desktop alone has no hop.
-    assert_eq!(plan.dropped[1].name, "mac");
-    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
+    assert_eq!(plan.dropped_devices[1].name, "mac");
+    assert_eq!(plan.dropped_devices[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
     assert_eq!(plan.explanation[1], "By the same objective no plan of this kind is faster.");
     let sentence = "`desktop`: 32 layers, 32 of them on the GPU, within its memory, no constraint limits it; a window \
                     one layer wider would add 669 us.";
     assert_eq!(plan.explanation[2], sentence);
-    assert!(plan.model.digest.is_none(), "no file");
-    let predicted = plan.devices[0].predicted.unwrap();
+    assert!(plan.model.file_digest.is_none(), "no file");
+    let predicted = plan.devices[0].predicted_terms.unwrap();
     let terms = predicted.compute + predicted.memory + predicted.disk + predicted.communication;
-    assert!((terms.0 - plan.predicted.unwrap().tpot.0).abs() < 1e-12);
+    assert!((terms.0 - plan.prediction.unwrap().tpot.0).abs() < 1e-12);
 }
 
 #[test]
@@ -252,20 +253,20 @@ fn plan_has_relays() {
         member.device.disk.sequential_bandwidth = assumed(BytesPerSecond(5e7));
         member.device.disk.random_bandwidth = None;
     }
-    let plan = planned(&cluster, &Exact { rules: SELECT, ..Exact::default() });
+    let plan = planned(&cluster, &ExactSearch { rules: SELECT, ..ExactSearch::default() });
     let ring: Vec<(&str, Role)> =
         plan.devices.iter().map(|device| (device.name.as_str(), device.role)).collect();
     assert_eq!(ring, [("desktop", Role::Head), ("laptop", Role::Relay), ("mac", Role::Worker)]);
     assert_eq!((plan.devices[1].window, plan.devices[1].gpu_layers), (0, 0));
-    assert!(plan.devices[1].predicted.unwrap().communication.0 > 0.0);
-    assert!(plan.dropped.is_empty());
-    cluster.links.check_plan(&plan).unwrap();
+    assert!(plan.devices[1].predicted_terms.unwrap().communication.0 > 0.0);
+    assert!(plan.dropped_devices.is_empty());
+    cluster.links.check_reachability(&plan).unwrap();
     let sentence =
         "`laptop` has no layers and relays from `desktop` to `mac`, which cannot reach each other.";
     assert!(plan.explanation.iter().any(|found| found == sentence), "{:?}", plan.explanation);
     // Without the relay the plan cannot be executed.
     let mut direct = plan;
     direct.devices.remove(1);
-    let refused = cluster.links.check_plan(&direct).unwrap_err().to_string();
-    assert!(refused.starts_with("the plan sends from `desktop` to `mac`, which"), "{refused}");
+    let refused = cluster.links.check_reachability(&direct).unwrap_err().to_string();
+    assert!(refused.starts_with("the plan sends from `desktop` to `mac`, but"), "{refused}");
 }

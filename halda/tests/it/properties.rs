@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, ComputeTimes, CostTerms, Device, EdgeShard, EvenWindows, Exact, ExhaustiveSearch, Gpu, Halda,
-    HeadChoice, Instance, LatencyModel, LinguaLinked, ManualPlan, MemoryProportional, Model, Objective,
-    OrderChoice, Overlap, PerformanceProportional, PlanRules, ReadRates, RereadScope, RuntimeModel,
-    SingleDevice, Strategy as Planner, StrategyError, latency::constraints::ring_violations, solve,
-    valid_rounds, violations,
+    Assignment, ComputeTimes, CostTerms, Device, EdgeShard, EvenWindows, ExactSearch, ExhaustiveSearch,
+    GpuApi, Halda, HeadChoice, Instance, LatencyModel, LinguaLinked, ManualPlan, MemoryProportional, Model,
+    Objective, OrderChoice, OverlapSearch, PerformanceProportional, PlanRules, ReadRates, RereadScope,
+    RuntimeModel, SingleDevice, Strategy as Planner, StrategyError, latency::constraints::ring_violations,
+    solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Os;
@@ -42,25 +42,25 @@ prop_compose! {
         rates in prop::option::of(prop::array::uniform3(5e7..5e9_f64)),
     ) -> RuntimeModel {
         let rereads = if excess { RereadScope::Excess } else { RereadScope::Everything };
-        let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_rate: stream });
-        RuntimeModel { residencies, reread_scope: rereads, cpu_count: processors, token_overhead, read_rates, compute_times: None }
+        let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_read_rate: stream });
+        RuntimeModel { allowed_residencies: residencies, reread_scope: rereads, cpu_count: processors, token_overhead_seconds: token_overhead, read_rates, compute_times: None }
     }
 }
 
 /// Returns times of unequal layers: about `cpu` seconds on the CPU, and `of_gpu` times as long on the GPU.
-fn compute_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> ComputeTimes {
+fn compute_times(layers: u32, cpu: f64, of_gpu: f64, gpu: GpuApi) -> ComputeTimes {
     let cpu_layers: Vec<f64> =
         (0..layers).map(|layer| cpu * (1.0 + f64::from(layer * 7 % 5) / 10.0)).collect();
     let on_gpu = |seconds: &f64| seconds * of_gpu;
     let gpu_layers =
-        if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
+        if gpu == GpuApi::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
     ComputeTimes {
-        gpu_output_seconds: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
+        gpu_output_seconds: (gpu != GpuApi::None).then_some(2.0 * cpu * of_gpu),
         cpu_layer_seconds: cpu_layers,
         gpu_layer_seconds: gpu_layers,
         cpu_output_seconds: 2.0 * cpu,
-        cpu_window_overhead: cpu / 9.0,
-        gpu_window_overhead: cpu / 11.0,
+        cpu_window_overhead_seconds: cpu / 9.0,
+        gpu_window_overhead_seconds: cpu / 11.0,
     }
 }
 
@@ -82,11 +82,11 @@ prop_compose! {
     /// Generates a device whose memory sizes hold up to `layers` layers, in whole layers if `exact_fit` is true.
     fn device(layers: u32)(
         kind in prop_oneof![
-            Just((Os::Linux, Gpu::None)),
-            Just((Os::Linux, Gpu::Cuda)),
-            Just((Os::Macos, Gpu::None)),
-            Just((Os::Macos, Gpu::Metal)),
-            Just((Os::Android, Gpu::None)),
+            Just((Os::Linux, GpuApi::None)),
+            Just((Os::Linux, GpuApi::Cuda)),
+            Just((Os::Macos, GpuApi::None)),
+            Just((Os::Macos, GpuApi::Metal)),
+            Just((Os::Android, GpuApi::None)),
         ],
         cpu in 1e10..1e12_f64,
         gpu_speedup in prop_oneof![Just(0.5), 2.0..50.0_f64],
@@ -101,7 +101,7 @@ prop_compose! {
         runtime in runtime(),
     ) -> Device {
         let (os, gpu) = kind;
-        let has_gpu = gpu != Gpu::None;
+        let has_gpu = gpu != GpuApi::None;
         let memory = if exact_fit { memory.map(|bytes| bytes / LAYER * LAYER) } else { memory };
         let buffers = if exact_fit { [0; 2] } else { buffers };
         Device {
@@ -116,7 +116,7 @@ prop_compose! {
             gpu_cache_write: 2e-5,
             gpu_upload: copies[0],
             gpu_download: copies[1],
-            unified_memory: gpu == Gpu::Metal,
+            unified_memory: gpu == GpuApi::Metal,
             hop,
             disk_read_rate: disk,
             ram_available: memory[0],
@@ -160,7 +160,7 @@ prop_compose! {
             output_head_bytes: ends[1],
             layer_flops: per_format(2e9),
             output_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
-            layer_bytes: if even { Vec::new() } else { heavier.collect() },
+            weight_bytes_by_layer: if even { Vec::new() } else { heavier.collect() },
             ..plain_model(layers, LAYER, 0.0)
         };
         Instance { slow_disk_threshold: threshold, ..plain_instance(model, devices) }
@@ -182,29 +182,33 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     ];
     let (best, order) = (HeadChoice::Best, OrderChoice::Best);
     for rules in ALL_RULES {
-        all.push(Box::new(Exact { rules, ..Exact::default() }));
-        all.push(Box::new(Exact { rules, head: best, rounds: Some(1), ..Exact::default() }));
-        all.push(Box::new(Exact { rules, head: best, order, ..Exact::default() }));
-        all.push(Box::new(Exact { rules, order, rounds: Some(2), ..Exact::default() }));
-        all.push(Box::new(Overlap { rules, ..Overlap::default() }));
-        all.push(Box::new(Overlap { rules, head: best, order, ..Overlap::default() }));
+        all.push(Box::new(ExactSearch { rules, ..ExactSearch::default() }));
+        all.push(Box::new(ExactSearch { rules, head: best, rounds: Some(1), ..ExactSearch::default() }));
+        all.push(Box::new(ExactSearch { rules, head: best, order, ..ExactSearch::default() }));
+        all.push(Box::new(ExactSearch { rules, order, rounds: Some(2), ..ExactSearch::default() }));
+        all.push(Box::new(OverlapSearch { rules, ..OverlapSearch::default() }));
+        all.push(Box::new(OverlapSearch { rules, head: best, order, ..OverlapSearch::default() }));
     }
     for may_drop in [false, true] {
-        for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
+        for terms in [CostTerms::PRIMA_CPP_PAPER, CostTerms::PRIMA_CPP] {
             all.push(Box::new(Halda {
                 may_drop_devices: may_drop,
                 terms,
                 flip_memory_cases: !may_drop,
-                ..Halda::PAPER
+                ..Halda::PRIMA_CPP_PAPER
             }));
         }
         all.push(Box::new(Halda {
             may_drop_devices: may_drop,
             head: devices - 1,
             rounds: Some(layers),
-            ..Halda::PAPER
+            ..Halda::PRIMA_CPP_PAPER
         }));
-        all.push(Box::new(Halda { may_drop_devices: may_drop, prune_by_bound: false, ..Halda::PAPER }));
+        all.push(Box::new(Halda {
+            may_drop_devices: may_drop,
+            prune_by_bound: false,
+            ..Halda::PRIMA_CPP_PAPER
+        }));
     }
     for rounds in [0, 1, 2, layers] {
         all.push(Box::new(EvenWindows { rounds }));
@@ -235,7 +239,7 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
                 let (broken, again) = if strategy.objective() == Objective::Paper {
                     (violations(model, assignment, rules), model.evaluate(assignment))
                 } else {
-                    let again = model.steady_state(assignment, &solution.residencies);
+                    let again = model.evaluate_steady_state(assignment, &solution.residencies);
                     (ring_violations(model, assignment, rules), again)
                 };
                 prop_assert_eq!(broken, vec![], "{}", name);
@@ -244,7 +248,8 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
                 prop_assert_eq!(seconds, solution.seconds_per_token(), "{}", name);
                 if strategy.is_optimal() && strategy.objective() == Objective::SteadyState {
                     let residencies = best_residencies(model, assignment).unwrap();
-                    let best = model.steady_state(assignment, &residencies).unwrap().seconds_per_token;
+                    let best =
+                        model.evaluate_steady_state(assignment, &residencies).unwrap().seconds_per_token;
                     prop_assert!(equal(best, seconds), "{} is not {}", best, seconds);
                 }
                 prop_assert_eq!(solution.explanation.devices.len(), model.device_count());
@@ -268,7 +273,7 @@ fn minimum_steady_state(model: &LatencyModel, rules: PlanRules) -> f64 {
     for device in &model.instance().devices {
         let with_each = |chosen: Vec<ResidencyOptions>| {
             let add = move |residency: &ResidencyOptions| [chosen.as_slice(), &[*residency]].concat();
-            device.runtime.residencies.iter().map(add)
+            device.runtime.allowed_residencies.iter().map(add)
         };
         residencies = residencies.into_iter().flat_map(with_each).collect();
     }
@@ -294,7 +299,7 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
             let expected = minimum_steady_state(&model, rules);
-            match solve(&Overlap { rules, ..Overlap::default() }, &model) {
+            match solve(&OverlapSearch { rules, ..OverlapSearch::default() }, &model) {
                 Ok(found) => prop_assert!(equal(found.seconds_per_token(), expected), "{} is not {}", found.seconds_per_token(), expected),
                 Err(StrategyError::Infeasible(_)) => prop_assert_eq!(expected, f64::INFINITY),
                 Err(refusal) => return Err(TestCaseError::fail(refusal.to_string())),
@@ -306,11 +311,11 @@ proptest! {
     fn exact_equals_exhaustive_search(instance in small([20, 12, 8, 6])) {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
-            let exact = Exact { rules, ..Exact::default() };
+            let exact = ExactSearch { rules, ..ExactSearch::default() };
             same_time(&exact, &ExhaustiveSearch { rules, ..ExhaustiveSearch::default() }, &model)?;
         }
         for rounds in valid_rounds(instance.model.model_layers) {
-            let exact = Exact { rounds: Some(rounds), ..Exact::default() };
+            let exact = ExactSearch { rounds: Some(rounds), ..ExactSearch::default() };
             same_time(&exact, &ExhaustiveSearch { rounds: Some(rounds), ..ExhaustiveSearch::default() }, &model)?;
         }
     }
@@ -326,7 +331,7 @@ proptest! {
     fn one_round_is_never_slower(instance in small([20, 12, 12, 12])) {
         let model = LatencyModel::new(&instance).unwrap();
         let best = |rounds| {
-            let exact = Exact { rules: SELECT, rounds: Some(rounds), ..Exact::default() };
+            let exact = ExactSearch { rules: SELECT, rounds: Some(rounds), ..ExactSearch::default() };
             solve(&exact, &model).ok()
         };
         for rounds in valid_rounds(instance.model.model_layers) {
@@ -338,8 +343,8 @@ proptest! {
             let once = model.evaluate(&merged).unwrap();
             prop_assert!(once.seconds_per_token <= several.seconds_per_token() * (1.0 + 1e-9));
             for (once, several) in once.devices.iter().zip(&several.breakdown.devices) {
-                prop_assert_eq!((once.compute, once.disk), (several.compute, several.disk));
-                prop_assert!(equal(f64::from(rounds) * once.communication, several.communication));
+                prop_assert_eq!((once.compute_seconds, once.disk_seconds), (several.compute_seconds, several.disk_seconds));
+                prop_assert!(equal(f64::from(rounds) * once.communication_seconds, several.communication_seconds));
             }
             let fastest = best(1).map_or(f64::INFINITY, |solution| solution.seconds_per_token());
             prop_assert!(fastest <= several.seconds_per_token() * (1.0 + 1e-9), "{} > {}", fastest, several.seconds_per_token());
@@ -349,9 +354,9 @@ proptest! {
     #[test]
     fn pruning_changes_no_plan(instance in small([40, 24, 16, 12])) {
         let model = LatencyModel::new(&instance).unwrap();
-        for terms in [CostTerms::PAPER, CostTerms::PRIMA_CPP] {
+        for terms in [CostTerms::PRIMA_CPP_PAPER, CostTerms::PRIMA_CPP] {
             for may_drop in [false, true] {
-                let halda = Halda { may_drop_devices: may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PAPER };
+                let halda = Halda { may_drop_devices: may_drop, terms, flip_memory_cases: !may_drop, ..Halda::PRIMA_CPP_PAPER };
                 let plan = |prune_by_bound| {
                     let solution = solve(&Halda { prune_by_bound, ..halda }, &model);
                     solution.map(|solution| solution.assignment).ok()
@@ -363,7 +368,7 @@ proptest! {
 
     #[test]
     fn best_head_is_as_fast_as_the_fastest_fixed_head(instance in small([8, 8, 8, 8])) {
-        best_head_is_fastest(Exact { rules: FREE, ..Exact::default() }, &LatencyModel::new(&instance).unwrap())?;
+        best_head_is_fastest(ExactSearch { rules: FREE, ..ExactSearch::default() }, &LatencyModel::new(&instance).unwrap())?;
     }
 }
 
@@ -400,13 +405,13 @@ proptest! {
 fn resize_layers(instance: &mut Instance, layers: u32) {
     instance.model.model_layers = layers;
     let count = layers.min(600) as usize;
-    if !instance.model.layer_bytes.is_empty() {
-        instance.model.layer_bytes.resize(count, LAYER);
+    if !instance.model.weight_bytes_by_layer.is_empty() {
+        instance.model.weight_bytes_by_layer.resize(count, LAYER);
     }
     for device in &mut instance.devices {
         if let Some(work) = &mut device.runtime.compute_times {
             work.cpu_layer_seconds.resize(count, 1e-2);
-            work.gpu_layer_seconds.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
+            work.gpu_layer_seconds.resize(if device.gpu == GpuApi::None { 0 } else { count }, 1e-3);
         }
     }
 }
@@ -464,7 +469,7 @@ proptest! {
                 8 => device.cpu_speed.entry("q4k".to_owned()).or_default(),
                 9 => device.gpu_speed.entry("f32".to_owned()).or_default(),
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
-                11 => &mut device.runtime.token_overhead,
+                11 => &mut device.runtime.token_overhead_seconds,
                 12 if layers > 0 && device.runtime.compute_times.is_some() => {
                     &mut device.runtime.compute_times.as_mut().unwrap().cpu_layer_seconds[0]
                 }
@@ -487,7 +492,7 @@ proptest! {
                 8 => &mut instance.model.input_embedding_bytes,
                 9 => &mut instance.model.output_head_bytes,
                 10 => &mut instance.model.vocab_size,
-                11 if !instance.model.layer_bytes.is_empty() => &mut instance.model.layer_bytes[0],
+                11 if !instance.model.weight_bytes_by_layer.is_empty() => &mut instance.model.weight_bytes_by_layer[0],
                 _ => &mut instance.model.cached_tokens,
             };
             *target = value;

@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 
 use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::latency::constraints::ring_violations;
+use hearth_halda::solvers::local_search::{RefineProgress, RefineResult, StopReason};
 use hearth_halda::solvers::overlap::best_residencies;
-use hearth_halda::solvers::refine::{Progress, RefineResult, StopReason};
 use hearth_halda::{
-    Assignment, Exact, Gpu, LatencyModel, PlanRules, RefineOptions, Refinement, refine, solve,
+    Assignment, ExactSearch, GpuApi, LatencyModel, PlanRules, RefineOptions, RefinedPlan, refine, solve,
 };
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ const SEARCH: RefineOptions = RefineOptions { rules: FREE, keep_rounds: false, m
 fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
     let small = certified_rows().filter(|(place, ..)| place.starts_with("small.jsonl"));
     small.filter_map(|(_, model, _)| {
-        let found = solve(&Exact::default(), &model).ok()?.assignment;
+        let found = solve(&ExactSearch::default(), &model).ok()?.assignment;
         allowed(&model, &found).then_some((model, found))
     })
 }
@@ -137,7 +137,7 @@ fn refine_adds_and_drops_devices() {
 fn refine_stops_on_request() {
     let (model, start) = instances().next().unwrap();
     let mut reported = Vec::new();
-    let should_continue = |progress: Progress| {
+    let should_continue = |progress: RefineProgress| {
         reported.push(progress);
         progress.evaluations < 7
     };
@@ -155,11 +155,11 @@ fn refine_stops_on_request() {
 #[test]
 fn refined_plan_is_explained() {
     let (model, start) = instances().next().unwrap();
-    assert!(model.instance().devices.iter().any(|device| device.gpu != Gpu::None));
-    let strategy = Refinement { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
+    assert!(model.instance().devices.iter().any(|device| device.gpu != GpuApi::None));
+    let strategy = RefinedPlan { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
-    assert_eq!(solution.options, ["start=exact", "drop=true", "remainder=true"]);
+    assert_eq!(solution.strategy_options, ["start=exact", "drop=true", "remainder=true"]);
     assert!(
         solution.explanation.optimality_gap.is_some_and(|gap| gap >= -1e-9),
         "the default strategy is optimal"

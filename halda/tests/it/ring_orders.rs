@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, DropReason, EvenWindows, Exact, ExhaustiveSearch, HeadChoice, Instance, LatencyModel,
-    LayerCounts, ManualPlan, Objective, OrderChoice, Overlap, Solution, Strategy as Planner, StrategyError,
-    Violation, solve, violations,
+    Assignment, Device, DropReason, EvenWindows, ExactSearch, ExhaustiveSearch, HeadChoice, Instance,
+    LatencyModel, LayerCounts, ManualPlan, Objective, OrderChoice, OverlapSearch, Solution,
+    Strategy as Planner, StrategyError, Violation, solve, violations,
 };
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ fn near(found: f64, milliseconds: f64) -> bool {
 
 fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyError> {
     let model = LatencyModel::new(instance).unwrap();
-    solve(&Exact { rules: SELECT, order, ..Exact::default() }, &model)
+    solve(&ExactSearch { rules: SELECT, order, ..ExactSearch::default() }, &model)
 }
 
 #[test]
@@ -60,9 +60,14 @@ fn hops_go_to_the_next_device_in_each_round() {
     let instance = instance(10, devices, rows);
     let model = LatencyModel::new(&instance).unwrap();
     let hops = |windows: [u32; 3], rounds, order: Option<Vec<usize>>| {
-        let assignment = Assignment { order, ..Assignment::new(0, rounds, windows.into(), vec![0; 3]) };
+        let assignment =
+            Assignment { ring_order: order, ..Assignment::new(0, rounds, windows.into(), vec![0; 3]) };
         let breakdown = model.evaluate(&assignment).unwrap();
-        breakdown.devices.iter().map(|terms| (terms.communication * 1e3).round() as u32).collect::<Vec<_>>()
+        breakdown
+            .devices
+            .iter()
+            .map(|terms| (terms.communication_seconds * 1e3).round() as u32)
+            .collect::<Vec<_>>()
     };
     assert_eq!(hops([4, 3, 3], 1, None), [1, 20, 100]);
     assert_eq!(hops([5, 0, 5], 1, None), [2, 0, 100], "b is skipped");
@@ -74,7 +79,7 @@ fn hops_go_to_the_next_device_in_each_round() {
     assert_eq!(hops([1, 1, 2], 3, None), [3, 2 * 20 + 10, 200]);
     assert_eq!(hops([2, 2, 0], 3, Some(vec![0, 2, 1])), [2 * 2 + 2, 20, 2 * 200 + 100]);
     let windows = Assignment::new(0, 3, vec![2, 2, 0], vec![0; 3]);
-    let found = violations(&model, &Assignment { order: Some(vec![0, 2, 1]), ..windows }, FREE);
+    let found = violations(&model, &Assignment { ring_order: Some(vec![0, 2, 1]), ..windows }, FREE);
     assert!(matches!(found[..], [Violation::RelayInPartialRound { .. }]), "{found:?}");
 }
 
@@ -95,14 +100,17 @@ fn weak_device_becomes_a_relay() {
             solution.seconds_per_token()
         );
         let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
-        assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.has_direct_link), ("a", "c", false));
+        assert_eq!(
+            (relay.previous_device.as_str(), relay.next_device.as_str(), relay.has_direct_link),
+            ("a", "c", false)
+        );
         assert_eq!(solution.breakdown.devices[1].layer_counts, LayerCounts::default());
     }
     // A manual plan gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();
     let manual = ManualPlan { window_layers: vec![5, 0, 5], ..ManualPlan::default() };
     let manual = solve(&manual, &model).unwrap();
-    assert_eq!(manual.assignment.order, Some(vec![0, 1, 2]));
+    assert_eq!(manual.assignment.ring_order, Some(vec![0, 1, 2]));
     assert!(near(manual.seconds_per_token(), 19.0), "{}", manual.seconds_per_token());
     // Without the link from b to c there is no plan.
     instance.hops.as_mut().unwrap()[1][2] = None;
@@ -125,9 +133,9 @@ fn best_order_follows_the_short_links() {
     let given = best(&instance, OrderChoice::Given).unwrap();
     assert!(near(given.seconds_per_token(), 8.0 + 36.0));
     let free = best(&instance, OrderChoice::Best).unwrap();
-    assert_eq!(free.assignment.order, Some(vec![0, 3, 2, 1]));
+    assert_eq!(free.assignment.ring_order, Some(vec![0, 3, 2, 1]));
     assert!(near(free.seconds_per_token(), 8.0 + 4.0));
-    assert_eq!(free.options, ["drop=true", "order=best"]);
+    assert_eq!(free.strategy_options, ["drop=true", "order=best"]);
     assert_eq!(free.explanation.incomplete_search, None);
 }
 
@@ -177,7 +185,7 @@ fn large_ring_has_a_good_order_and_a_bound() {
     let free = best(&instance, OrderChoice::Best).unwrap();
     assert!(near(free.seconds_per_token(), 32.0 + 16.0), "{}", free.seconds_per_token());
     let limit = free.explanation.incomplete_search.unwrap();
-    assert!(near(limit.lower_bound.unwrap(), 32.0 + 16.0), "{limit:?}");
+    assert!(near(limit.lower_bound_seconds.unwrap(), 32.0 + 16.0), "{limit:?}");
     assert!(limit.notes[0].starts_with("Not every order of the ring was tried"), "{limit:?}");
 }
 
@@ -202,15 +210,15 @@ prop_compose! {
 }
 
 /// Compares `exact` with `exhaustive`.
-fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
-    let Exact { rules, rounds, order, .. } = exact;
+fn same(model: &LatencyModel, exact: ExactSearch) -> Result<(), TestCaseError> {
+    let ExactSearch { rules, rounds, order, .. } = exact;
     same_time(&exact, &ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }, model)
 }
 
 /// Returns the seconds per token of a strategy's plan, after a check that they are not below the reported bound.
 fn bounded_seconds(strategy: &dyn Planner, model: &LatencyModel) -> Option<f64> {
     let solution = solve(strategy, model).ok()?;
-    let bound = solution.explanation.incomplete_search.as_ref().and_then(|limit| limit.lower_bound);
+    let bound = solution.explanation.incomplete_search.as_ref().and_then(|limit| limit.lower_bound_seconds);
     assert!(bound.is_none_or(|bound| bound <= solution.seconds_per_token() * (1.0 + 1e-9)), "{bound:?}");
     Some(solution.seconds_per_token())
 }
@@ -222,15 +230,15 @@ proptest! {
     fn exact_equals_exhaustive_search_over_orders(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
-            same(&model, Exact { rules, ..Exact::default() })?;
-            same(&model, Exact { rules, order: OrderChoice::Best, ..Exact::default() })?;
+            same(&model, ExactSearch { rules, ..ExactSearch::default() })?;
+            same(&model, ExactSearch { rules, order: OrderChoice::Best, ..ExactSearch::default() })?;
             for rounds in [1, 2, 3] {
                 // If L cannot be divided into these rounds, there is nothing to compare.
-                let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
+                let exact = ExactSearch { rules, rounds: Some(rounds), ..ExactSearch::default() };
                 if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
                     same(&model, exact)?;
                     if !rules.may_have_partial_round {
-                        same(&model, Exact { order: OrderChoice::Best, ..exact })?;
+                        same(&model, ExactSearch { order: OrderChoice::Best, ..exact })?;
                     }
                 }
             }
@@ -247,7 +255,7 @@ proptest! {
             (SELECT, OrderChoice::Best, Some(1)),
             (FREE, OrderChoice::Given, Some(2)),
         ] {
-            best_head_is_fastest(Exact { rules, rounds, order, ..Exact::default() }, &model)?;
+            best_head_is_fastest(ExactSearch { rules, rounds, order, ..ExactSearch::default() }, &model)?;
         }
     }
 
@@ -255,7 +263,7 @@ proptest! {
     fn overlap_equals_exhaustive_search_over_orders(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
         for rules in ALL_RULES {
-            let seconds = |order| bounded_seconds(&Overlap { rules, order, ..Overlap::default() }, &model);
+            let seconds = |order| bounded_seconds(&OverlapSearch { rules, order, ..OverlapSearch::default() }, &model);
             let all = ExhaustiveSearch { rules, objective: Objective::SteadyState, ..ExhaustiveSearch::default() };
             let expected = solve(&all, &model).ok().map(|solution| solution.seconds_per_token());
             let given = seconds(OrderChoice::Given);
@@ -270,7 +278,7 @@ proptest! {
     fn best_order_is_never_slower_and_never_below_the_bound(instance in any_ring([9, 9, 9, 9, 9], 1..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         let seconds =
-            |rounds, head, order| bounded_seconds(&Exact { rules: FREE, head, rounds, order }, &model);
+            |rounds, head, order| bounded_seconds(&ExactSearch { rules: FREE, head, rounds, order }, &model);
         for rounds in [None, Some(1), Some(2)] {
             for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
                 let given = seconds(rounds, head, OrderChoice::Given).unwrap_or(f64::INFINITY);
@@ -290,7 +298,7 @@ proptest! {
     fn exact_equals_exhaustive_search_for_five_devices(instance in any_ring([3, 3, 3, 3, 3], 5..=5)) {
         let model = LatencyModel::new(&instance).unwrap();
         for order in [OrderChoice::Given, OrderChoice::Best] {
-            same(&model, Exact { rules: SELECT, order, ..Exact::default() })?;
+            same(&model, ExactSearch { rules: SELECT, order, ..ExactSearch::default() })?;
         }
     }
 }

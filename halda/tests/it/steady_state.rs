@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Breakdown, Device, Instance, LatencyModel, Overlap, ReadRates, RereadScope, RuntimeModel,
-    Solution, Strategy, solve,
+    Assignment, Device, Instance, LatencyBreakdown, LatencyModel, OverlapSearch, ReadRates, RereadScope,
+    RuntimeModel, Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -40,7 +40,7 @@ fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> D
         unified_memory: true,
         disk_read_rate: DISK,
         ram_available: memory,
-        runtime: RuntimeModel { residencies: vec![residency], ..RuntimeModel::default() },
+        runtime: RuntimeModel { allowed_residencies: vec![residency], ..RuntimeModel::default() },
         ..plain_device(name)
     }
 }
@@ -54,15 +54,15 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     for device in &mut devices {
         device.hop = hop;
     }
-    devices[0].runtime.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
+    devices[0].runtime.token_overhead_seconds = QUIET - STAGE - 8.0 * HEAD_LAYER;
     plain_instance(plain_model(16, LAYER, 1e9), devices)
 }
 
 /// Returns the times with eight layers on each device in k rounds. The second device has `residency`.
-fn times(instance: &Instance, residency: ResidencyOptions, rounds: u32) -> Breakdown {
+fn times(instance: &Instance, residency: ResidencyOptions, rounds: u32) -> LatencyBreakdown {
     let model = LatencyModel::new(instance).unwrap();
     let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
-    model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap()
+    model.evaluate_steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap()
 }
 
 /// Returns the seconds per token with eight layers on each device in k rounds.
@@ -98,7 +98,7 @@ fn paper_page_cache_rereads_the_excess() {
     instance.devices[1].runtime.reread_scope = RereadScope::Excess;
     let found = times(&instance, ResidencyOptions::default().without_prefetch(), 1);
     close(found.seconds_per_token, QUIET + 95.0 * MIB as f64 / DISK);
-    close(found.devices[1].disk, 95.0 * MIB as f64 / DISK);
+    close(found.devices[1].disk_seconds, 95.0 * MIB as f64 / DISK);
 }
 
 #[test]
@@ -116,7 +116,8 @@ fn prefetched_pages_evict_kept_pages() {
 
 #[test]
 fn each_read_pattern_has_its_own_rate() {
-    let reads = ReadRates { fault_read_rate: DISK / 4.0, read_ahead_rate: DISK, stream_rate: DISK / 2.0 };
+    let reads =
+        ReadRates { fault_read_rate: DISK / 4.0, read_ahead_rate: DISK, stream_read_rate: DISK / 2.0 };
     let seconds = |residency: ResidencyOptions, rounds: u32| {
         let mut instance = instance(305 * MIB, residency, 0.0);
         instance.devices[1].runtime.read_rates = Some(reads);
@@ -147,10 +148,13 @@ fn managed_residency_times() {
     let managed = managed_with(48);
     let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
     let mut instance = instance(205 * MIB, managed, 0.0);
-    instance.devices[0].runtime.token_overhead = 0.0;
+    instance.devices[0].runtime.token_overhead_seconds = 0.0;
     let found = times(&instance, managed, 8);
     close(found.seconds_per_token, read / DISK);
-    let own = found.devices.iter().map(|device| device.compute + device.memory + device.disk);
+    let own = found
+        .devices
+        .iter()
+        .map(|device| device.compute_seconds + device.memory_seconds + device.disk_seconds);
     close(found.seconds_per_token, own.sum());
 }
 
@@ -164,7 +168,7 @@ fn small_head(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
 }
 
 fn best(instance: &Instance) -> Solution {
-    solve(&Overlap::default(), &LatencyModel::new(instance).unwrap()).unwrap()
+    solve(&OverlapSearch::default(), &LatencyModel::new(instance).unwrap()).unwrap()
 }
 
 #[test]
@@ -194,17 +198,17 @@ fn fastest_residency_is_chosen() {
     let mut instance = small_head(205 * MIB, ResidencyOptions::default(), 0.5);
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     for device in &mut instance.devices {
-        device.runtime.residencies = vec![os, managed];
+        device.runtime.allowed_residencies = vec![os, managed];
     }
     let plan = best(&instance);
     assert_eq!(plan.residencies[0], os, "everything fits");
     assert_eq!(plan.residencies[1].policy, Residency::Managed);
     let only = |residency| {
         let mut instance = instance.clone();
-        instance.devices[1].runtime.residencies = vec![residency];
+        instance.devices[1].runtime.allowed_residencies = vec![residency];
         best(&instance).seconds_per_token()
     };
     assert!(plan.seconds_per_token() < only(os));
     close(plan.seconds_per_token(), only(managed));
-    assert_eq!(Overlap::default().name(), "overlap");
+    assert_eq!(OverlapSearch::default().name(), "overlap");
 }

@@ -2,7 +2,7 @@
 //!
 //! A profile has those parameters of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on
 //! neither the model nor the plan, each with its source. Times that depend on the shape of a model are computed from
-//! a latency and a bandwidth: `t_kv_cpu` is [`Transfer::time`] of the keys and values of one token.
+//! a latency and a bandwidth: `t_kv_cpu` is [`TransferCost::transfer_time`] of the keys and values of one token.
 //!
 //! ```
 //! let desktop = hearth_profiles::device::shipped_profile("d3").unwrap();
@@ -13,25 +13,25 @@
 //! Not here: how the values are measured ([`crate::measure`]).
 
 pub mod quota;
-pub mod shipped;
+pub mod shipped_devices;
 pub mod soc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use quota::Quota;
-pub use shipped::{shipped_names, shipped_profile, shipped_yaml};
+pub use shipped_devices::{shipped_names, shipped_profile, shipped_yaml};
 pub use soc::{Soc, SocOptions};
 
 use crate::document::{Document, DocumentError};
 use crate::format::Format;
 use crate::link::PeerLink;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
-use crate::values::{PerFormat, Sourced};
+use crate::values::{FormatMap, Sourced};
 
 /// Maximum size in a device profile, with which sums of sizes never overflow.
 /// source: assumed, a thousand times the memory of a large server
-pub const MAX_BYTES: Bytes = Bytes(1 << 50);
+pub const MAX_MEMORY_BYTES: Bytes = Bytes(1 << 50);
 
 /// Operating system of a device, which determines how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -104,8 +104,8 @@ pub struct ReclaimParameters {
     #[serde(rename = "compressed", skip_serializing_if = "Option::is_none")]
     pub compressed_fraction: Option<Sourced<Fraction>>,
     /// Android: memory of other applications that is compressed for each evicted file page, as a fraction of a page.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub swapped_per_eviction: Option<Sourced<Fraction>>,
+    #[serde(rename = "swapped_per_eviction", skip_serializing_if = "Option::is_none")]
+    pub swapped_fraction_per_eviction: Option<Sourced<Fraction>>,
     /// Android: size of the page cache below which the run is killed under memory pressure.
     #[serde(rename = "kill_below", skip_serializing_if = "Option::is_none")]
     pub kill_threshold: Option<Sourced<Bytes>>,
@@ -113,8 +113,8 @@ pub struct ReclaimParameters {
     #[serde(rename = "file_floor", skip_serializing_if = "Option::is_none")]
     pub min_file_page_fraction: Option<Sourced<Fraction>>,
     /// Metal: idle time after which weights are unwired.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unwire_after: Option<Sourced<Seconds>>,
+    #[serde(rename = "unwire_after", skip_serializing_if = "Option::is_none")]
+    pub unwire_timeout: Option<Sourced<Seconds>>,
     /// Metal: whether the weights are accessed during idle times, so that they stay wired.
     #[serde(rename = "keep_alive", skip_serializing_if = "std::ops::Not::not")]
     pub keeps_weights_wired: bool,
@@ -126,16 +126,16 @@ pub struct ReclaimParameters {
     deny_unknown_fields,
     expecting = "a copy's `latency` and `bandwidth`, each with a source, such as `latency: {value: 10 us, source: \"measured\"}`"
 )]
-pub struct Transfer {
+pub struct TransferCost {
     /// Fixed time of a copy.
     pub latency: Sourced<Seconds>,
     /// Transfer rate of a long copy.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
-impl Transfer {
+impl TransferCost {
     /// Returns the time to copy `bytes`.
-    pub fn time(&self, bytes: Bytes) -> Seconds {
+    pub fn transfer_time(&self, bytes: Bytes) -> Seconds {
         self.latency.value + bytes / self.bandwidth.value
     }
 }
@@ -152,18 +152,18 @@ pub struct Cpu {
     /// Number of cores available to a run.
     pub cores: u32,
     /// Speed of matrix-vector products with weights in cache: s_cpu,q of the paper.
-    pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
+    pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix-vector products with weights streamed from memory, as in decoding; absent if not measured.
-    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
-    pub matvec_streamed: PerFormat<Sourced<FlopsPerSecond>>,
+    #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
+    pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matmuls with a batch of tokens, as in prefill.
-    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
-    pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
+    #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
+    pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Bandwidth of reading weights from memory: T_cpu.
     pub read_bandwidth: Sourced<BytesPerSecond>,
     /// Speed of attention over cached keys and values.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attention: Option<Sourced<FlopsPerSecond>>,
+    #[serde(rename = "attention", default, skip_serializing_if = "Option::is_none")]
+    pub attention_rate: Option<Sourced<FlopsPerSecond>>,
     /// Fixed time of a layer besides its arithmetic: waking threads, norms, small buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_overhead: Option<Sourced<Seconds>>,
@@ -174,7 +174,7 @@ pub struct Cpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
     /// Cost of copying keys and values into the cache, from which t_kv_cpu is computed.
-    pub kv_copy: Transfer,
+    pub kv_copy: TransferCost,
     /// Size of the compute buffers: c_cpu.
     pub compute_buffer: Sourced<Bytes>,
     /// CPU quota of all threads together, set by a control group; absent without a quota. The rates above do not
@@ -197,20 +197,20 @@ pub struct Gpu {
     /// Whether the GPU shares main memory with the CPU, so that nothing is uploaded.
     pub unified_memory: bool,
     /// Speed of matrix-vector products: s_gpu,q.
-    pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
+    pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matmuls with a batch of tokens.
-    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
-    pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
+    #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
+    pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Bandwidth of reading weights from GPU memory: T_gpu.
     pub read_bandwidth: Sourced<BytesPerSecond>,
     /// GPU memory available to a run: d_cuda, or for Metal the recommended working set d_metal.
     pub memory_available: Sourced<Bytes>,
     /// Cost of copying keys and values within GPU memory, from which t_kv_gpu is computed.
-    pub kv_copy: Transfer,
+    pub kv_copy: TransferCost,
     /// Cost of copies from main memory to GPU memory, from which t_ram_vram is computed.
-    pub upload: Transfer,
+    pub upload: TransferCost,
     /// Cost of copies from GPU memory to main memory, from which t_vram_ram is computed.
-    pub download: Transfer,
+    pub download: TransferCost,
     /// Size of the compute buffers: c_gpu.
     pub compute_buffer: Sourced<Bytes>,
     /// Fixed time of a pass through one window: kernel launches and synchronisation.
@@ -226,9 +226,11 @@ pub struct Gpu {
 )]
 pub struct Memory {
     /// Installed memory, or the limit of the control group.
-    pub total: Sourced<Bytes>,
+    #[serde(rename = "total")]
+    pub total_memory: Sourced<Bytes>,
     /// Memory that a run can use, including page cache: d_avail.
-    pub available: Sourced<Bytes>,
+    #[serde(rename = "available")]
+    pub available_memory: Sourced<Bytes>,
     /// Memory of other programs that could be swapped out: bytes_can_swap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub can_swap: Option<Sourced<Bytes>>,
@@ -238,8 +240,8 @@ pub struct Memory {
     /// How the kernel reclaims page cache.
     pub page_cache: PageCachePolicy,
     /// Parameters of the page-cache policy, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reclaim: Option<ReclaimParameters>,
+    #[serde(rename = "reclaim", default, skip_serializing_if = "Option::is_none")]
+    pub reclaim_parameters: Option<ReclaimParameters>,
 }
 
 impl Memory {
@@ -250,7 +252,7 @@ impl Memory {
     pub fn obtainable_bytes(&self) -> Bytes {
         let swappable = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let swap = self.swap_available.as_ref().map_or(swappable, |bytes| bytes.value);
-        self.available.value + swappable.min(swap)
+        self.available_memory.value + swappable.min(swap)
     }
 }
 
@@ -291,14 +293,14 @@ pub struct Disk {
 /// A device profile, from measurements or from publications.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
-pub struct Device {
+pub struct DeviceProfile {
     /// Schema of the document: `device/1`.
     pub schema: String,
     /// Short name, unique in a cluster.
     pub name: String,
     /// Description of the device.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub about: String,
+    #[serde(rename = "about", default, skip_serializing_if = "String::is_empty")]
+    pub description: String,
     /// Operating system.
     pub os: Os,
     pub cpu: Cpu,
@@ -311,11 +313,11 @@ pub struct Device {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<Soc>,
     /// Measured links from this device to others.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub peers: Vec<PeerLink>,
+    #[serde(rename = "peers", default, skip_serializing_if = "Vec::is_empty")]
+    pub peer_links: Vec<PeerLink>,
 }
 
-impl Device {
+impl DeviceProfile {
     /// Returns s_disk of the latency model (prima.cpp paper, appendix A.3): the sequential rate on Linux and Android,
     /// the random rate on macOS, but at most the limit of the disk.
     pub fn disk_read_rate(&self) -> BytesPerSecond {
@@ -356,32 +358,36 @@ impl Cpu {
     /// A format without a measured speed has the speed of the format with the closest number of bits per weight:
     /// decoding is memory-bound, and formats differ less in arithmetic than in size.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest_rate(&self.matvec, format)
+        nearest_format_rate(&self.matvec, format)
     }
 }
 
 impl Gpu {
     /// Returns the speed of matrix-vector products in a format, as [`Cpu::matvec_rate`] does for the CPU.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest_rate(&self.matvec, format)
+        nearest_format_rate(&self.matvec, format)
     }
 }
 
 /// Returns the rate of a format, or of the measured format with the closest number of bits per weight.
-pub fn nearest_rate(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
+pub fn nearest_format_rate(
+    rates: &FormatMap<Sourced<FlopsPerSecond>>,
+    format: Format,
+) -> Option<FlopsPerSecond> {
     let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
     rates.get(format).map(|rate| rate.value).or_else(|| {
         rates.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map(|(_, rate)| rate.value)
     })
 }
 
-impl Document for Device {
+impl Document for DeviceProfile {
     const SCHEMA: &'static str = "device/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
         let name = &self.name;
-        let refuse =
-            |key: &str, what: String| Err(DocumentError::invalid_at(key, format!("device `{name}`: {what}")));
+        let refuse = |key: &str, what: String| {
+            Err(DocumentError::invalid_value(key, format!("device `{name}`: {what}")))
+        };
         if self.name.is_empty() {
             return refuse("name", "`name` is empty".into());
         }
@@ -402,16 +408,16 @@ impl Document for Device {
             }
         }
         for (place, bytes) in self.sizes() {
-            if bytes > MAX_BYTES {
-                let what = format!("`{place}` is {bytes}, more than {MAX_BYTES}: check its unit");
+            if bytes > MAX_MEMORY_BYTES {
+                let what = format!("`{place}` is {bytes}, more than {MAX_MEMORY_BYTES}: check its unit");
                 return refuse(place, what);
             }
         }
-        if self.memory.available.value > self.memory.total.value {
+        if self.memory.available_memory.value > self.memory.total_memory.value {
             let what = "`memory.available` is more than `memory.total`";
             return refuse("memory.available", what.into());
         }
-        let reclaim = self.memory.reclaim.iter();
+        let reclaim = self.memory.reclaim_parameters.iter();
         let fractions = reclaim.flat_map(|it| {
             [("compressed", &it.compressed_fraction), ("file_floor", &it.min_file_page_fraction)]
         });
@@ -429,12 +435,12 @@ impl Document for Device {
     }
 }
 
-impl Device {
+impl DeviceProfile {
     fn sizes(&self) -> impl Iterator<Item = (&'static str, Bytes)> {
         let (memory, gpu) = (&self.memory, self.gpu.as_ref());
         let sizes = [
-            ("memory.total", Some(&memory.total)),
-            ("memory.available", Some(&memory.available)),
+            ("memory.total", Some(&memory.total_memory)),
+            ("memory.available", Some(&memory.available_memory)),
             ("cpu.compute_buffer", Some(&self.cpu.compute_buffer)),
             ("memory.can_swap", memory.can_swap.as_ref()),
             ("memory.swap_available", memory.swap_available.as_ref()),
@@ -457,7 +463,7 @@ impl Device {
             ("disk.populate", disk.populate_bandwidth.as_ref().map(rate)),
             ("disk.turnover", disk.page_cache_throughput.as_ref().map(rate)),
             ("disk.limit", disk.bandwidth_limit.as_ref().map(rate)),
-            ("cpu.attention", cpu.attention.as_ref().map(|rate| rate.value.0)),
+            ("cpu.attention", cpu.attention_rate.as_ref().map(|rate| rate.value.0)),
             ("gpu.read_bandwidth", gpu.map(|gpu| rate(&gpu.read_bandwidth))),
             ("gpu.kv_copy.bandwidth", gpu.map(|gpu| rate(&gpu.kv_copy.bandwidth))),
             ("gpu.upload.bandwidth", gpu.map(|gpu| rate(&gpu.upload.bandwidth))),
@@ -471,7 +477,7 @@ impl Device {
             ("gpu.matmul", gpu.map(|gpu| &gpu.matmul)),
         ];
         let by_format = tables.into_iter().flat_map(|(key, table)| {
-            let rates = table.into_iter().flat_map(PerFormat::iter);
+            let rates = table.into_iter().flat_map(FormatMap::iter);
             rates.map(move |(format, rate)| (format!("{key}.{format}"), rate.value.0))
         });
         single.into_iter().filter_map(|(key, rate)| Some((key.to_owned(), rate?))).chain(by_format).collect()

@@ -21,7 +21,7 @@ const PERIOD_RANGE: [f64; 2] = [1e-3, 1.0];
 /// Period of a quota that emulates a slow processor.
 /// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 % of the
 /// expected duration
-pub const EMULATION_PERIOD: Seconds = Seconds(0.01);
+pub const EMULATION_QUOTA_PERIOD: Seconds = Seconds(0.01);
 
 /// A limit of the CPU time per period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,14 +38,14 @@ pub struct Quota {
 
 impl Quota {
     /// Returns whether a number of cores is in the range of a quota.
-    pub fn is_valid_cores(cores: f64) -> bool {
+    pub fn is_valid_core_count(cores: f64) -> bool {
         (CORES_RANGE[0]..=CORES_RANGE[1]).contains(&cores)
     }
 
     /// Returns why the quota is invalid, `None` if it is valid.
     pub(super) fn invalid_reason(&self) -> Option<String> {
         let (cores, period) = (self.cores.value, self.period.value.0);
-        if !Quota::is_valid_cores(cores) {
+        if !Quota::is_valid_core_count(cores) {
             let [min, max] = CORES_RANGE;
             return Some(format!("`cpu.quota.cores` is {cores}: choose from {min} to {max}"));
         }
@@ -68,7 +68,7 @@ impl Cpu {
             rates.0.values_mut().for_each(|rate| rate.value = rate.value * available);
         }
         slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * available);
-        slowed.attention = self.attention.as_ref().map(|rate| rate.map(|rate| *rate * available));
+        slowed.attention_rate = self.attention_rate.as_ref().map(|rate| rate.map(|rate| *rate * available));
         for cost in [&mut slowed.layer_overhead, &mut slowed.token_overhead] {
             *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / available)));
         }

@@ -52,12 +52,12 @@ fn place(line: usize, column: usize) -> String {
 
 impl DocumentError {
     /// Creates an error that is not about a single key, such as values that contradict each other.
-    pub fn invalid(what: impl Into<String>) -> Self {
+    pub fn invalid_document(what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: String::new() }
     }
 
     /// Creates an error in the value of one key. Segments of the key are joined by dots: `cpu.matvec.q4_k`.
-    pub fn invalid_at(key: impl Into<String>, what: impl Into<String>) -> Self {
+    pub fn invalid_value(key: impl Into<String>, what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
@@ -71,7 +71,7 @@ impl DocumentError {
     }
 
     /// Returns the error message without the line and column.
-    pub fn what(&self) -> String {
+    pub fn message(&self) -> String {
         let text = self.to_string();
         let (line, column) = self.location().unwrap_or((0, 0));
         text.strip_suffix(&place(line, column)).unwrap_or(&text).to_owned()
@@ -100,7 +100,7 @@ pub struct RenamedKey {
 /// A warning about an old key in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old_key, .key.new_key, place(*.line, *.column))]
-pub struct Deprecation {
+pub struct DeprecationWarning {
     pub key: RenamedKey,
     /// Line number of the key, from 1; 0 if unknown.
     pub line: usize,
@@ -132,7 +132,7 @@ pub trait Document: Serialize + DeserializeOwned {
     }
 
     /// Returns the old keys in the text of a valid document.
-    fn deprecations(text: &str) -> Vec<Deprecation> {
+    fn deprecations(text: &str) -> Vec<DeprecationWarning> {
         let parsed: Option<serde_yaml::Value> = serde_yaml::from_str(text).ok();
         let has = |key: &&RenamedKey| {
             let mut segments = key.old_key.split('.');
@@ -141,7 +141,7 @@ pub trait Document: Serialize + DeserializeOwned {
         let used = Self::RENAMED_KEYS.iter().filter(|key| has(key).is_some());
         used.map(|&key| {
             let (line, column) = key_place::locate(text, key.old_key).unwrap_or((0, 0));
-            Deprecation { key, line, column }
+            DeprecationWarning { key, line, column }
         })
         .collect()
     }

@@ -13,7 +13,7 @@ mod write;
 use std::path::PathBuf;
 
 pub use error::{GgufError, HeaderError};
-pub use read::{Header, TensorInfo};
+pub use read::{GgufHeader, TensorInfo};
 pub use split::part_suffix;
 pub use value::{Array, Metadata, Value};
 pub use write::{FileLayout, HeaderWriter};
@@ -35,10 +35,10 @@ pub struct GgufModel {
     pub metadata: Metadata,
     /// The tensors of all parts, in file order.
     pub tensors: Vec<TensorInfo>,
-    /// The files of the model, in the order of their part numbers; [`TensorInfo::part`] is an index into them.
-    pub parts: Vec<PathBuf>,
+    /// The files of the model, in the order of their part numbers; [`TensorInfo::part_index`] is an index into them.
+    pub part_paths: Vec<PathBuf>,
     /// The sizes of each file, in the order of `parts`.
-    pub sizes: Vec<PartSize>,
+    pub part_sizes: Vec<PartSize>,
 }
 
 impl GgufModel {
@@ -48,6 +48,6 @@ impl GgufModel {
 
     /// Returns the size of all files together.
     pub fn file_bytes(&self) -> Bytes {
-        Bytes(self.sizes.iter().map(|size| size.file_bytes).sum())
+        Bytes(self.part_sizes.iter().map(|size| size.file_bytes).sum())
     }
 }

@@ -42,32 +42,32 @@ pub struct TensorInfo {
     pub dims: Vec<u64>,
     pub format: Format,
     /// Index of the file that contains the tensor.
-    pub part: usize,
+    pub part_index: usize,
     /// Offset of the first byte of the tensor from the start of its file.
     pub offset: u64,
     pub bytes: Bytes,
 }
 
 impl TensorInfo {
-    pub fn elements(&self) -> u64 {
+    pub fn element_count(&self) -> u64 {
         // Checked against overflow when the header was read.
         self.dims.iter().product()
     }
 
     /// Returns the number of rows; a row has `dims[0]` weights.
-    pub fn rows(&self) -> u64 {
+    pub fn row_count(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 
     /// Returns the offset of the end of the tensor from the start of the file.
-    pub fn end(&self) -> u64 {
+    pub fn end_offset(&self) -> u64 {
         self.offset + self.bytes.0
     }
 }
 
 /// The validated header of one file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Header {
+pub struct GgufHeader {
     /// GGUF version, 2 or 3.
     pub version: u32,
     pub metadata: Metadata,
@@ -79,9 +79,9 @@ pub struct Header {
     pub data_start: u64,
 }
 
-impl Header {
+impl GgufHeader {
     /// Reads the header of a file of `file_bytes` bytes. The reads are small, so wrap the file in a `BufReader`.
-    pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
+    pub fn read(reader: impl Read, file_bytes: u64) -> Result<GgufHeader, HeaderError> {
         let mut source = HeaderReader { reader, offset: 0, file_bytes };
         let version = source.preamble()?;
         let tensor_count = source.count("the number of tensors", MAX_TENSORS)?;
@@ -93,13 +93,13 @@ impl Header {
         let tensors = source.tensor_infos(tensor_count)?;
         // The header is at most 256 MiB long: no overflow.
         let data_start = source.offset.next_multiple_of(alignment);
-        let mut header = Header { version, metadata, tensors, alignment, data_start };
+        let mut header = GgufHeader { version, metadata, tensors, alignment, data_start };
         header.resolve_offsets(file_bytes)?;
         Ok(header)
     }
 
     /// Reads the header of a file in memory.
-    pub fn from_bytes(file: &[u8]) -> Result<Header, HeaderError> {
+    pub fn from_bytes(file: &[u8]) -> Result<GgufHeader, HeaderError> {
         Self::read(file, file.len() as u64)
     }
 
@@ -120,13 +120,13 @@ impl Header {
         let mut by_start: Vec<&TensorInfo> = self.tensors.iter().collect();
         by_start.sort_by_key(|tensor| tensor.offset);
         for pair in by_start.windows(2) {
-            if pair[1].offset < pair[0].end() {
+            if pair[1].offset < pair[0].end_offset() {
                 let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
                 return Err(HeaderError::Overlap {
                     first,
                     second,
                     start: pair[1].offset,
-                    end: pair[0].end(),
+                    end: pair[0].end_offset(),
                 });
             }
         }
@@ -201,11 +201,11 @@ impl<R: Read> HeaderReader<R> {
         }
         let type_number = self.u32("a tensor type")?;
         let offset = self.u64("a tensor offset")?;
-        let Some(format) = Format::from_ggml(type_number) else {
+        let Some(format) = Format::from_ggml_id(type_number) else {
             return Err(HeaderError::UnknownTensorType { tensor: name, type_number });
         };
         let bytes = tensor_bytes(&name, &dims, format)?;
-        Ok(TensorInfo { name, dims, format, part: 0, offset, bytes })
+        Ok(TensorInfo { name, dims, format, part_index: 0, offset, bytes })
     }
 }
 

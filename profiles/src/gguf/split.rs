@@ -10,7 +10,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use super::error::{GgufError, HeaderError};
-use super::read::{Header, MAX_TENSORS};
+use super::read::{GgufHeader, MAX_TENSORS};
 use super::{GgufModel, PartSize};
 
 const MAX_PARTS: u32 = 10_000;
@@ -24,7 +24,7 @@ struct SplitKeys {
 }
 
 impl SplitKeys {
-    fn of(header: &Header, path: &Path) -> Result<Self, GgufError> {
+    fn of(header: &GgufHeader, path: &Path) -> Result<Self, GgufError> {
         let count = header.metadata.get_u32("split.count")?.unwrap_or(1);
         let number = header.metadata.get_u32("split.no")?.unwrap_or(0);
         let tensors = header.metadata.get_u64("split.tensors.count")?;
@@ -45,7 +45,12 @@ impl GgufModel {
         if split.count == 1 {
             let parts = vec![path.to_owned()];
             let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
-            return Ok(GgufModel { metadata: header.metadata, tensors: header.tensors, parts, sizes });
+            return Ok(GgufModel {
+                metadata: header.metadata,
+                tensors: header.tensors,
+                part_paths: parts,
+                part_sizes: sizes,
+            });
         }
         let parts = part_paths(path, &split)?;
         let mut model = GgufModel::default();
@@ -67,7 +72,7 @@ impl GgufModel {
                     let source = HeaderError::DuplicateTensor { tensor: tensor.name };
                     return Err(GgufError::Header { path: part.clone(), source });
                 }
-                tensor.part = index;
+                tensor.part_index = index;
                 model.tensors.push(tensor);
             }
             if model.tensors.len() as u64 > MAX_TENSORS {
@@ -77,23 +82,23 @@ impl GgufModel {
             if index == 0 {
                 model.metadata = header.metadata;
             }
-            model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
+            model.part_sizes.push(PartSize { data_start: header.data_start, file_bytes });
         }
         let found = model.tensors.len();
         if let Some(announced) = split.tensors.filter(|&announced| announced != found as u64) {
             let what = format!("`split.tensors.count` is {announced}, but the parts have {found} tensors");
             return Err(GgufError::Split { path: path.to_owned(), what });
         }
-        model.parts = parts;
+        model.part_paths = parts;
         Ok(model)
     }
 }
 
-fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {
+fn read_header(path: &Path) -> Result<(GgufHeader, u64), GgufError> {
     let opened = |source| GgufError::Open { path: path.to_owned(), source };
     let file = File::open(path).map_err(opened)?;
     let file_bytes = file.metadata().map_err(opened)?.len();
-    let header = Header::read(BufReader::with_capacity(1 << 18, file), file_bytes)
+    let header = GgufHeader::read(BufReader::with_capacity(1 << 18, file), file_bytes)
         .map_err(|source| GgufError::Header { path: path.to_owned(), source })?;
     Ok((header, file_bytes))
 }

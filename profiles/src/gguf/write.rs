@@ -2,7 +2,7 @@
 //!
 //! Keys and tensors are added to a [`HeaderWriter`] in file order. The tensor data follow the header in the
 //! same order, each tensor aligned, so that the caller can stream them. The limits are those of
-//! [`Header::read`](super::Header::read), which accepts the result.
+//! [`GgufHeader::read`](super::GgufHeader::read), which accepts the result.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -51,7 +51,7 @@ pub struct FileLayout {
 
 impl HeaderWriter {
     /// Appends a key and its value. `general.alignment` is refused: the alignment is always the default.
-    pub fn key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
+    pub fn add_key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
         check_length("a key", key, MAX_KEY_BYTES)?;
         if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
             return Err(HeaderError::DuplicateKey { key: key.to_owned() });
@@ -61,7 +61,7 @@ impl HeaderWriter {
     }
 
     /// Appends the entry of a tensor, without its data. `dims[0]` is the length of a row.
-    pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
+    pub fn add_tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
         check_length("the name of a tensor", name, MAX_TENSOR_NAME_BYTES)?;
         if dims.is_empty() || dims.len() > MAX_DIMENSIONS as usize || dims.contains(&0) {
             let (tensor, dims) = (name.to_owned(), dims.to_vec());
@@ -75,7 +75,7 @@ impl HeaderWriter {
             return Err(HeaderError::DuplicateTensor { tensor: name.to_owned() });
         }
         let (name, dims) = (name.to_owned(), dims.to_vec());
-        self.tensors.push(TensorInfo { name, dims, format, part: 0, offset: self.data_bytes, bytes });
+        self.tensors.push(TensorInfo { name, dims, format, part_index: 0, offset: self.data_bytes, bytes });
         self.data_bytes = padded;
         Ok(self)
     }
@@ -124,15 +124,18 @@ mod tests {
     #[test]
     fn writer_enforces_reader_limits() {
         let mut writer = HeaderWriter::default();
-        writer.key("a", Value::U8(1)).unwrap();
-        assert!(matches!(writer.key("a", Value::U8(2)), Err(HeaderError::DuplicateKey { .. })));
-        writer.tensor("t", &[32], Format::Q8_0).unwrap();
-        assert!(matches!(writer.tensor("t", &[32], Format::F32), Err(HeaderError::DuplicateTensor { .. })));
-        assert!(matches!(writer.tensor("u", &[33], Format::Q8_0), Err(HeaderError::PartialBlock { .. })));
-        let large = writer.tensor("u", &[1 << 40, 1 << 40], Format::F32);
+        writer.add_key("a", Value::U8(1)).unwrap();
+        assert!(matches!(writer.add_key("a", Value::U8(2)), Err(HeaderError::DuplicateKey { .. })));
+        writer.add_tensor("t", &[32], Format::Q8_0).unwrap();
+        assert!(matches!(
+            writer.add_tensor("t", &[32], Format::F32),
+            Err(HeaderError::DuplicateTensor { .. })
+        ));
+        assert!(matches!(writer.add_tensor("u", &[33], Format::Q8_0), Err(HeaderError::PartialBlock { .. })));
+        let large = writer.add_tensor("u", &[1 << 40, 1 << 40], Format::F32);
         assert!(matches!(large, Err(HeaderError::Overflow { .. })));
-        assert!(matches!(writer.tensor("u", &[0], Format::F32), Err(HeaderError::Dimensions { .. })));
-        let long = writer.tensor(&"u".repeat(65), &[1], Format::F32);
+        assert!(matches!(writer.add_tensor("u", &[0], Format::F32), Err(HeaderError::Dimensions { .. })));
+        let long = writer.add_tensor(&"u".repeat(65), &[1], Format::F32);
         assert!(matches!(long, Err(HeaderError::TooLarge { .. })));
         let layout = writer.finish();
         assert_eq!(layout.tensors.len(), 1);

@@ -8,7 +8,7 @@
 //!
 //! All parameters except the bandwidth and the stations have a default with its source.
 //!
-//! Not here: the mean time of a message ([`super::path`]), and contention (the simulator).
+//! Not here: the mean time of a message ([`super::wifi_path`]), and contention (the simulator).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ pub struct Wifi {
     pub channels: Vec<WifiChannel>,
     /// Parameters of the TCP connections over the channels.
     #[serde(default)]
-    pub tcp: Tcp,
+    pub tcp: TcpParameters,
 }
 
 /// A channel, whose stations share the airtime.
@@ -66,11 +66,11 @@ pub struct WifiChannel {
     /// bandwidth.
     pub bandwidth: Sourced<BytesPerSecond>,
     /// Fixed time of a transmission.
-    #[serde(default = "default_overhead")]
-    pub overhead: Sourced<Seconds>,
+    #[serde(rename = "overhead", default = "default_overhead")]
+    pub transmission_overhead: Sourced<Seconds>,
     /// Maximum duration of the data of one transmission.
-    #[serde(default = "default_burst")]
-    pub burst: Sourced<Seconds>,
+    #[serde(rename = "burst", default = "default_burst")]
+    pub max_burst_duration: Sourced<Seconds>,
     /// One-way time of a small message on an idle channel, including its own transmissions.
     #[serde(default)]
     pub delay: Delay,
@@ -80,8 +80,8 @@ pub struct WifiChannel {
     /// Names of the devices on the channel.
     pub stations: Vec<String>,
     /// Bandwidths of stations that differ from `bandwidth`, for both directions.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub rates: BTreeMap<String, Sourced<BytesPerSecond>>,
+    #[serde(rename = "rates", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub station_rates: BTreeMap<String, Sourced<BytesPerSecond>>,
 }
 
 /// A log-normal delay.
@@ -143,7 +143,7 @@ pub struct Stall {
 /// Parameters of TCP connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "the parameters of TCP, such as `{idle_restart: true}`")]
-pub struct Tcp {
+pub struct TcpParameters {
     /// Whether a connection restarts with the initial window after it was idle for a retransmission timeout (RFC
     /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than the window then waits for
     /// acknowledgements, one round trip for each doubling of the window.
@@ -153,7 +153,8 @@ pub struct Tcp {
     pub initial_window: Sourced<Bytes>,
     /// Fraction of segments that are lost in spite of the retransmissions of the channel. A loss costs a round trip
     /// if three later segments of the same message follow (RFC 5681, section 3.2), otherwise the timeout.
-    pub loss: Sourced<Fraction>,
+    #[serde(rename = "loss")]
+    pub loss_rate: Sourced<Fraction>,
     /// Retransmission timeout.
     pub rto: Sourced<Seconds>,
 }
@@ -182,12 +183,12 @@ impl Default for Stalls {
     }
 }
 
-impl Default for Tcp {
+impl Default for TcpParameters {
     fn default() -> Self {
         Self {
             slow_start_after_idle: true,
             initial_window: Sourced::new(MSS * 10, "RFC 6928: ten segments"),
-            loss: Sourced::new(Fraction(0.001), "assumed: one segment in a thousand"),
+            loss_rate: Sourced::new(Fraction(0.001), "assumed: one segment in a thousand"),
             rto: Sourced::new(Seconds(0.2), "TCP_RTO_MIN in include/net/tcp.h; RFC 6298 would have a second"),
         }
     }
@@ -195,7 +196,7 @@ impl Default for Tcp {
 
 impl Stalls {
     /// Returns the kinds of stalls, including those of a preset.
-    pub fn kinds(&self) -> Vec<Stall> {
+    pub fn stall_kinds(&self) -> Vec<Stall> {
         let awdl = |rate, min, max| Stall {
             rate: PerSecond(rate),
             min_duration: Seconds(min),
@@ -224,31 +225,31 @@ impl Stall {
 
 impl WifiChannel {
     pub fn station_rate(&self, station: &str) -> BytesPerSecond {
-        self.rates.get(station).unwrap_or(&self.bandwidth).value
+        self.station_rates.get(station).unwrap_or(&self.bandwidth).value
     }
 
     /// Returns the mean fraction of time in stalls, from 0 to 1, if stalls do not overlap.
     pub fn stall_fraction(&self) -> f64 {
-        self.stalls.kinds().iter().map(|kind| kind.rate.0 * kind.mean_duration().0).sum()
+        self.stalls.stall_kinds().iter().map(|kind| kind.rate.0 * kind.mean_duration().0).sum()
     }
 
     fn validate(&self) -> Result<(), String> {
         check_rate("bandwidth", self.bandwidth.value)?;
-        for (station, rate) in &self.rates {
+        for (station, rate) in &self.station_rates {
             if !self.stations.contains(station) {
                 return Err(format!("`rates` names `{station}`, which is not one of its stations"));
             }
             check_rate(&format!("rates.{station}"), rate.value)?;
         }
-        check_time("overhead", self.overhead.value, Seconds(0.0))?;
+        check_time("overhead", self.transmission_overhead.value, Seconds(0.0))?;
         // A shorter burst would be too short for a packet.
-        check_time("burst", self.burst.value, Seconds(1e-4))?;
+        check_time("burst", self.max_burst_duration.value, Seconds(1e-4))?;
         check_time("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
         if !(0.0..=MAX_SIGMA).contains(&sigma) {
             return Err(format!("`delay.sigma` is {sigma}: choose from 0 to {MAX_SIGMA}"));
         }
-        let kinds = self.stalls.kinds();
+        let kinds = self.stalls.stall_kinds();
         if kinds.len() > MAX_CHANNELS {
             return Err(format!("`stalls` has {} kinds; the maximum is {MAX_CHANNELS}", kinds.len()));
         }
@@ -275,15 +276,15 @@ impl WifiChannel {
     }
 }
 
-impl Tcp {
+impl TcpParameters {
     fn validate(&self) -> Result<(), String> {
         let window = self.initial_window.value;
         if window < MSS {
             return Err(format!("`initial_window` is {window}: give at least a segment of {} B", MSS.0));
         }
         // With more losses a connection hardly transmits anything.
-        if self.loss.value.0 > 0.1 {
-            return Err(format!("`loss` is {:.0} %: the maximum is 10 %", self.loss.value.0 * 100.0));
+        if self.loss_rate.value.0 > 0.1 {
+            return Err(format!("`loss` is {:.0} %: the maximum is 10 %", self.loss_rate.value.0 * 100.0));
         }
         // source: TCP_RTO_MAX in include/net/tcp.h is two minutes
         if !(1e-3..=120.0).contains(&self.rto.value.0) {
@@ -297,7 +298,7 @@ impl Wifi {
     /// Checks the channels and that their stations are among `devices`. `wire` is the link of all other devices.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
         let refuse =
-            |what: String| Err(DocumentError::invalid_at("links.wifi", format!("links.wifi: {what}")));
+            |what: String| Err(DocumentError::invalid_value("links.wifi", format!("links.wifi: {what}")));
         if self.channels.is_empty() || self.channels.len() > MAX_CHANNELS {
             return refuse(format!("{} channels: give 1 to {MAX_CHANNELS}", self.channels.len()));
         }

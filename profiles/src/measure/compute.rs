@@ -8,13 +8,13 @@
 //!   decoding;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
-use super::MeasureError;
-use super::mapping::Buffer;
+use super::MeasurementError;
+use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, Samples, measure_duration, measure_rate};
-use crate::device::Transfer;
+use crate::device::TransferCost;
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
-use crate::values::{PerFormat, Sourced};
+use crate::values::{FormatMap, Sourced};
 
 /// Size in bytes of a matrix that stays in the L2 cache of every core.
 pub const CACHED_MATRIX_BYTES: usize = 256 << 10;
@@ -61,15 +61,15 @@ pub trait Kernels {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeRates {
     /// Speed of matrix-vector products with weights in cache.
-    pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
+    pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix-vector products with weights streamed from memory.
-    pub matvec_streamed: PerFormat<Sourced<FlopsPerSecond>>,
+    pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matmuls with a batch of vectors.
-    pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
+    pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
-    pub attention: Sourced<FlopsPerSecond>,
+    pub attention_rate: Sourced<FlopsPerSecond>,
     /// Cost of writing keys and values into the KV cache.
-    pub kv_copy: Transfer,
+    pub kv_copy: TransferCost,
 }
 
 /// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` contains no supported
@@ -77,10 +77,10 @@ pub struct ComputeRates {
 pub fn measure_compute_rates(
     kernels: &mut dyn Kernels,
     formats: &[Format],
-    buffer: &Buffer,
+    buffer: &WeightBuffer,
     effort: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
-) -> Result<ComputeRates, MeasureError> {
+) -> Result<ComputeRates, MeasurementError> {
     let known = kernels.formats();
     let mut wanted: Vec<Format> = known.iter().copied().filter(|format| formats.contains(format)).collect();
     if wanted.is_empty() {
@@ -91,7 +91,7 @@ pub fn measure_compute_rates(
     let mut attention = Samples::default();
     // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
     // not all samples of one rate. With many formats there are fewer rounds.
-    let max_rounds = effort.rounds.max(1);
+    let max_rounds = effort.sampling_rounds.max(1);
     for _ in 0..(max_rounds * FEW_FORMATS / measured.len().max(1)).clamp(max_rounds.min(2), max_rounds) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
@@ -108,7 +108,7 @@ pub fn measure_compute_rates(
             let what = format!("{}, {name}", what(*format));
             Ok((*format, samples[kind].sourced_positive(FlopsPerSecond, &what)?))
         };
-        measured.iter().map(row).collect::<Result<PerFormat<_>, MeasureError>>()
+        measured.iter().map(row).collect::<Result<FormatMap<_>, MeasurementError>>()
     };
     let matvec = table(0, &|format| {
         format!(
@@ -122,7 +122,7 @@ pub fn measure_compute_rates(
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive(FlopsPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, effort)?;
-    Ok(ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy })
+    Ok(ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy })
 }
 
 /// Returns the number of whole rows in `bytes` of weights, at least one, and their size in bytes.
@@ -141,15 +141,15 @@ fn work(rows: usize, tokens: usize) -> f64 {
 fn product_rate(
     kernels: &mut dyn Kernels,
     format: Format,
-    buffer: &Buffer,
+    buffer: &WeightBuffer,
     effort: &MeasurementOptions,
     max_bytes: usize,
     tokens: usize,
     repeats: usize,
 ) -> Samples {
-    let (count, bytes) = rows(format, max_bytes.min(buffer.bytes().len()));
+    let (count, bytes) = rows(format, max_bytes.min(buffer.as_bytes().len()));
     measure_rate(effort, || {
-        kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], tokens, repeats);
+        kernels.multiply(format, COLUMNS, &buffer.as_bytes()[..bytes], tokens, repeats);
         work(count * repeats, tokens)
     })
 }
@@ -159,16 +159,16 @@ fn product_rate(
 pub fn measure_streamed_matvec_rate(
     kernels: &mut dyn Kernels,
     format: Format,
-    buffer: &Buffer,
+    buffer: &WeightBuffer,
     effort: &MeasurementOptions,
 ) -> Samples {
-    let (count, bytes) = rows(format, STREAMED_MATRIX_BYTES.min(buffer.bytes().len()));
+    let (count, bytes) = rows(format, STREAMED_MATRIX_BYTES.min(buffer.as_bytes().len()));
     let mut at = 0;
     measure_rate(effort, || {
-        if at + bytes > buffer.bytes().len() {
+        if at + bytes > buffer.as_bytes().len() {
             at = 0;
         }
-        kernels.multiply(format, COLUMNS, &buffer.bytes()[at..at + bytes], 1, 1);
+        kernels.multiply(format, COLUMNS, &buffer.as_bytes()[at..at + bytes], 1, 1);
         // Every matrix begins at a page, so that rows are aligned for every format.
         at += bytes.next_multiple_of(4096);
         work(count, 1)
@@ -177,7 +177,7 @@ pub fn measure_streamed_matvec_rate(
 
 /// Measures the cost of writing keys and values. The bandwidth is that of a batch; the latency is the time of a
 /// single token minus its time at this bandwidth.
-fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<Transfer, MeasureError> {
+fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<TransferCost, MeasurementError> {
     let name = kernels.description();
     let rates = measure_rate(effort, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
     let what = format!("writing the keys and values of {BATCH_SIZE} tokens, {name}");
@@ -189,9 +189,9 @@ fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<Tra
         &format!("writing one token's keys and values, less their time at `bandwidth`, {name}"),
     );
     if bandwidth.value.0.is_finite() && bandwidth.value.0 > 0.0 && latency.value.0.is_finite() {
-        Ok(Transfer { latency, bandwidth })
+        Ok(TransferCost { latency, bandwidth })
     } else {
-        Err(MeasureError::Unusable { what: "writing keys and values".into() })
+        Err(MeasurementError::Unusable { what: "writing keys and values".into() })
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn each_format_is_measured_three_ways() {
         let mut kernels = Counting::default();
-        let buffer = Buffer::new(Bytes::mib(2)).unwrap();
+        let buffer = WeightBuffer::new(Bytes::from_mib(2)).unwrap();
         let rates =
             measure_compute_rates(&mut kernels, &[], &buffer, &MeasurementOptions::minimal(), &mut |_| ())
                 .unwrap();

@@ -10,16 +10,16 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::MeasureError;
+use super::MeasurementError;
 use super::file_reading::{ColdFile, read_by_faults, read_by_populating, read_sequentially};
 use super::sampling::{MeasurementOptions, Samples};
 use super::scratch::Scratch;
 use crate::device::Disk;
-use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
+use crate::units::{Bytes, BytesPerSecond, RoundForDisplay, Seconds};
 use crate::values::Sourced;
 
 /// Minimum size of a model file that is measured; instead of a smaller file a scratch file is measured.
-const MIN_MODEL_BYTES: Bytes = Bytes::mib(8);
+const MIN_MODEL_BYTES: Bytes = Bytes::from_mib(8);
 
 /// The file that is read in a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +42,11 @@ impl DiskTarget {
     }
 
     /// Opens the file to measure, and returns it with a description.
-    fn open(&self, effort: &MeasurementOptions) -> Result<(ColdFile, String), MeasureError> {
+    fn open(&self, effort: &MeasurementOptions) -> Result<(ColdFile, String), MeasurementError> {
         if let DiskTarget::File(path) = self {
-            let open = || File::open(path).map_err(MeasureError::file("open", path));
+            let open = || File::open(path).map_err(MeasurementError::file("open", path));
             let files = [open()?, open()?];
-            let metadata = files[0].metadata().map_err(MeasureError::file("read the size of", path))?;
+            let metadata = files[0].metadata().map_err(MeasurementError::file("read the size of", path))?;
             let mut file = ColdFile::new(path, files, metadata.len(), effort.max_file_size.0);
             if metadata.len() >= MIN_MODEL_BYTES.0.min(effort.max_file_size.0) && file.can_drop_cache()? {
                 return Ok((file, "the model's file".into()));
@@ -64,7 +64,7 @@ pub fn measure_disk(
     threads: usize,
     effort: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
-) -> Result<Disk, MeasureError> {
+) -> Result<Disk, MeasurementError> {
     let (mut file, what) = target.open(effort)?;
     let cold = "each from a cache dropped with fadvise, O_DIRECT off";
     progress("disk: sequential reads");
@@ -112,12 +112,12 @@ pub fn measure_disk(
 
 /// Returns the rate from the samples; `None` if the system lacks the measured call, as Linux does before 5.14.
 fn if_supported(
-    samples: Result<Samples, MeasureError>,
+    samples: Result<Samples, MeasurementError>,
     what: &str,
-) -> Result<Option<Sourced<BytesPerSecond>>, MeasureError> {
+) -> Result<Option<Sourced<BytesPerSecond>>, MeasurementError> {
     match samples {
         Ok(samples) => samples.sourced_positive(BytesPerSecond, what).map(Some),
-        Err(MeasureError::File { source, .. })
+        Err(MeasurementError::File { source, .. })
             if matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput) =>
         {
             Ok(None)

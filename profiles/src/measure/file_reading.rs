@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use super::MeasureError;
+use super::MeasurementError;
 use super::mapping::{self, PAGE_SIZE};
 use super::memory;
 use super::sampling::{MeasurementOptions, Samples, elapsed_seconds};
@@ -63,11 +63,11 @@ impl ColdFile {
 
     /// Returns whether the pages of the file can be dropped from the page cache. A mapping by another process
     /// prevents it.
-    pub(super) fn can_drop_cache(&mut self) -> Result<bool, MeasureError> {
+    pub(super) fn can_drop_cache(&mut self) -> Result<bool, MeasurementError> {
         let window = self.window();
-        mapping::drop_cache(&self.file, &window);
+        mapping::drop_cached_pages(&self.file, &window);
         let resident = mapping::resident(&self.file, &window);
-        Ok(resident.map_err(MeasureError::file("count the cached pages of", &self.path))? <= MAX_RESIDENT)
+        Ok(resident.map_err(MeasurementError::file("count the cached pages of", &self.path))? <= MAX_RESIDENT)
     }
 
     fn window(&self) -> Range<u64> {
@@ -80,8 +80,8 @@ impl ColdFile {
         &mut self,
         effort: &MeasurementOptions,
         mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
-    ) -> Result<Samples, MeasureError> {
-        mapping::drop_cache(&self.file, &(0..self.length));
+    ) -> Result<Samples, MeasurementError> {
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
         self.sample(effort.disk_sample_time.0 / 2.0, &mut read)?;
         self.samples(effort, |file| file.sample(effort.disk_sample_time.0, &mut read))
     }
@@ -90,10 +90,10 @@ impl ColdFile {
     fn samples(
         &mut self,
         effort: &MeasurementOptions,
-        mut sample: impl FnMut(&mut Self) -> Result<f64, MeasureError>,
-    ) -> Result<Samples, MeasureError> {
-        let (begun, mut values) = (elapsed_seconds(), Vec::with_capacity(effort.samples));
-        while values.len() < effort.samples
+        mut sample: impl FnMut(&mut Self) -> Result<f64, MeasurementError>,
+    ) -> Result<Samples, MeasurementError> {
+        let (begun, mut values) = (elapsed_seconds(), Vec::with_capacity(effort.sample_count));
+        while values.len() < effort.sample_count
             && (values.is_empty() || elapsed_seconds() - begun < effort.time_limit.0)
         {
             values.push(sample(self)?);
@@ -106,17 +106,17 @@ impl ColdFile {
         &mut self,
         seconds: f64,
         read: &mut impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
-    ) -> Result<f64, MeasureError> {
+    ) -> Result<f64, MeasurementError> {
         let (mut bytes, mut time) = (0, 0.0);
         loop {
             let window = self.window();
             let begun = elapsed_seconds();
             let done = read(&self.file, window.clone(), begun + seconds - time);
             time += elapsed_seconds() - begun;
-            let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE_SIZE as u64);
+            let done = done.map_err(MeasurementError::file("read", &self.path))?.max(PAGE_SIZE as u64);
             bytes += done;
             let end = window.end.min(window.start + done / PAGE_SIZE as u64 * PAGE_SIZE as u64);
-            mapping::drop_cache(&self.file, &(window.start..end));
+            mapping::drop_cached_pages(&self.file, &(window.start..end));
             self.position = if end >= self.length { 0 } else { end };
             if time >= seconds {
                 return Ok(bytes as f64 / time);
@@ -125,29 +125,32 @@ impl ColdFile {
     }
 
     /// Measures the bytes per second of CPU time of a streaming thread. Waiting for the disk does not count.
-    pub(super) fn turnover(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasureError> {
-        mapping::drop_cache(&self.file, &(0..self.length));
+    pub(super) fn turnover(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasurementError> {
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
         let samples = self.samples(effort, |cold| {
             let (mut bytes, mut busy) = (0, 0.0);
             let until = elapsed_seconds() + effort.disk_sample_time.0;
             while bytes == 0 || elapsed_seconds() < until {
                 let window = cold.window();
                 let streamed = read_by_streaming(&cold.file, &window, until);
-                let (done, seconds) = streamed.map_err(MeasureError::file("stream", &cold.path))?;
-                mapping::drop_cache(&cold.file, &window);
+                let (done, seconds) = streamed.map_err(MeasurementError::file("stream", &cold.path))?;
+                mapping::drop_cached_pages(&cold.file, &window);
                 cold.position = if window.start + done >= cold.length { 0 } else { window.start + done };
                 bytes += done;
                 busy += seconds;
             }
             Ok(bytes as f64 / busy.max(1e-9))
         });
-        mapping::drop_cache(&self.file, &(0..self.length));
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
         samples
     }
 
     /// Measures the time of cold reads of 4 KiB at positions all over the file, in seconds.
-    pub(super) fn random_read_times(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasureError> {
-        mapping::drop_cache(&self.file, &(0..self.length));
+    pub(super) fn random_read_times(
+        &mut self,
+        effort: &MeasurementOptions,
+    ) -> Result<Samples, MeasurementError> {
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
         let pages = self.length / PAGE_SIZE as u64;
         let mut times = Vec::new();
         let (begun, mut page) = (elapsed_seconds(), 0u64);
@@ -160,13 +163,13 @@ impl ColdFile {
             page = (page + stride) % pages;
             let start = elapsed_seconds();
             read_at(&self.random, page * PAGE_SIZE as u64, &mut buffer)
-                .map_err(MeasureError::file("read", &self.path))?;
+                .map_err(MeasurementError::file("read", &self.path))?;
             times.push(elapsed_seconds() - start);
-            if elapsed_seconds() - begun >= effort.disk_sample_time.0 * effort.samples as f64 / 2.0 {
+            if elapsed_seconds() - begun >= effort.disk_sample_time.0 * effort.sample_count as f64 / 2.0 {
                 break;
             }
         }
-        mapping::drop_cache(&self.file, &(0..self.length));
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
         Ok(Samples::new(times))
     }
 }
@@ -255,7 +258,7 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
         // SAFETY: the mapping is of a file, read-only and shared, so that discarded pages are read from the file
         // again.
         unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
-        mapping::drop_cache(file, &(range.start + own.start as u64..range.start + own.end as u64));
+        mapping::drop_cached_pages(file, &(range.start + own.start as u64..range.start + own.end as u64));
         done = own.end;
         if elapsed_seconds() >= until {
             break;

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
-use super::{MeasureError, memory};
+use super::{MeasurementError, memory};
 use crate::units::Bytes;
 
 const FILL: u8 = 0x1c;
@@ -24,24 +24,24 @@ pub(super) const PAGE_SIZE: usize = 4096;
 
 /// A buffer in place of a model's weights.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct WeightBuffer {
     map: MmapMut,
 }
 
-impl Buffer {
+impl WeightBuffer {
     /// Allocates `wanted` bytes, or half of the available memory if that is less.
-    pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
+    pub fn new(wanted: Bytes) -> Result<WeightBuffer, MeasurementError> {
         let bytes = Bytes(wanted.0.min(memory::available_memory().0 / MEMORY_DIVISOR).max(1 << 20));
-        let failed = |source| MeasureError::Memory { bytes, source };
+        let failed = |source| MeasurementError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
         #[cfg(target_os = "linux")]
         // Fails only on kernels without huge pages, where it is not needed.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
-        Ok(Buffer { map })
+        Ok(WeightBuffer { map })
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         &self.map
     }
 
@@ -61,7 +61,7 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
 
 /// Asks the kernel to drop the file's clean pages in this range from the page cache. Mapped pages remain, so the
 /// caller must remove its own mappings first.
-pub fn drop_cache(file: &File, range: &Range<u64>) {
+pub fn drop_cached_pages(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn buffer_contains_normal_numbers() {
-        let buffer = Buffer::new(Bytes::mib(2)).unwrap();
-        assert_eq!(buffer.size(), Bytes::mib(2));
-        let four: [u8; 4] = buffer.bytes()[..4].try_into().unwrap();
+        let buffer = WeightBuffer::new(Bytes::from_mib(2)).unwrap();
+        assert_eq!(buffer.size(), Bytes::from_mib(2));
+        let four: [u8; 4] = buffer.as_bytes()[..4].try_into().unwrap();
         assert!(f32::from_le_bytes(four).is_normal());
         assert!(half::f16::from_le_bytes([FILL, FILL]).is_normal());
     }
@@ -130,7 +130,7 @@ mod tests {
         file.sync_all().unwrap();
         let all = 0..64 << 10;
         assert!(resident(&file, &all).unwrap() > 0.9);
-        drop_cache(&file, &all);
+        drop_cached_pages(&file, &all);
         // File systems in memory, such as tmpfs, keep all pages; those on a disk keep none.
         let left = resident(&file, &all).unwrap();
         assert!(left == 0.0 || left == 1.0, "{left}");

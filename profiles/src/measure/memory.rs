@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::control_group::{self, CgroupVersion};
+use super::cgroup::{self, CgroupVersion};
 use crate::device::{Memory, PageCachePolicy};
 use crate::units::Bytes;
 use crate::values::Sourced;
@@ -48,12 +48,12 @@ pub fn measure_memory() -> Memory {
         (!limited).then(|| Sourced::new(Bytes(meminfo(name).unwrap_or(0)), origin))
     };
     Memory {
-        total: Sourced::new(total, origin),
-        available: Sourced::new(available_memory().min(total), origin),
+        total_memory: Sourced::new(total, origin),
+        available_memory: Sourced::new(available_memory().min(total), origin),
         can_swap: swap("Inactive(anon):", "read from /proc/meminfo: inactive anonymous pages"),
         swap_available: swap("SwapFree:", "read from /proc/meminfo"),
         page_cache: if has_mglru() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
-        reclaim: None,
+        reclaim_parameters: None,
     }
 }
 
@@ -71,7 +71,7 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn groups() -> Vec<Group> {
-    let folders = control_group::cgroup_folders(Path::new("/"), "memory").into_iter();
+    let folders = cgroup::cgroup_folders(Path::new("/"), "memory").into_iter();
     folders.filter_map(|(version, copies_folder)| group(version, &copies_folder)).collect()
 }
 
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn available_memory_is_at_most_total() {
         assert!(available_memory() <= total_memory());
-        assert!(total_memory() > Bytes::mib(16), "every machine that runs this test has more");
+        assert!(total_memory() > Bytes::from_mib(16), "every machine that runs this test has more");
     }
 
     #[test]

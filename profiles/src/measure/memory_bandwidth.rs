@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::MeasureError;
-use super::mapping::Buffer;
+use super::MeasurementError;
+use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, measure_rate};
 use crate::units::BytesPerSecond;
 use crate::values::Sourced;
@@ -18,13 +18,13 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// Measures the total read bandwidth of `threads` threads.
 pub fn measure_read_bandwidth(
-    buffer: &Buffer,
+    buffer: &WeightBuffer,
     threads: usize,
     effort: &MeasurementOptions,
-) -> Result<Sourced<BytesPerSecond>, MeasureError> {
+) -> Result<Sourced<BytesPerSecond>, MeasurementError> {
     let rates = measure_rate(effort, || {
-        read_all(buffer.bytes(), threads);
-        buffer.bytes().len() as f64
+        read_all(buffer.as_bytes(), threads);
+        buffer.as_bytes().len() as f64
     });
     let what = format!("reads of {} in pages of 4 KiB by {threads} threads", buffer.size());
     rates.sourced_positive(BytesPerSecond, &what)
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn read_bandwidth_is_positive() {
-        let buffer = Buffer::new(Bytes::mib(1)).unwrap();
+        let buffer = WeightBuffer::new(Bytes::from_mib(1)).unwrap();
         let rate = measure_read_bandwidth(&buffer, 2, &MeasurementOptions::minimal()).unwrap();
         assert!(rate.value.0 > 0.0 && rate.value.0.is_finite());
         assert!(rate.source.contains("by 2 threads"), "{}", rate.source);

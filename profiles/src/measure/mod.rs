@@ -6,8 +6,8 @@
 //! rates include the effect of a quota or a throttle. The workloads are small and bounded in time, memory and disk
 //! space ([`MeasurementOptions`]).
 
+pub mod cgroup;
 pub mod compute;
-pub mod control_group;
 pub mod disk;
 mod file_reading;
 mod mapping;
@@ -19,7 +19,7 @@ mod scratch;
 
 pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;
-pub use mapping::{Buffer, drop_cache};
+pub use mapping::{WeightBuffer, drop_cached_pages};
 pub use sampling::{MeasurementOptions, Samples};
 pub use scratch::free_space;
 
@@ -30,7 +30,7 @@ use crate::units::Bytes;
 
 /// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
-pub enum MeasureError {
+pub enum MeasurementError {
     #[error("cannot {verb} `{path}`: {source}", path = .path.display())]
     File { verb: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot allocate {bytes} of memory for a measurement: {source}; close other programs")]
@@ -40,10 +40,10 @@ pub enum MeasureError {
     Unusable { what: String },
 }
 
-impl MeasureError {
+impl MeasurementError {
     /// Returns a closure for `map_err` on file operations; `verb` names the operation, such as `open`.
     pub(super) fn file(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| MeasureError::File { verb, path, source }
+        move |source| MeasurementError::File { verb, path, source }
     }
 }

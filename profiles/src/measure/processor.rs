@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::control_group;
+use super::cgroup;
 
 /// Returns the name of the processor as the system reports it.
 pub fn processor_name() -> String {
@@ -21,7 +21,7 @@ pub fn processor_name() -> String {
 
 /// Returns a description of this process's CPU quota, `None` without a quota.
 pub fn quota_description() -> Option<String> {
-    let quota = control_group::processor_quota()?;
+    let quota = cgroup::processor_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))
 }
 

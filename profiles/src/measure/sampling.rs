@@ -8,8 +8,8 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use super::{MeasureError, control_group};
-use crate::units::{Bytes, Fraction, Rounded, Seconds};
+use super::{MeasurementError, cgroup};
+use crate::units::{Bytes, Fraction, RoundForDisplay, Seconds};
 use crate::values::Sourced;
 
 /// Returns the seconds since the first call.
@@ -26,9 +26,9 @@ const QUOTA_PERIODS: f64 = 4.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasurementOptions {
     /// Number of samples of each result.
-    pub samples: usize,
+    pub sample_count: usize,
     /// Number of rounds in which all compute rates are sampled.
-    pub rounds: usize,
+    pub sampling_rounds: usize,
     /// Minimum time of a sample of arithmetic or memory.
     pub sample_time: Seconds,
     /// Minimum time of a sample of disk reads.
@@ -51,48 +51,48 @@ impl MeasurementOptions {
     /// Returns the limits of a quick measurement: about fifteen seconds for a whole device.
     pub fn quick() -> MeasurementOptions {
         MeasurementOptions {
-            samples: 5,
-            rounds: 8,
+            sample_count: 5,
+            sampling_rounds: 8,
             sample_time: Seconds(0.02),
             disk_sample_time: Seconds(0.2),
             time_limit: Seconds(1.5),
-            buffer_size: Bytes::mib(512),
-            max_file_size: Bytes::mib(256),
+            buffer_size: Bytes::from_mib(512),
+            max_file_size: Bytes::from_mib(256),
         }
     }
 
     /// Returns the limits of a full measurement: about a minute for a whole device.
     pub fn full() -> MeasurementOptions {
         MeasurementOptions {
-            samples: 9,
-            rounds: 3,
+            sample_count: 9,
+            sampling_rounds: 3,
             sample_time: Seconds(0.1),
             disk_sample_time: Seconds(0.5),
             time_limit: Seconds(6.0),
-            buffer_size: Bytes::mib(1024),
-            max_file_size: Bytes::mib(512),
+            buffer_size: Bytes::from_mib(1024),
+            max_file_size: Bytes::from_mib(512),
         }
     }
 
     /// Returns limits for tests: a few milliseconds for each result; the results are meaningless.
     pub fn minimal() -> MeasurementOptions {
         MeasurementOptions {
-            samples: 2,
-            rounds: 2,
+            sample_count: 2,
+            sampling_rounds: 2,
             sample_time: Seconds(1e-4),
             disk_sample_time: Seconds(1e-4),
             time_limit: Seconds(0.05),
-            buffer_size: Bytes::mib(4),
-            max_file_size: Bytes::mib(4),
+            buffer_size: Bytes::from_mib(4),
+            max_file_size: Bytes::from_mib(4),
         }
     }
 
     /// Returns the limits with fewer but longer samples if this process has a CPU quota.
     pub(super) fn under_quota(self) -> MeasurementOptions {
-        let Some(quota) = control_group::processor_quota() else { return self };
+        let Some(quota) = cgroup::processor_quota() else { return self };
         MeasurementOptions {
             // Each sample spans several periods, so fewer samples are needed.
-            samples: self.samples.min(3),
+            sample_count: self.sample_count.min(3),
             sample_time: Seconds(self.sample_time.0.max(quota.period.0 * QUOTA_PERIODS)),
             time_limit: Seconds(self.time_limit.0 * 2.0),
             ..self
@@ -140,7 +140,11 @@ impl Samples {
     }
 
     /// Returns the median as a quantity. Its source describes the measurement; `what` is what was measured.
-    pub fn sourced_median<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
+    pub fn sourced_median<T: RoundForDisplay>(
+        &self,
+        quantity: impl FnOnce(f64) -> T,
+        what: &str,
+    ) -> Sourced<T> {
         let count = self.count();
         Sourced {
             value: quantity(self.median()).rounded(),
@@ -150,13 +154,13 @@ impl Samples {
     }
 
     /// Does the same as [`Self::sourced_median`], but fails unless the median is positive and finite.
-    pub(super) fn sourced_positive<T: Rounded>(
+    pub(super) fn sourced_positive<T: RoundForDisplay>(
         &self,
         quantity: impl FnOnce(f64) -> T,
         what: &str,
-    ) -> Result<Sourced<T>, MeasureError> {
+    ) -> Result<Sourced<T>, MeasurementError> {
         if !self.median().is_finite() || self.median() <= 0.0 {
-            return Err(MeasureError::Unusable { what: what.into() });
+            return Err(MeasurementError::Unusable { what: what.into() });
         }
         Ok(self.sourced_median(quantity, what))
     }
@@ -167,8 +171,8 @@ pub fn measure_rate(effort: &MeasurementOptions, mut call: impl FnMut() -> f64) 
     let effort = effort.under_quota();
     let start = elapsed_seconds();
     call(); // warms up caches, faults in buffers and wakes threads
-    let mut rates = Vec::with_capacity(effort.samples);
-    while rates.len() < effort.samples
+    let mut rates = Vec::with_capacity(effort.sample_count);
+    while rates.len() < effort.sample_count
         && (rates.is_empty() || elapsed_seconds() - start < effort.time_limit.0)
     {
         let (begun, mut work) = (elapsed_seconds(), 0.0);
@@ -211,8 +215,11 @@ mod tests {
 
     #[test]
     fn rate_is_work_over_time() {
-        let effort =
-            MeasurementOptions { samples: 3, sample_time: Seconds(0.002), ..MeasurementOptions::minimal() };
+        let effort = MeasurementOptions {
+            sample_count: 3,
+            sample_time: Seconds(0.002),
+            ..MeasurementOptions::minimal()
+        };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
         let rates = measure_rate(&effort, || {
             sleep();
@@ -225,8 +232,11 @@ mod tests {
 
     #[test]
     fn sampling_stops_at_its_limit() {
-        let effort =
-            MeasurementOptions { samples: 100, time_limit: Seconds(0.02), ..MeasurementOptions::minimal() };
+        let effort = MeasurementOptions {
+            sample_count: 100,
+            time_limit: Seconds(0.02),
+            ..MeasurementOptions::minimal()
+        };
         let slow = measure_rate(&effort, || {
             std::thread::sleep(std::time::Duration::from_millis(15));
             1.0

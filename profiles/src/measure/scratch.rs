@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::MeasureError;
+use super::MeasurementError;
 use super::sampling::{MeasurementOptions, elapsed_seconds};
 use crate::units::Bytes;
 
@@ -27,22 +27,22 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn create(folder: &Path, effort: &MeasurementOptions) -> Result<Scratch, MeasureError> {
+    pub(super) fn create(folder: &Path, effort: &MeasurementOptions) -> Result<Scratch, MeasurementError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!(".hearth-measure-{}-{number}", std::process::id()));
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
-        let mut writer = options.open(&path).map_err(MeasureError::file("create", &path))?;
+        let mut writer = options.open(&path).map_err(MeasurementError::file("create", &path))?;
         // Unlinks the file when this function returns, also after an error.
         let _unlink = UnlinkOnDrop(path.clone());
-        let open = || File::open(&path).map_err(MeasureError::file("open", &path));
+        let open = || File::open(&path).map_err(MeasurementError::file("open", &path));
         let files = [open()?, open()?];
         let max_bytes =
             effort.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
-        let length =
-            fill(&mut writer, max_bytes, effort.time_limit.0).map_err(MeasureError::file("write", &path))?;
-        writer.sync_all().map_err(MeasureError::file("flush", &path))?;
+        let length = fill(&mut writer, max_bytes, effort.time_limit.0)
+            .map_err(MeasurementError::file("write", &path))?;
+        writer.sync_all().map_err(MeasurementError::file("flush", &path))?;
         Ok(Scratch { path, files, length })
     }
 }

@@ -19,12 +19,12 @@ const SAMPLE_BYTES: u64 = 4096;
 /// Returns the digest of a model's files: `sha256:` and 64 hex digits.
 pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
     let mut hash = Sha256::new();
-    for (index, (path, size)) in model.parts.iter().zip(&model.sizes).enumerate() {
+    for (index, (path, size)) in model.part_paths.iter().zip(&model.part_sizes).enumerate() {
         let failed = |source| GgufError::Read { path: path.clone(), source };
         let mut file = File::open(path).map_err(failed)?;
         feed(&mut hash, &mut file, 0, size.data_start.min(size.file_bytes)).map_err(failed)?;
         hash.update(size.file_bytes.to_le_bytes());
-        for tensor in model.tensors.iter().filter(|tensor| tensor.part == index) {
+        for tensor in model.tensors.iter().filter(|tensor| tensor.part_index == index) {
             feed(&mut hash, &mut file, tensor.offset, tensor.bytes.0.min(SAMPLE_BYTES)).map_err(failed)?;
         }
     }
@@ -47,13 +47,13 @@ pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
         shape.architecture,
         shape.layers.0,
         shape.embedding,
-        shape.feed_forward,
+        shape.feed_forward_length,
         shape.heads,
         shape.kv_heads,
         shape.key_length,
         shape.value_length,
         shape.vocab_size,
-        shape.tied_embeddings,
+        shape.has_tied_embeddings,
     );
     format!("shape:{:x}", Sha256::digest(text))
 }

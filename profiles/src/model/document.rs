@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
-use super::shape::{Architecture, ModelShape, ShapeError};
+use super::shape::{Architecture, ModelShape, ModelShapeError};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 
@@ -38,7 +38,8 @@ pub struct ModelDocument {
     /// Width of the residual stream.
     pub embedding: u32,
     /// Width of the feed-forward block.
-    pub feed_forward: u32,
+    #[serde(rename = "feed_forward")]
+    pub feed_forward_length: u32,
     /// Number of query heads.
     pub heads: u32,
     /// Number of key and value heads.
@@ -53,7 +54,8 @@ pub struct ModelDocument {
     #[serde(rename = "vocabulary")]
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
-    pub tied_embeddings: bool,
+    #[serde(rename = "tied_embeddings")]
+    pub has_tied_embeddings: bool,
     /// Maximum context length, in tokens.
     pub context_length: u32,
     /// Weight format of all matrices (`q8_0`), or a rule that mixes formats, such as `q4_k_m` (`model::quant`).
@@ -61,38 +63,38 @@ pub struct ModelDocument {
 }
 
 impl ModelDocument {
-    pub fn shape(&self) -> ModelShape {
+    pub fn to_shape(&self) -> ModelShape {
         let head = self.embedding.checked_div(self.heads).unwrap_or(0);
         ModelShape {
             architecture: self.architecture,
             layers: self.layers,
             embedding: self.embedding,
-            feed_forward: self.feed_forward,
+            feed_forward_length: self.feed_forward_length,
             heads: self.heads,
             kv_heads: self.kv_heads,
             key_length: self.key_length.unwrap_or(head),
             value_length: self.value_length.unwrap_or(head),
             vocab_size: self.vocab_size,
-            tied_embeddings: self.tied_embeddings,
+            has_tied_embeddings: self.has_tied_embeddings,
             context_length: self.context_length,
         }
     }
 
     /// Returns the profile of the model. Fails only for an invalid document that was not parsed from text.
-    pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
+    pub fn to_profile(&self) -> Result<ModelProfile, DocumentError> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
                 let what = format!("`{field}` is empty: a model needs a name and a source");
-                return Err(DocumentError::invalid_at(field, what));
+                return Err(DocumentError::invalid_value(field, what));
             }
         }
-        let invalid = |error: ShapeError| DocumentError::invalid_at(error.field, error.what);
-        self.shape().check().map_err(invalid)?;
+        let invalid = |error: ModelShapeError| DocumentError::invalid_value(error.field, error.what);
+        self.to_shape().check().map_err(invalid)?;
         let quant: Quant = self
             .quant
             .parse()
-            .map_err(|error: UnknownQuant| DocumentError::invalid_at("quant", error.to_string()))?;
-        ModelProfile::from_shape(&self.name, self.shape(), quant).map_err(invalid)
+            .map_err(|error: UnknownQuant| DocumentError::invalid_value("quant", error.to_string()))?;
+        ModelProfile::from_shape(&self.name, self.to_shape(), quant).map_err(invalid)
     }
 }
 
@@ -100,7 +102,7 @@ impl Document for ModelDocument {
     const SCHEMA: &'static str = "model/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
-        self.profile().map(|_| ())
+        self.to_profile().map(|_| ())
     }
 }
 
@@ -116,7 +118,7 @@ mod tests {
     fn check(replace: &str, with: &str, what: &str, line: usize) {
         let text = good().replace(replace, with);
         let error = ModelDocument::from_yaml(&text).unwrap_err();
-        assert!(error.what().contains(what), "{error}");
+        assert!(error.message().contains(what), "{error}");
         assert_eq!(error.location().map(|at| at.0), Some(line), "{error}");
         assert!(error.to_string().contains(&format!("(line {line}, column ")), "{error}");
     }
@@ -124,8 +126,8 @@ mod tests {
     #[test]
     fn document_gives_profile() {
         let document = ModelDocument::from_yaml(good()).unwrap();
-        assert_eq!(document.shape(), llama_8b());
-        assert_eq!(document.profile().unwrap().quant, "q4_k_m");
+        assert_eq!(document.to_shape(), llama_8b());
+        assert_eq!(document.to_profile().unwrap().quant, "q4_k_m");
         assert_eq!(ModelDocument::from_yaml(&document.to_yaml()).unwrap(), document);
     }
 
@@ -146,6 +148,6 @@ mod tests {
     #[test]
     fn missing_field_is_named() {
         let error = ModelDocument::from_yaml(&good().replace("vocabulary: 128256\n", "")).unwrap_err();
-        assert!(error.what().contains("missing field `vocabulary`"), "{error}");
+        assert!(error.message().contains("missing field `vocabulary`"), "{error}");
     }
 }

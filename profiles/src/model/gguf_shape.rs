@@ -23,13 +23,13 @@ impl GgufModel {
             architecture,
             layers: Layers(keys.required("block_count")?),
             embedding,
-            feed_forward: keys.required("feed_forward_length")?,
+            feed_forward_length: keys.required("feed_forward_length")?,
             heads,
             kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
             key_length: keys.number("attention.key_length")?.unwrap_or(head),
             value_length: keys.number("attention.value_length")?.unwrap_or(head),
             vocab_size: vocab_size(self, embedding)?,
-            tied_embeddings: self.tensor("output.weight").is_none(),
+            has_tied_embeddings: self.tensor("output.weight").is_none(),
             context_length: keys.required("context_length")?,
         };
         shape.check().map_err(|error| GgufError::Shape { what: error.to_string() })?;

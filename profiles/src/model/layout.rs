@@ -29,31 +29,35 @@ pub struct TensorSpec {
     pub dims: Vec<u64>,
     pub kind: TensorKind,
     /// Index of the layer, from 0; `None` for a tensor outside the layers.
-    pub layer: Option<u32>,
+    pub layer_index: Option<u32>,
 }
 
 impl TensorSpec {
-    pub fn elements(&self) -> u64 {
+    pub fn element_count(&self) -> u64 {
         self.dims.iter().product()
     }
 }
 
 /// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
-pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
+pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
-    let outside =
-        |name: &str, dims: Vec<u64>, kind| TensorSpec { name: name.to_owned(), dims, kind, layer: None };
+    let outside = |name: &str, dims: Vec<u64>, kind| TensorSpec {
+        name: name.to_owned(),
+        dims,
+        kind,
+        layer_index: None,
+    };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
     for layer in 0..shape.layers.0 {
         list.extend(layer_tensors(shape).into_iter().map(|(name, dims, kind)| TensorSpec {
             name: format!("blk.{layer}.{name}"),
             dims,
             kind,
-            layer: Some(layer),
+            layer_index: Some(layer),
         }));
     }
     list.push(outside("output_norm.weight", vec![embedding], TensorKind::Norm));
-    if !shape.tied_embeddings {
+    if !shape.has_tied_embeddings {
         list.push(outside("output.weight", vec![embedding, vocabulary], TensorKind::Matrix));
     }
     list
@@ -62,7 +66,7 @@ pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
 /// Returns the name without `blk.N.`, the dimensions and the kind of each tensor of one layer.
 fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
     use TensorKind::{Bias, Matrix, Norm};
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
     let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
     let attended = u64::from(shape.heads) * u64::from(shape.value_length);
     let mut list = vec![
@@ -103,18 +107,18 @@ mod tests {
 
     #[test]
     fn llama_8b_has_eight_billion_weights() {
-        let list = tensors(&llama_8b());
+        let list = tensor_specs(&llama_8b());
         // Embedding, output norm, head, 9 a layer.
         assert_eq!(list.len(), 3 + 9 * 32);
-        assert_eq!(list.iter().map(TensorSpec::elements).sum::<u64>(), 8_030_261_248);
+        assert_eq!(list.iter().map(TensorSpec::element_count).sum::<u64>(), 8_030_261_248);
     }
 
     #[test]
     fn architectures_add_tensors() {
-        let count = |architecture| tensors(&ModelShape { architecture, ..llama_8b() }).len() - 3;
+        let count = |architecture| tensor_specs(&ModelShape { architecture, ..llama_8b() }).len() - 3;
         assert_eq!(count(Architecture::Qwen2), 32 * 12);
         assert_eq!(count(Architecture::Qwen3), 32 * 11);
         assert_eq!(count(Architecture::Gemma2), 32 * 11);
-        assert_eq!(tensors(&ModelShape { tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
+        assert_eq!(tensor_specs(&ModelShape { has_tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
     }
 }

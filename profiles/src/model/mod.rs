@@ -12,17 +12,17 @@
 mod digest;
 pub mod document;
 mod gguf_shape;
-pub mod group;
 pub mod layout;
 pub mod profile;
 pub mod quant;
 pub mod shape;
 pub mod shipped;
+pub mod tensor_group;
 
 pub use document::ModelDocument;
-pub use group::{FormatTotals, TensorGroup};
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
-pub use quant::{BlockError, Quant, UnknownQuant};
-pub use shape::{Architecture, ModelShape, ShapeError, UnknownArchitecture};
+pub use quant::{PartialBlockError, Quant, UnknownQuant};
+pub use shape::{Architecture, ModelShape, ModelShapeError, UnknownArchitecture};
 pub use shipped::{shipped_document, shipped_names, shipped_profile, shipped_yaml};
+pub use tensor_group::{FormatTotals, TensorGroup};

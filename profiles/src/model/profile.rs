@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use super::digest;
-use super::group::{TensorGroup, tensor_flops};
 use super::layout::{self, TensorKind, TensorSpec};
 use super::quant::{Quant, file_type_name};
-use super::shape::{ModelShape, ShapeError};
+use super::shape::{ModelShape, ModelShapeError};
+use super::tensor_group::{TensorGroup, tensor_flops};
 use crate::format::Format;
 use crate::gguf::{GgufError, GgufModel};
 use crate::units::{Bytes, Flops};
@@ -48,15 +48,16 @@ pub enum DigestMatch {
 impl ModelProfile {
     /// Creates the profile of a model without a file. `quant` determines the format of every tensor. Fails if the
     /// shape is invalid, or if a row is not a whole number of blocks.
-    pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, ShapeError> {
+    pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, ModelShapeError> {
         shape.check()?;
         let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
-        for tensor in layout::tensors(&profile.shape) {
-            let invalid = |what: String| ShapeError { field: "quant", what };
-            let format = quant.format(&tensor, &profile.shape).map_err(|error| invalid(error.to_string()))?;
-            let bytes = format.row_bytes(tensor.elements());
+        for tensor in layout::tensor_specs(&profile.shape) {
+            let invalid = |what: String| ModelShapeError { field: "quant", what };
+            let format =
+                quant.tensor_format(&tensor, &profile.shape).map_err(|error| invalid(error.to_string()))?;
+            let bytes = format.row_bytes(tensor.element_count());
             let bytes = bytes.ok_or_else(|| invalid(format!("`{}` has too many weights", tensor.name)))?;
-            profile.add(&tensor.name, tensor.layer, tensor.elements(), format, bytes);
+            profile.add(&tensor.name, tensor.layer_index, tensor.element_count(), format, bytes);
         }
         profile.digest = profile.shape_digest();
         Ok(profile)
@@ -69,7 +70,7 @@ impl ModelProfile {
         let mut profile = ModelProfile::empty(name(model)?, shape, quant_name(model)?);
         for tensor in &model.tensors {
             let layer = layer_of(&tensor.name, &profile.shape)?;
-            profile.add(&tensor.name, layer, tensor.elements(), tensor.format, tensor.bytes);
+            profile.add(&tensor.name, layer, tensor.element_count(), tensor.format, tensor.bytes);
         }
         profile.digest = digest::of_files(model)?;
         Ok(profile)
@@ -95,7 +96,7 @@ impl ModelProfile {
             (Some(layer), _) => self.layers[layer as usize].add(format, bytes, flops),
             (None, "token_embd.weight") => {
                 self.input_embedding.add(format, bytes, Flops(0.0));
-                if self.shape.tied_embeddings {
+                if self.shape.has_tied_embeddings {
                     self.output_head.add(format, bytes, flops);
                 }
             }
@@ -117,7 +118,7 @@ impl ModelProfile {
     /// Returns the mean size of a layer's weights (b of the prima.cpp paper), rounded to the nearest byte.
     pub fn mean_layer_bytes(&self) -> Bytes {
         let count = self.layers.len().max(1) as u64;
-        Bytes((self.layers_bytes().0 + count / 2) / count)
+        Bytes((self.all_layers_bytes().0 + count / 2) / count)
     }
 
     /// Returns the size of the weights of the largest layer.
@@ -126,7 +127,7 @@ impl ModelProfile {
     }
 
     /// Returns the size of the weights of all layers together.
-    pub fn layers_bytes(&self) -> Bytes {
+    pub fn all_layers_bytes(&self) -> Bytes {
         self.layers.iter().map(TensorGroup::bytes).sum()
     }
 
@@ -147,8 +148,8 @@ impl ModelProfile {
 
     /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
-        let tied = if self.shape.tied_embeddings { self.input_embedding.bytes() } else { Bytes::ZERO };
-        self.layers_bytes()
+        let tied = if self.shape.has_tied_embeddings { self.input_embedding.bytes() } else { Bytes::ZERO };
+        self.all_layers_bytes()
             + self.input_embedding.bytes()
             + self.output_head.bytes()
             + self.shared_tensors.bytes()
@@ -177,7 +178,7 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     if let Some(name) = model.metadata.get_str("general.name")? {
         return Ok(name.to_owned());
     }
-    let stem = model.parts.first().and_then(|path| path.file_stem());
+    let stem = model.part_paths.first().and_then(|path| path.file_stem());
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
@@ -197,9 +198,9 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {
         matrices.add(tensor.format, tensor.bytes, Flops(0.0));
     }
-    let largest = matrices.by_format().max_by_key(|(_, share)| share.bytes).map(|(format, _)| format);
+    let largest = matrices.totals_by_format().max_by_key(|(_, share)| share.bytes).map(|(format, _)| format);
     let largest = largest.map_or("none", Format::name);
-    if matrices.by_format().count() <= 1 {
+    if matrices.totals_by_format().count() <= 1 {
         return Ok(largest.to_owned());
     }
     let named = model.metadata.get_u32("general.file_type")?.and_then(file_type_name);
@@ -209,7 +210,7 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
 /// Checks that every tensor of the shape exists and has the expected dimensions. Biases are optional.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
-    for TensorSpec { name, dims: must, kind, .. } in layout::tensors(shape) {
+    for TensorSpec { name, dims: must, kind, .. } in layout::tensor_specs(shape) {
         match dims.get(&name) {
             None if kind != TensorKind::Bias => return Err(GgufError::MissingTensor { tensor: name }),
             Some(&is) if *is != must => {
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn tied_head_is_counted_once() {
-        let shape = ModelShape { tied_embeddings: true, ..llama_8b() };
+        let shape = ModelShape { has_tied_embeddings: true, ..llama_8b() };
         let tied = ModelProfile::from_shape("tied", shape, Quant::Pure(Format::F16)).unwrap();
         let apart = ModelProfile::from_shape("apart", llama_8b(), Quant::Pure(Format::F16)).unwrap();
         assert_eq!(tied.output_head_bytes(), apart.output_head_bytes());

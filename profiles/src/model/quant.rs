@@ -39,7 +39,7 @@ pub enum Quant {
     "rows of `{tensor}` have {row_len} weights, which cannot be divided into {format} blocks of {block_len}: \
      choose a format with smaller blocks"
 )]
-pub struct BlockError {
+pub struct PartialBlockError {
     pub tensor: String,
     pub row_len: u64,
     pub format: Format,
@@ -48,7 +48,8 @@ pub struct BlockError {
 
 impl Quant {
     /// All rules that mix formats.
-    pub const MIXES: &'static [Quant] = &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
+    pub const MIXED_QUANTS: &'static [Quant] =
+        &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -62,7 +63,7 @@ impl Quant {
     }
 
     /// Returns the format of one tensor of a model with this shape.
-    pub fn format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, BlockError> {
+    pub fn tensor_format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, PartialBlockError> {
         if tensor.dims.len() == 1 {
             return Ok(Format::F32);
         }
@@ -75,7 +76,7 @@ impl Quant {
             return Ok(format);
         }
         let (row_len, block_len) = (row, format.block_len());
-        Err(BlockError { tensor: tensor.name.clone(), row_len, format, block_len })
+        Err(PartialBlockError { tensor: tensor.name.clone(), row_len, format, block_len })
     }
 }
 
@@ -92,10 +93,10 @@ enum Role {
 
 fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
     let embedding = tensor.kind == TensorKind::Embedding;
-    if tensor.name == "output.weight" || (shape.tied_embeddings && embedding) {
+    if tensor.name == "output.weight" || (shape.has_tied_embeddings && embedding) {
         return Role::Head;
     }
-    match tensor.layer {
+    match tensor.layer_index {
         Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
         Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
         Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
@@ -164,13 +165,13 @@ impl fmt::Display for Quant {
 /// The error for a name that is neither a weight format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
-    mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
+    mixes = Quant::MIXED_QUANTS.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
 pub struct UnknownQuant(pub String);
 
 impl FromStr for Quant {
     type Err = UnknownQuant;
     fn from_str(text: &str) -> Result<Self, UnknownQuant> {
-        let mixed = Self::MIXES.iter().find(|mix| text.eq_ignore_ascii_case(mix.name()));
+        let mixed = Self::MIXED_QUANTS.iter().find(|mix| text.eq_ignore_ascii_case(mix.name()));
         if let Some(&mix) = mixed {
             return Ok(mix);
         }
@@ -179,7 +180,7 @@ impl FromStr for Quant {
 }
 
 /// Returns the name of a value of `general.file_type` (llama.cpp, `enum llama_ftype`) in lower case. Mixing rules
-/// have the names of [`Quant::MIXES`].
+/// have the names of [`Quant::MIXED_QUANTS`].
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -225,13 +226,13 @@ impl Quant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layout::tensors;
+    use crate::model::layout::tensor_specs;
     use crate::model::shape::tests::llama_8b;
 
     fn format(quant: Quant, name: &str) -> Format {
         let (shape, name) = (llama_8b(), format!("{name}.weight"));
-        let tensor = tensors(&shape).into_iter().find(|tensor| tensor.name == name).unwrap();
-        quant.format(&tensor, &shape).unwrap()
+        let tensor = tensor_specs(&shape).into_iter().find(|tensor| tensor.name == name).unwrap();
+        quant.tensor_format(&tensor, &shape).unwrap()
     }
 
     #[test]
@@ -262,17 +263,17 @@ mod tests {
         assert_eq!(formats(Quant::Q2KM), [Q2K, Q6K, Q4K, Q4K, Q3K, Q3K, Q3K]);
         assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Q2K]);
         let plain = ModelShape { kv_heads: 32, ..llama_8b() };
-        let value = &tensors(&plain)[4];
-        assert_eq!(Quant::Q2KM.format(value, &plain), Ok(Q3K), "{}", value.name);
+        let value = &tensor_specs(&plain)[4];
+        assert_eq!(Quant::Q2KM.tensor_format(value, &plain), Ok(Q3K), "{}", value.name);
     }
 
     #[test]
     fn odd_rows_fall_back_or_fail() {
         let shape = ModelShape { embedding: 896, ..llama_8b() };
-        let list = tensors(&shape);
+        let list = tensor_specs(&shape);
         // 896 = 3.5 * 256 = 28 * 32.
-        assert_eq!(Quant::Q4KM.format(&list[0], &shape), Ok(Format::Q5_0));
-        let error = Quant::Pure(Format::Q4K).format(&list[0], &shape).unwrap_err();
+        assert_eq!(Quant::Q4KM.tensor_format(&list[0], &shape), Ok(Format::Q5_0));
+        let error = Quant::Pure(Format::Q4K).tensor_format(&list[0], &shape).unwrap_err();
         assert_eq!(
             error.to_string(),
             "rows of `token_embd.weight` have 896 weights, which cannot be divided into q4_k blocks of 256: \
@@ -283,7 +284,7 @@ mod tests {
     #[test]
     fn quant_names_round_trip() {
         let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
-        for quant in pure.chain(Quant::MIXES.iter().copied()) {
+        for quant in pure.chain(Quant::MIXED_QUANTS.iter().copied()) {
             assert_eq!(quant.to_string().parse(), Ok(quant));
             assert!(quant.file_type().is_some(), "{quant}");
         }

@@ -81,7 +81,7 @@ pub struct ModelShape {
     /// Width of the residual stream.
     pub embedding: u32,
     /// Width of the feed-forward block.
-    pub feed_forward: u32,
+    pub feed_forward_length: u32,
     /// Number of query heads.
     pub heads: u32,
     /// Number of key and value heads (`h_k` and `h_v` of the prima.cpp paper).
@@ -93,7 +93,7 @@ pub struct ModelShape {
     /// Number of tokens in the vocabulary (V of the prima.cpp paper).
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
-    pub tied_embeddings: bool,
+    pub has_tied_embeddings: bool,
     /// Maximum context length that the model was trained for, in tokens.
     pub context_length: u32,
 }
@@ -101,7 +101,7 @@ pub struct ModelShape {
 /// The error for an invalid dimension, or for a quantisation with which the dimensions are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
-pub struct ShapeError {
+pub struct ModelShapeError {
     /// The key of the invalid value in a `model/1` document.
     pub field: &'static str,
     pub what: String,
@@ -109,11 +109,11 @@ pub struct ShapeError {
 
 impl ModelShape {
     /// Checks that no dimension is zero or so large that products could overflow.
-    pub fn check(&self) -> Result<(), ShapeError> {
+    pub fn check(&self) -> Result<(), ModelShapeError> {
         for (field, found, limit) in [
             ("layers", self.layers.0, 1 << 12),
             ("embedding", self.embedding, 1 << 18),
-            ("feed_forward", self.feed_forward, 1 << 20),
+            ("feed_forward", self.feed_forward_length, 1 << 20),
             ("heads", self.heads, 1 << 12),
             ("kv_heads", self.kv_heads, 1 << 12),
             ("key_length", self.key_length, 1 << 14),
@@ -123,7 +123,7 @@ impl ModelShape {
         ] {
             if found == 0 || found > limit {
                 let what = format!("`{field}` is {found}: it must be from 1 to {limit}");
-                return Err(ShapeError { field, what });
+                return Err(ModelShapeError { field, what });
             }
         }
         let (heads, kv_heads) = (self.heads, self.kv_heads);
@@ -132,7 +132,7 @@ impl ModelShape {
                 "`heads` is {heads}, which is not a multiple of `kv_heads` ({kv_heads}): every KV head must \
                  have the same number of query heads"
             );
-            return Err(ShapeError { field: "kv_heads", what });
+            return Err(ModelShapeError { field: "kv_heads", what });
         }
         Ok(())
     }
@@ -167,7 +167,7 @@ impl ModelShape {
     }
 
     /// Returns the size of the activations of one token that devices send to each other: the residual stream in f32.
-    pub fn activation_bytes(&self) -> Bytes {
+    pub fn hidden_state_bytes(&self) -> Bytes {
         Bytes(4 * u64::from(self.embedding))
     }
 }
@@ -181,13 +181,13 @@ pub(crate) mod tests {
             architecture: Architecture::Llama,
             layers: Layers(32),
             embedding: 4096,
-            feed_forward: 14336,
+            feed_forward_length: 14336,
             heads: 32,
             kv_heads: 8,
             key_length: 128,
             value_length: 128,
             vocab_size: 128_256,
-            tied_embeddings: false,
+            has_tied_embeddings: false,
             context_length: 8192,
         }
     }
@@ -196,8 +196,8 @@ pub(crate) mod tests {
     fn kv_cache_and_activations_of_llama_8b() {
         // 8 heads of dimension 128, keys and values, 2 bytes per element, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4
         // MiB.
-        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Bytes(2)), Bytes::mib(4));
-        assert_eq!(llama_8b().activation_bytes(), Bytes(16384));
+        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Bytes(2)), Bytes::from_mib(4));
+        assert_eq!(llama_8b().hidden_state_bytes(), Bytes(16384));
         // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).
         assert_eq!(llama_8b().attention_flops_per_layer(10), Flops(165_440.0));
     }
@@ -208,7 +208,11 @@ pub(crate) mod tests {
         for (shape, field, what) in [
             (ModelShape { embedding: 0, ..llama_8b() }, "embedding", "`embedding` is 0: it must be from 1"),
             (ModelShape { layers: Layers(u32::MAX), ..llama_8b() }, "layers", "`layers` is 4294967295"),
-            (ModelShape { kv_heads: 5, ..llama_8b() }, "kv_heads", "`heads` is 32, not a multiple"),
+            (
+                ModelShape { kv_heads: 5, ..llama_8b() },
+                "kv_heads",
+                "`heads` is 32, which is not a multiple of `kv_heads` (5)",
+            ),
         ] {
             let error = shape.check().unwrap_err();
             assert!(error.field == field && error.what.starts_with(what), "{error}");

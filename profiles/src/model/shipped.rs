@@ -7,7 +7,7 @@
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
 use crate::document::Document;
-use crate::shipped::{UnknownName, shipped};
+use crate::shipped::{UnknownDocument, shipped};
 
 shipped!(
     "model" in "models":
@@ -17,14 +17,14 @@ shipped!(
 );
 
 /// Returns the document of a shipped model.
-pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownName> {
+pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownDocument> {
     let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
 
 /// Returns the profile of a shipped model.
-pub fn shipped_profile(name: &str) -> Result<ModelProfile, UnknownName> {
-    let profile = shipped_document(name)?.profile();
+pub fn shipped_profile(name: &str) -> Result<ModelProfile, UnknownDocument> {
+    let profile = shipped_document(name)?.to_profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))
 }
 

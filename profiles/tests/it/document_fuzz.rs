@@ -5,19 +5,19 @@
 use std::fmt::Write as _;
 
 use hearth_profiles::model::{self, ModelDocument};
-use hearth_profiles::{Device, Document, device};
+use hearth_profiles::{DeviceProfile, Document, device};
 use proptest::prelude::*;
 
 /// Checks that an accepted document can be written and parsed again.
 fn parse_device(text: &str) {
-    if let Ok(device) = Device::from_yaml(text) {
-        assert_eq!(Device::from_yaml(&device.to_yaml()).as_ref(), Ok(&device));
+    if let Ok(device) = DeviceProfile::from_yaml(text) {
+        assert_eq!(DeviceProfile::from_yaml(&device.to_yaml()).as_ref(), Ok(&device));
     }
 }
 
 fn parse_model(text: &str) {
     if let Ok(document) = ModelDocument::from_yaml(text) {
-        let profile = document.profile().expect("what was parsed has a profile");
+        let profile = document.to_profile().expect("what was parsed has a profile");
         assert_eq!(profile.layers.len(), document.layers.0 as usize);
         assert!(profile.total_bytes() > profile.embedding_row_bytes());
     }

@@ -5,7 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use hearth_profiles::gguf::{Array, GgufModel, Header, HeaderWriter, Value};
+use hearth_profiles::gguf::{Array, GgufHeader, GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{ModelDocument, ModelProfile, Quant, layout};
 use hearth_profiles::{Document, Format};
 use proptest::prelude::*;
@@ -42,23 +42,23 @@ unsafe impl GlobalAlloc for RecordingAllocator {
 static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
 /// Reads a header, and checks its tensors and the largest single allocation.
-fn read(file: &[u8]) -> Option<Header> {
+fn read(file: &[u8]) -> Option<GgufHeader> {
     LARGEST.with(|largest| largest.set(0));
-    let header = Header::from_bytes(file).ok();
+    let header = GgufHeader::from_bytes(file).ok();
     let largest = LARGEST.with(Cell::get);
     // Memory for 4096 elements is reserved unconditionally. The rest is proportional to the file: at most 32 bytes of
     // memory for 8 bytes of the file, doubled by growing vectors.
     let allowed = 4096 * size_of::<hearth_profiles::gguf::TensorInfo>() + 8 * file.len();
     assert!(largest <= allowed, "one request for {largest} bytes for a file of {}", file.len());
     for tensor in header.iter().flat_map(|header| &header.tensors) {
-        assert!(tensor.end() <= file.len() as u64);
-        assert_eq!(tensor.format.row_bytes(tensor.elements()), Some(tensor.bytes));
+        assert!(tensor.end_offset() <= file.len() as u64);
+        assert_eq!(tensor.format.row_bytes(tensor.element_count()), Some(tensor.bytes));
     }
     header
 }
 
 /// Computes the shape and the profile of a valid header, to check that this never panics.
-fn interpret(header: Option<Header>) {
+fn interpret(header: Option<GgufHeader>) {
     let Some(header) = header else { return };
     let model = GgufModel { metadata: header.metadata, tensors: header.tensors, ..GgufModel::default() };
     let _ = model.shape();
@@ -71,9 +71,9 @@ fn valid_model() -> (Vec<u8>, usize) {
     let document = "schema: model/1\nname: m\nsource: t\narchitecture: llama\nlayers: 2 layers\nembedding: 32\n\
         feed_forward: 64\nheads: 2\nkv_heads: 1\nvocabulary: 4\ntied_embeddings: true\ncontext_length: 64\n\
         quant: q8_0\n";
-    let shape = ModelDocument::from_yaml(document).unwrap().shape();
+    let shape = ModelDocument::from_yaml(document).unwrap().to_shape();
     let mut writer = HeaderWriter::default();
-    let mut key = |name: &str, value| assert!(writer.key(name, value).is_ok());
+    let mut key = |name: &str, value| assert!(writer.add_key(name, value).is_ok());
     key("general.architecture", Value::Str("llama".into()));
     for (name, value) in [
         ("block_count", 2),
@@ -93,9 +93,9 @@ fn valid_model() -> (Vec<u8>, usize) {
     key("scalars.double", Value::F64(0.5));
     key("scalars.flag", Value::Bool(true));
     key("nested", Value::Array(Array::Array(vec![Array::U8(vec![1, 2]), Array::Bool(vec![false])])));
-    for tensor in layout::tensors(&shape) {
-        let format = Quant::Pure(Format::Q8_0).format(&tensor, &shape).unwrap();
-        writer.tensor(&tensor.name, &tensor.dims, format).unwrap();
+    for tensor in layout::tensor_specs(&shape) {
+        let format = Quant::Pure(Format::Q8_0).tensor_format(&tensor, &shape).unwrap();
+        writer.add_tensor(&tensor.name, &tensor.dims, format).unwrap();
     }
     let layout = writer.finish();
     let header = layout.header.len();
@@ -219,13 +219,13 @@ proptest! {
     ) {
         let mut writer = HeaderWriter::default();
         for (key, value) in &keys {
-            writer.key(key, value.clone()).unwrap();
+            writer.add_key(key, value.clone()).unwrap();
         }
         for (name, (dims, format)) in &tensors {
             let format = Format::ALL[*format % Format::ALL.len()];
             let mut dims = dims.clone();
             dims[0] *= format.block_len();
-            writer.tensor(name, &dims, format).unwrap();
+            writer.add_tensor(name, &dims, format).unwrap();
         }
         let tensors = writer.clone().finish().tensors;
         let header = read(&crate::file(writer)).expect("what was written is valid");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{
-    Array, GgufError, GgufModel, Header, HeaderError, HeaderWriter, Value, part_suffix,
+    Array, GgufError, GgufHeader, GgufModel, HeaderError, HeaderWriter, Value, part_suffix,
 };
 
 use crate::file;
@@ -12,10 +12,10 @@ use crate::file;
 /// Returns the bytes of a small file with two tensors.
 fn two_tensors() -> Vec<u8> {
     let mut writer = HeaderWriter::default();
-    writer.key("general.architecture", Value::Str("llama".into())).unwrap();
-    writer.key("answer", Value::U32(42)).unwrap();
-    writer.tensor("first", &[64, 2], Format::Q8_0).unwrap();
-    writer.tensor("second", &[32], Format::F32).unwrap();
+    writer.add_key("general.architecture", Value::Str("llama".into())).unwrap();
+    writer.add_key("answer", Value::U32(42)).unwrap();
+    writer.add_tensor("first", &[64, 2], Format::Q8_0).unwrap();
+    writer.add_tensor("second", &[32], Format::F32).unwrap();
     file(writer)
 }
 
@@ -28,7 +28,7 @@ fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
 }
 
 fn error(file: &[u8]) -> HeaderError {
-    Header::from_bytes(file).unwrap_err()
+    GgufHeader::from_bytes(file).unwrap_err()
 }
 
 /// Replaces the bytes of a small file at offset `at`, and checks that the error's debug text begins with `expected`.
@@ -41,13 +41,17 @@ fn check(at: usize, bytes: &[u8], expected: &str) {
 
 #[test]
 fn valid_header_is_read() {
-    let header = Header::from_bytes(&two_tensors()).unwrap();
+    let header = GgufHeader::from_bytes(&two_tensors()).unwrap();
     assert_eq!(header.version, 3);
     assert_eq!(header.metadata.get_u32("answer").unwrap(), Some(42));
-    assert_eq!((header.tensors[0].rows(), header.tensors[0].elements()), (2, 128));
+    assert_eq!((header.tensors[0].row_count(), header.tensors[0].element_count()), (2, 128));
     let mut second = two_tensors();
     second[4] = 2;
-    assert_eq!(Header::from_bytes(&second).unwrap().tensors, header.tensors, "version 2 has the same layout");
+    assert_eq!(
+        GgufHeader::from_bytes(&second).unwrap().tensors,
+        header.tensors,
+        "version 2 has the same layout"
+    );
 }
 
 #[test]
@@ -85,8 +89,8 @@ fn array_nesting_is_limited() {
             array = Array::Array(vec![array]);
         }
         let mut writer = HeaderWriter::default();
-        writer.key("deep", Value::Array(array)).unwrap();
-        Header::from_bytes(&writer.finish().header)
+        writer.add_key("deep", Value::Array(array)).unwrap();
+        GgufHeader::from_bytes(&writer.finish().header)
     };
     assert!(nested(4).is_ok());
     assert!(matches!(nested(5), Err(HeaderError::TooDeep { .. })));
@@ -95,8 +99,8 @@ fn array_nesting_is_limited() {
 #[test]
 fn duplicate_keys_and_tensors_are_refused() {
     let mut writer = HeaderWriter::default();
-    writer.key("a.b", Value::U8(1)).unwrap().key("a.c", Value::U8(1)).unwrap();
-    writer.tensor("t.a", &[1], Format::F32).unwrap().tensor("t.b", &[1], Format::F32).unwrap();
+    writer.add_key("a.b", Value::U8(1)).unwrap().add_key("a.c", Value::U8(1)).unwrap();
+    writer.add_tensor("t.a", &[1], Format::F32).unwrap().add_tensor("t.b", &[1], Format::F32).unwrap();
     let mut wrong = file(writer);
     let (key, tensor) = (position(&wrong, b"a.c"), position(&wrong, b"t.b"));
     put(&mut wrong, tensor, b"t.a");
@@ -135,14 +139,14 @@ fn alignment_is_a_power_of_two_in_range() {
     // The writer refuses `general.alignment`, so a key of equal length is renamed in the file.
     let with = |alignment: u32| {
         let mut writer = HeaderWriter::default();
-        writer.key("general.alignmenx", Value::U32(alignment)).unwrap();
-        writer.tensor("t", &[8], Format::F32).unwrap();
+        writer.add_key("general.alignmenx", Value::U32(alignment)).unwrap();
+        writer.add_tensor("t", &[8], Format::F32).unwrap();
         let layout = writer.finish();
         let mut file = layout.header;
         let at = position(&file, b"general.alignmenx");
         put(&mut file, at, b"general.alignment");
         file.resize(file.len().next_multiple_of(alignment.clamp(1, 1 << 20) as usize) + 32, 0);
-        Header::from_bytes(&file)
+        GgufHeader::from_bytes(&file)
     };
     for alignment in [8, 32, 64, 4096, 1 << 20] {
         let header = with(alignment).unwrap();
@@ -157,9 +161,9 @@ fn alignment_is_a_power_of_two_in_range() {
 fn write_part(folder: &Path, number: u32, count: u32, tensors: usize, tensor: &str) -> PathBuf {
     let mut writer = crate::part_writer(number, count, tensors);
     if number == 0 {
-        writer.key("general.architecture", Value::Str("llama".into())).unwrap();
+        writer.add_key("general.architecture", Value::Str("llama".into())).unwrap();
     }
-    writer.tensor(tensor, &[8], Format::F32).unwrap();
+    writer.add_tensor(tensor, &[8], Format::F32).unwrap();
     let path = folder.join(format!("model{}", part_suffix(number, count)));
     std::fs::write(&path, file(writer)).unwrap();
     path
@@ -173,9 +177,10 @@ fn split_model_opens_from_any_part() {
     assert!(paths[1].ends_with("model-00002-of-00003.gguf"));
     for path in &paths {
         let model = GgufModel::open(path).unwrap();
-        assert_eq!(model.parts, paths);
+        assert_eq!(model.part_paths, paths);
         assert_eq!(model.metadata.get_str("general.architecture").unwrap(), Some("llama"));
-        let parts: Vec<_> = model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.part)).collect();
+        let parts: Vec<_> =
+            model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.part_index)).collect();
         assert_eq!(parts, [("t0", 0), ("t1", 1), ("t2", 2)]);
     }
 }

@@ -11,9 +11,9 @@ use hearth_profiles::gguf::{HeaderWriter, Value};
 /// Returns the writer of part `number` of `count` of a split model with `tensors` tensors in all parts together.
 fn part_writer(number: u32, count: u32, tensors: usize) -> HeaderWriter {
     let mut writer = HeaderWriter::default();
-    writer.key("split.no", Value::U16(number as u16)).unwrap();
-    writer.key("split.count", Value::U16(count as u16)).unwrap();
-    writer.key("split.tensors.count", Value::I32(tensors as i32)).unwrap();
+    writer.add_key("split.no", Value::U16(number as u16)).unwrap();
+    writer.add_key("split.count", Value::U16(count as u16)).unwrap();
+    writer.add_key("split.tensors.count", Value::I32(tensors as i32)).unwrap();
     writer
 }
 

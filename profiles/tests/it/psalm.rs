@@ -31,7 +31,7 @@ fn real_files_are_read() {
     ] {
         let model = GgufModel::open(path(name)).unwrap();
         let shape = model.shape().unwrap();
-        assert_eq!(shape, document(layers, feed_forward, shape.context_length).shape(), "{name}");
+        assert_eq!(shape, document(layers, feed_forward, shape.context_length).to_shape(), "{name}");
         assert_eq!(model.file_bytes(), Bytes(file_bytes), "{name}");
         // Embedding, output norm, 9 tensors a layer.
         assert_eq!(model.tensors.len(), 2 + 9 * layers as usize, "{name}");
@@ -39,7 +39,7 @@ fn real_files_are_read() {
         let tokens = model.metadata.get_str_array("tokenizer.ggml.tokens").unwrap().unwrap();
         assert_eq!((tokens.len(), tokens[0].as_str()), (2048, "<|bos|>"), "{name}");
         // Every byte after the header is a tensor or padding before the next one.
-        let end = model.tensors.iter().map(TensorInfo::end).max().unwrap();
+        let end = model.tensors.iter().map(TensorInfo::end_offset).max().unwrap();
         assert_eq!(end.next_multiple_of(32), file_bytes, "{name}");
     }
     let mixed = GgufModel::open(path("psalm-7m-q4_k.gguf")).unwrap();
@@ -71,12 +71,12 @@ fn missing_file_is_named() {
 fn q4_k_m_formats_match_llama_cpp() {
     let model = GgufModel::open(path("psalm-7m-q4_k.gguf")).unwrap();
     let shape = model.shape().unwrap();
-    let list = layout::tensors(&shape);
+    let list = layout::tensor_specs(&shape);
     assert_eq!(list.len(), model.tensors.len());
     for wanted in list {
         let found = model.tensor(&wanted.name).unwrap();
         assert_eq!(found.dims, wanted.dims, "{}", wanted.name);
-        assert_eq!(Ok(found.format), Quant::Q4KM.format(&wanted, &shape), "{}", wanted.name);
+        assert_eq!(Ok(found.format), Quant::Q4KM.tensor_format(&wanted, &shape), "{}", wanted.name);
     }
 }
 
@@ -104,7 +104,7 @@ fn profile_counts_every_tensor_byte() {
 
 #[test]
 fn shape_digest_of_document_matches_file() {
-    let planned = document(8, 768, 512).profile().unwrap();
+    let planned = document(8, 768, 512).to_profile().unwrap();
     let profile = |name| ModelProfile::from_gguf(&GgufModel::open(path(name)).unwrap()).unwrap();
     let file = profile("psalm-7m-q4_k.gguf");
     assert_eq!(file.match_digest(&planned.digest), DigestMatch::SameShape);
@@ -137,16 +137,16 @@ fn split_model_has_same_profile_and_other_digest() {
     for (number, tensors) in [(0, first), (1, second)] {
         let mut writer = crate::part_writer(number, 2, whole.tensors.len());
         for (key, value) in whole.metadata.iter().filter(|_| number == 0) {
-            writer.key(key, value.clone()).unwrap();
+            writer.add_key(key, value.clone()).unwrap();
         }
         for tensor in tensors {
-            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+            writer.add_tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
         }
         let layout = writer.finish();
         let mut file = layout.header;
         for (from, to) in tensors.iter().zip(&layout.tensors) {
             file.resize(to.offset as usize, 0);
-            file.extend(&source[from.offset as usize..from.end() as usize]);
+            file.extend(&source[from.offset as usize..from.end_offset() as usize]);
         }
         file.resize(layout.file_bytes as usize, 0);
         std::fs::write(folder.path().join(format!("draft{}", part_suffix(number, 2))), file).unwrap();

@@ -4,7 +4,7 @@ use hearth_core::metrics::{DeviceMetrics, Terms, device_terms};
 use hearth_schema::Trace;
 use plotters::element::Text;
 
-use super::drawing::{Class, Drawing, TooltipShape};
+use super::drawing::{CssClass, Drawing, ShapeWithTooltip};
 use super::{Axis, gantt, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
@@ -18,21 +18,28 @@ const HEADING: f64 = 0.04;
 const BAR: [f64; 2] = [0.42, 0.84];
 
 /// CSS classes of the terms of the time per token, in the order of [`SUMMED_TERMS`].
-const TERM_CLASSES: [Class; 7] =
-    [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
+const TERM_CLASSES: [CssClass; 7] = [
+    CssClass::Cpu,
+    CssClass::Gpu,
+    CssClass::Memory,
+    CssClass::Demand,
+    CssClass::Network,
+    CssClass::Queue,
+    CssClass::Bubble,
+];
 
 struct Bar {
     heading: String,
     /// Class, meaning and milliseconds of each segment.
-    segments: Vec<(Class, &'static str, f64)>,
+    segments: Vec<(CssClass, &'static str, f64)>,
 }
 
 /// Draws the terms of the time per token of each run as a stacked bar; `None` if no run has a time per token.
-pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
+pub fn draw_tpot_breakdown(runs: &[&Run]) -> Option<Drawing> {
     let timed = runs.iter().filter_map(|run| Some((run, run.metrics.tpot_ms?)));
     let bars: Vec<Bar> = timed
         .map(|(run, tpot)| Bar {
-            heading: format!("{}, {}", run.heading(), numbers::milliseconds(tpot.mean)),
+            heading: format!("{}, {}", run.heading(), numbers::format_milliseconds(tpot.mean_ms)),
             segments: SUMMED_TERMS
                 .iter()
                 .zip(TERM_CLASSES)
@@ -47,7 +54,7 @@ pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
 
 /// Draws a stacked bar for each device: the time per token that it computes, copies, waits and reads ahead.
 /// `max` is the time at the right end of the axis, in milliseconds.
-pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
+pub fn draw_device_work(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());
     let devices = run.metrics.devices.iter().zip(device_terms(trace));
@@ -59,7 +66,7 @@ fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
     let heading = if device.trace_lost {
         format!("{}, unknown: its trace is lost", device.name)
     } else {
-        format!("{}, busy {}", device.name, numbers::milliseconds(device.busy_ms))
+        format!("{}, busy {}", device.name, numbers::format_milliseconds(device.busy_ms))
     };
     // In the order of the legend, which ends with the reads that are not hidden.
     let times = [terms.cpu, terms.gpu, terms.memory, terms.queue, terms.demand_disk, device.hidden_disk_ms];
@@ -67,8 +74,8 @@ fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
     Bar { heading, segments: segments.collect() }
 }
 
-/// Returns the length of the longest bar that [`devices`] draws for a run, in milliseconds.
-pub fn max_length(run: &Run) -> f64 {
+/// Returns the length of the longest bar that [`draw_device_work`] draws for a run, in milliseconds.
+pub fn max_device_bar_ms(run: &Run) -> f64 {
     let width = |device: &DeviceMetrics| {
         device.busy_ms.max(device.demand_disk_ms).max(0.0) + device.hidden_disk_ms.max(0.0)
     };
@@ -97,12 +104,16 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
     plot(&mut drawing, BAR_STEP * bars.len() as f64, x, Axis::rows(bars.len()), |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;
-            chart.draw_series([Text::new(bar.heading.clone(), (0.0, row + HEADING), text(Class::Name))])?;
+            chart.draw_series([Text::new(
+                bar.heading.clone(),
+                (0.0, row + HEADING),
+                text(CssClass::Name),
+            )])?;
             let mut start = 0.0;
             for (class, meaning, value) in bar.segments.iter().filter(|segment| visible(segment.2)) {
                 let corners = vec![(start, row + BAR[0]), (start + value, row + BAR[1])];
-                let tooltip = format!("{meaning}: {}", numbers::milliseconds(*value));
-                chart.draw_series([TooltipShape { points: corners, class: *class, tooltip }])?;
+                let tooltip = format!("{meaning}: {}", numbers::format_milliseconds(*value));
+                chart.draw_series([ShapeWithTooltip { points: corners, class: *class, tooltip }])?;
                 start += value;
             }
         }

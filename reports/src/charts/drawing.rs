@@ -5,9 +5,9 @@
 //! are in a gutter of fixed width to the left of the plot. Colours are CSS classes that use CSS variables: inline
 //! drawings use the style sheet of the page, and a standalone file includes it.
 //!
-//! [`Canvas`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
+//! [`PlottersBackend`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
 //! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red component of a plotters colour
-//! is the index of a [`Class`].
+//! is the index of a [`CssClass`].
 
 use std::convert::Infallible;
 use std::fmt::{self, Write};
@@ -23,7 +23,7 @@ use plotters_backend::{
 use crate::text::escape;
 
 /// Style sheet of all drawings, with light and dark colours.
-pub const STYLE: &str = include_str!("drawing.css");
+pub const STYLE_SHEET: &str = include_str!("drawing.css");
 
 /// Width to the right of the plot for tick labels that extend past its end, in pixels.
 const MARGIN_RIGHT: u32 = 24;
@@ -32,9 +32,9 @@ const FILE_WIDTH: u32 = 960;
 /// Height of a row of the legend in a standalone drawing, in pixels.
 const LEGEND_ROW: f64 = 22.0;
 const TITLE_HEIGHT: f64 = 34.0;
-/// Number of horizontal units of [`Canvas`] across the plot.
+/// Number of horizontal units of [`PlottersBackend`] across the plot.
 const PLOT_UNITS: i32 = 10_000;
-/// Number of [`Canvas`] units per pixel, vertically and, in the gutter, also horizontally.
+/// Number of [`PlottersBackend`] units per pixel, vertically and, in the gutter, also horizontally.
 pub const UNITS_PER_PIXEL: u32 = 10;
 /// Radius of a dot, in pixels.
 const DOT_RADIUS: f64 = 3.5;
@@ -43,10 +43,10 @@ macro_rules! classes {
     ($($class:ident $name:literal),+) => {
         /// The CSS class of a shape, named after its meaning; the style sheet maps it to a colour.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Class { $($class),+ }
+        pub enum CssClass { $($class),+ }
 
         /// All classes with their names in the style sheet.
-        const CLASSES: &[(Class, &str)] = &[$((Class::$class, $name)),+];
+        const CLASSES: &[(CssClass, &str)] = &[$((CssClass::$class, $name)),+];
     };
 }
 
@@ -57,10 +57,10 @@ classes! {
     Series4 "series-4", Series5 "series-5", Series6 "series-6", Series7 "series-7"
 }
 
-impl Class {
+impl CssClass {
     /// Returns the class of the series with this index; colours repeat after eight series.
-    pub fn series(index: usize) -> Self {
-        CLASSES[Class::Series0 as usize + index % 8].0
+    pub fn for_series(index: usize) -> Self {
+        CLASSES[CssClass::Series0 as usize + index % 8].0
     }
 
     /// Returns the class that a plotters colour represents; `None` if it is transparent.
@@ -69,13 +69,13 @@ impl Class {
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for CssClass {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(CLASSES[*self as usize].1)
     }
 }
 
-impl Color for Class {
+impl Color for CssClass {
     fn to_backend_color(&self) -> BackendColor {
         BackendColor { alpha: 1.0, rgb: (*self as u8, 0, 0) }
     }
@@ -91,11 +91,11 @@ pub struct Drawing {
     /// Prefix of SVG identifiers, unique among the drawings of a page; also the name of the SVG file.
     pub id: String,
     /// Width of the gutter, in pixels.
-    pub gutter: u32,
+    pub gutter_width: u32,
     /// Height in pixels.
     pub height: f64,
     body: String,
-    legend: Vec<(Class, String)>,
+    legend: Vec<(CssClass, String)>,
     arrows: bool,
     /// Maximum width in pixels, including the gutter.
     max_width: Option<u32>,
@@ -104,16 +104,16 @@ pub struct Drawing {
 impl Drawing {
     /// Creates an empty drawing. `id` is written unescaped, so it must not come from a trace; `gutter` is in pixels.
     pub fn new(id: &str, title: &str, gutter: u32) -> Self {
-        Self { title: title.into(), id: id.into(), gutter, ..Self::default() }
+        Self { title: title.into(), id: id.into(), gutter_width: gutter, ..Self::default() }
     }
 
     /// Limits the width of the plot to `width` pixels.
     pub fn limit_width(&mut self, width: u32) {
-        self.max_width = Some(width + self.gutter + MARGIN_RIGHT);
+        self.max_width = Some(width + self.gutter_width + MARGIN_RIGHT);
     }
 
     /// Adds a class and its meaning to the legend, unless the legend has them already.
-    pub fn add_to_legend(&mut self, class: Class, meaning: &str) {
+    pub fn add_to_legend(&mut self, class: CssClass, meaning: &str) {
         if !self.legend.iter().any(|(known, text)| *known == class && text == meaning) {
             self.legend.push((class, meaning.into()));
         }
@@ -121,7 +121,7 @@ impl Drawing {
 
     /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones
     /// (pixels). An empty `tooltip` is omitted.
-    pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2], tooltip: &str) {
+    pub fn add_rect(&mut self, class: CssClass, x: [f64; 2], y: [f64; 2], tooltip: &str) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
             self.body,
@@ -134,7 +134,7 @@ impl Drawing {
         self.close("rect", tooltip);
     }
 
-    fn dot(&mut self, class: Class, (x, y): Point, tooltip: &str) {
+    fn dot(&mut self, class: CssClass, (x, y): Point, tooltip: &str) {
         let (x, y) = (number(100.0 * x), number(y));
         let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{DOT_RADIUS}""#);
         self.close("circle", tooltip);
@@ -149,32 +149,32 @@ impl Drawing {
     }
 
     /// Adds text that is centred at `x`; `y` is the baseline.
-    pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
+    pub fn add_centred_text(&mut self, class: CssClass, (x, y): Point, text: &str) {
         let attributes = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
         self.text(class, &attributes, text);
     }
 
     /// Adds text at the left edge of the gutter; `y` is the baseline, in pixels.
-    pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
-        let attributes = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
+    pub fn add_gutter_text(&mut self, class: CssClass, y: f64, text: &str) {
+        let attributes = format!(r#"x="-{}" y="{}""#, self.gutter_width, number(y));
         self.text(class, &attributes, text);
     }
 
-    fn text(&mut self, class: Class, attributes: &str, text: &str) {
+    fn text(&mut self, class: CssClass, attributes: &str, text: &str) {
         let _ = writeln!(self.body, r#"<text class="{class}" {attributes}>{}</text>"#, escape::html(text));
     }
 
-    pub fn line(&mut self, class: Class, from: Point, to: Point) {
+    pub fn add_line(&mut self, class: CssClass, from: Point, to: Point) {
         self.stroke(class, from, to, "");
     }
 
-    pub fn arrow(&mut self, class: Class, from: Point, to: Point) {
+    pub fn add_arrow(&mut self, class: CssClass, from: Point, to: Point) {
         self.arrows = true;
         let head = format!(r#" marker-end="url(#{}-head)""#, self.id);
         self.stroke(class, from, to, &head);
     }
 
-    fn stroke(&mut self, class: Class, from: Point, to: Point, attributes: &str) {
+    fn stroke(&mut self, class: CssClass, from: Point, to: Point, attributes: &str) {
         let [x1, x2] = [from, to].map(|(x, _)| number(100.0 * x));
         let [y1, y2] = [from, to].map(|(_, y)| number(y));
         let line =
@@ -182,13 +182,13 @@ impl Drawing {
         let _ = writeln!(self.body, "{line}");
     }
 
-    /// Returns the drawing as HTML for a page that includes [`STYLE`].
-    pub fn inline_html(&self) -> String {
+    /// Returns the drawing as HTML for a page that includes [`STYLE_SHEET`].
+    pub fn to_inline_html(&self) -> String {
         let limit = self.max_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
         let mut out = format!(
             "<div class=\"drawing\" style=\"padding-left:{}px;padding-right:{MARGIN_RIGHT}px{limit}\">\
              <svg width=\"100%\" height=\"{}\" role=\"img\" aria-label=\"{}\" overflow=\"visible\">\n{}{}</svg></div>",
-            self.gutter,
+            self.gutter_width,
             number(self.height),
             escape::html(&self.title),
             self.arrow_head(),
@@ -206,21 +206,21 @@ impl Drawing {
     }
 
     /// Returns the drawing as the contents of an SVG file.
-    pub fn standalone_svg(&self) -> String {
-        let margins = self.gutter + MARGIN_RIGHT;
+    pub fn to_standalone_svg(&self) -> String {
+        let margins = self.gutter_width + MARGIN_RIGHT;
         let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - margins;
         let rows = self.legend.len().div_ceil(4) as f64;
         let height = TITLE_HEIGHT + self.height + 16.0 + rows * LEGEND_ROW;
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{FILE_WIDTH}\" height=\"{h}\" \
-             viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
+             viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE_SHEET}</style>\n\
              <rect class=\"paper\" width=\"{FILE_WIDTH}\" height=\"{h}\"/>\n\
              <text class=\"name\" x=\"16\" y=\"22\">{title}</text>\n\
              <svg x=\"{x}\" y=\"{TITLE_HEIGHT}\" width=\"{inner}\" height=\"{body_height}\" overflow=\"visible\">\n\
              {head}{body}</svg>\n",
             h = number(height),
             title = escape::html(&self.title),
-            x = self.gutter + 16,
+            x = self.gutter_width + 16,
             body_height = number(self.height),
             head = self.arrow_head(),
             body = self.body
@@ -266,14 +266,14 @@ fn number(value: f64) -> String {
 }
 
 /// A plotters backend that adds shapes to a drawing.
-pub struct Canvas<'d>(pub &'d mut Drawing);
+pub struct PlottersBackend<'d>(pub &'d mut Drawing);
 
 /// The result of a drawing operation; writing to memory cannot fail.
 type DrawResult<T = ()> = Result<T, DrawingErrorKind<Infallible>>;
 
-impl Canvas<'_> {
+impl PlottersBackend<'_> {
     fn gutter(&self) -> i32 {
-        (self.0.gutter * UNITS_PER_PIXEL) as i32
+        (self.0.gutter_width * UNITS_PER_PIXEL) as i32
     }
 
     fn point(&self, (x, y): Coord) -> Point {
@@ -282,7 +282,7 @@ impl Canvas<'_> {
 
     /// Adds a polyline or polygon in a nested SVG whose coordinate system stretches with the plot.
     fn shape(&mut self, element: &str, style: &impl BackendStyle, points: impl IntoIterator<Item = Coord>) {
-        let Some(class) = Class::of(style.color()) else { return };
+        let Some(class) = CssClass::of(style.color()) else { return };
         let (gutter, height) = (self.gutter(), self.0.height);
         let points: Vec<String> = points.into_iter().map(|(x, y)| format!("{},{y}", x - gutter)).collect();
         let _ = writeln!(
@@ -297,12 +297,12 @@ impl Canvas<'_> {
     }
 }
 
-impl DrawingBackend for Canvas<'_> {
+impl DrawingBackend for PlottersBackend<'_> {
     type ErrorType = Infallible;
 
     fn get_size(&self) -> (u32, u32) {
         let height = (self.0.height * f64::from(UNITS_PER_PIXEL)) as u32;
-        (self.0.gutter * UNITS_PER_PIXEL + PLOT_UNITS as u32 + 1, height + 1)
+        (self.0.gutter_width * UNITS_PER_PIXEL + PLOT_UNITS as u32 + 1, height + 1)
     }
 
     fn ensure_prepared(&mut self) -> DrawResult {
@@ -318,17 +318,17 @@ impl DrawingBackend for Canvas<'_> {
     }
 
     fn draw_line<S: BackendStyle>(&mut self, from: Coord, to: Coord, style: &S) -> DrawResult {
-        if let Some(class) = Class::of(style.color()) {
+        if let Some(class) = CssClass::of(style.color()) {
             let (from, to) = (self.point(from), self.point(to));
-            self.0.line(class, from, to);
+            self.0.add_line(class, from, to);
         }
         Ok(())
     }
 
     fn draw_rect<S: BackendStyle>(&mut self, a: Coord, b: Coord, style: &S, _: bool) -> DrawResult {
-        if let Some(class) = Class::of(style.color()) {
+        if let Some(class) = CssClass::of(style.color()) {
             let (a, b) = (self.point(a), self.point(b));
-            self.0.rect(class, [a.0, b.0], [a.1, b.1], "");
+            self.0.add_rect(class, [a.0, b.0], [a.1, b.1], "");
         }
         Ok(())
     }
@@ -352,7 +352,7 @@ impl DrawingBackend for Canvas<'_> {
     }
 
     fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: Coord) -> DrawResult {
-        let Some(class) = Class::of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
+        let Some(class) = CssClass::of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
         let (anchor, (x, y)) = (style.anchor(), self.point(at));
         // Moves `y` from the anchor to the baseline.
         let y = y + match anchor.v_pos {
@@ -382,14 +382,14 @@ impl DrawingBackend for Canvas<'_> {
 }
 
 /// A bar or a dot with a tooltip.
-pub struct TooltipShape {
+pub struct ShapeWithTooltip {
     /// Top left and bottom right corner of a bar, or the centre of a dot.
     pub points: Vec<(f64, f64)>,
-    pub class: Class,
+    pub class: CssClass,
     pub tooltip: String,
 }
 
-impl<'a> PointCollection<'a, (f64, f64)> for &'a TooltipShape {
+impl<'a> PointCollection<'a, (f64, f64)> for &'a ShapeWithTooltip {
     type Point = &'a (f64, f64);
     type IntoIter = &'a [(f64, f64)];
 
@@ -398,13 +398,18 @@ impl<'a> PointCollection<'a, (f64, f64)> for &'a TooltipShape {
     }
 }
 
-impl Drawable<Canvas<'_>> for TooltipShape {
-    fn draw<I: Iterator<Item = Coord>>(&self, points: I, canvas: &mut Canvas, _: (u32, u32)) -> DrawResult {
+impl Drawable<PlottersBackend<'_>> for ShapeWithTooltip {
+    fn draw<I: Iterator<Item = Coord>>(
+        &self,
+        points: I,
+        canvas: &mut PlottersBackend,
+        _: (u32, u32),
+    ) -> DrawResult {
         let points: Vec<Point> = points.map(|point| canvas.point(point)).collect();
         match points[..] {
             [a, b] => {
                 let x = [a.0.min(b.0), a.0.max(b.0)];
-                canvas.0.rect(self.class, x, [a.1.min(b.1), a.1.max(b.1)], &self.tooltip);
+                canvas.0.add_rect(self.class, x, [a.1.min(b.1), a.1.max(b.1)], &self.tooltip);
             }
             [centre] => canvas.0.dot(self.class, centre, &self.tooltip),
             _ => {}
@@ -425,18 +430,18 @@ mod tests {
     #[test]
     fn text_cannot_leave_its_element() {
         let mut drawing = Drawing::new("d", "</title><script>", 40);
-        drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
-        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0], "\"><script>");
-        for text in [drawing.inline_html(), drawing.standalone_svg()] {
+        drawing.add_centred_text(CssClass::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
+        drawing.add_rect(CssClass::Cpu, [0.0, 1.0], [0.0, 8.0], "\"><script>");
+        for text in [drawing.to_inline_html(), drawing.to_standalone_svg()] {
             assert!(!text.contains("<script"), "{text}");
         }
     }
 
     #[test]
     fn every_class_has_a_colour() {
-        assert_eq!(Class::Series7.to_string(), "series-7");
+        assert_eq!(CssClass::Series7.to_string(), "series-7");
         for (_, name) in CLASSES {
-            assert!(STYLE.contains(&format!(".{name}")), "{name}");
+            assert!(STYLE_SHEET.contains(&format!(".{name}")), "{name}");
         }
     }
 }

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use hearth_core::metrics::token_times::DecodeStep;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
-use super::drawing::{Class, Drawing};
+use super::drawing::{CssClass, Drawing};
 use super::{label, millis, round_values};
 use crate::comparison::Run;
 use crate::text::numbers;
@@ -31,14 +31,14 @@ const MERGE_SHARE: f64 = 0.0005;
 const MAX_ARROWS: usize = 4000;
 
 /// The class of each activity and its text in legends, in the order of the legend.
-pub(super) const LEGEND: [(Activity, Class, &str); 7] = [
-    (Activity::Cpu, Class::Cpu, "computing, CPU"),
-    (Activity::Gpu, Class::Gpu, "computing, GPU"),
-    (Activity::Copy, Class::Memory, "copying"),
-    (Activity::Queue, Class::Queue, "waiting for a processor"),
-    (Activity::DemandRead, Class::Demand, "waiting for the disk"),
-    (Activity::HiddenRead, Class::Hidden, "reading ahead, hidden"),
-    (Activity::ConcurrentRead, Class::Concurrent, "reading ahead while computing"),
+pub(super) const LEGEND: [(Activity, CssClass, &str); 7] = [
+    (Activity::Cpu, CssClass::Cpu, "computing, CPU"),
+    (Activity::Gpu, CssClass::Gpu, "computing, GPU"),
+    (Activity::Copy, CssClass::Memory, "copying"),
+    (Activity::Queue, CssClass::Queue, "waiting for a processor"),
+    (Activity::DemandRead, CssClass::Demand, "waiting for the disk"),
+    (Activity::HiddenRead, CssClass::Hidden, "reading ahead, hidden"),
+    (Activity::ConcurrentRead, CssClass::Concurrent, "reading ahead while computing"),
 ];
 
 /// One token of a trace, and the layout of its chart.
@@ -61,7 +61,11 @@ struct Row {
 
 /// Draws the Gantt chart of one token. `span` is the time that the width of the plot represents, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
-    let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
+    let title = format!(
+        "{}: one token, {}",
+        run.heading(),
+        numbers::format_milliseconds(millis(token.duration_ns()))
+    );
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
     let gantt = Gantt { trace, token, span, rows: rows(run, trace) };
     let bottom = gantt.rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
@@ -69,19 +73,19 @@ pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
     for row in &gantt.rows {
         if row.lane == Lane::Cpu {
             let name = &run.metrics.devices[usize::from(row.device)].name;
-            drawing.gutter_text(Class::Name, row.top - 5.0, name);
+            drawing.add_gutter_text(CssClass::Name, row.top - 5.0, name);
         }
-        drawing.gutter_text(Class::Tick, row.top + LANE_HEIGHT - 3.5, row.label);
-        let x = [0.0, gantt.fraction(token.end)];
-        drawing.rect(Class::Lane, x, [row.top, row.top + LANE_HEIGHT], "");
+        drawing.add_gutter_text(CssClass::Tick, row.top + LANE_HEIGHT - 3.5, row.label);
+        let x = [0.0, gantt.fraction(token.end_ns)];
+        drawing.add_rect(CssClass::Lane, x, [row.top, row.top + LANE_HEIGHT], "");
     }
     gantt.fill(&mut drawing);
     gantt.arrows(&mut drawing);
-    for moment in events::boundary_times(trace) {
+    for moment in events::event_boundaries_ns(trace) {
         if gantt.contains(moment) {
             let x = gantt.fraction(moment);
-            drawing.line(Class::Event, (x, 2.0), (x, bottom));
-            drawing.add_to_legend(Class::Event, "an event begins or ends");
+            drawing.add_line(CssClass::Event, (x, 2.0), (x, bottom));
+            drawing.add_to_legend(CssClass::Event, "an event begins or ends");
         }
     }
     drawing
@@ -99,10 +103,10 @@ fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
         let lane = match record.resource {
             Resource::Gpu => Lane::Gpu,
             Resource::DiskDemand | Resource::DiskPrefetch => Lane::Disk,
-            Resource::Cpu if activities::is_work(record) && demand() => Lane::Disk,
+            Resource::Cpu if activities::is_processor_work(record) && demand() => Lane::Disk,
             _ => continue,
         };
-        used.insert((record.device, lane));
+        used.insert((record.device_index, lane));
     }
     let mut rows = Vec::new();
     let mut top = NAME_HEIGHT;
@@ -124,17 +128,18 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
         let x = if max > 0.0 { tick / max } else { 0.0 };
         // No grid line at zero: the device names, which are wider than the gutter, are there.
         if tick > 0.0 {
-            drawing.line(Class::Grid, (x, 2.0), (x, bottom));
+            drawing.add_line(CssClass::Grid, (x, 2.0), (x, bottom));
         }
-        drawing.centred_text(Class::Tick, (x, bottom + 14.0), &label(tick, ""));
+        drawing.add_centred_text(CssClass::Tick, (x, bottom + 14.0), &label(tick, ""));
     }
-    drawing.gutter_text(Class::Tick, bottom + 14.0, "ms");
+    drawing.add_gutter_text(CssClass::Tick, bottom + 14.0, "ms");
     drawing.height = bottom + AXIS_HEIGHT;
 }
 
 impl Gantt<'_> {
     fn fill(&self, drawing: &mut Drawing) {
-        let intervals = activities::intervals_within(&self.trace.records, [self.token.start, self.token.end]);
+        let intervals =
+            activities::intervals_within(&self.trace.records, [self.token.start_ns, self.token.end_ns]);
         for (activity, class, meaning) in LEGEND {
             if intervals.iter().any(|interval| interval.activity == activity) {
                 drawing.add_to_legend(class, meaning);
@@ -144,57 +149,63 @@ impl Gantt<'_> {
         let mut index = 0;
         while index < intervals.len() {
             let first = intervals[index];
-            let (mut end, mut count) = (first.end, 1);
+            let (mut end, mut count) = (first.end_ns, 1);
             while let Some(next) = intervals.get(index + count) {
-                let same =
-                    (next.device, next.lane, next.activity) == (first.device, first.lane, first.activity);
-                let small = next.end - next.start < near || end - first.start < near;
-                if !(same && small && next.start <= end.saturating_add(near)) {
+                let same = (next.device_index, next.lane, next.activity)
+                    == (first.device_index, first.lane, first.activity);
+                let small = next.end_ns - next.start_ns < near || end - first.start_ns < near;
+                if !(same && small && next.start_ns <= end.saturating_add(near)) {
                     break;
                 }
-                end = end.max(next.end);
+                end = end.max(next.end_ns);
                 count += 1;
             }
             index += count;
             let style = LEGEND.into_iter().find(|(activity, ..)| *activity == first.activity);
-            let row = self.row(first.device, first.lane);
+            let row = self.row(first.device_index, first.lane);
             let Some(((_, class, meaning), row)) = style.zip(row) else { continue };
             let tooltip = if count == 1 {
-                tooltip(&self.trace.records[first.record_index], meaning, first.end - first.start)
+                tooltip(&self.trace.records[first.record_index], meaning, first.end_ns - first.start_ns)
             } else {
-                let duration = numbers::milliseconds(millis(end - first.start));
+                let duration = numbers::format_milliseconds(millis(end - first.start_ns));
                 format!("{meaning}: {count} steps, within {duration}")
             };
-            let x = [self.fraction(first.start), self.fraction(end)];
-            drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT], &tooltip);
+            let x = [self.fraction(first.start_ns), self.fraction(end)];
+            drawing.add_rect(class, x, [row.top, row.top + LANE_HEIGHT], &tooltip);
         }
     }
 
     fn arrows(&self, drawing: &mut Drawing) {
-        let records = self.trace.records.iter().filter(|record| record.pass == self.token.pass);
-        let records: Vec<Record> = records.cloned().collect();
+        let records = self.trace.records.iter().filter(|record| record.pass_index == self.token.pass);
+        let records: Vec<StepRecord> = records.cloned().collect();
         for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
             let [sent, received] = message.map(|index| &records[index]);
-            if !self.contains(sent.start) || !self.contains(received.end) {
+            if !self.contains(sent.start_ns) || !self.contains(received.end_ns) {
                 continue;
             }
             // The arrow starts at the row of the last work before sending and ends at the row of the next work.
             let work = |device: u16| {
-                records.iter().filter(move |step| step.device == device && activities::is_work(step))
+                records
+                    .iter()
+                    .filter(move |step| step.device_index == device && activities::is_processor_work(step))
             };
-            let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
-            let after =
-                work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);
-            let row = |device: u16, step: Option<&Record>| {
+            let before = work(sent.device_index)
+                .filter(|step| step.end_ns <= sent.start_ns)
+                .max_by_key(|step| step.end_ns);
+            let after = work(received.device_index)
+                .filter(|step| step.start_ns >= received.end_ns)
+                .min_by_key(|step| step.start_ns);
+            let row = |device: u16, step: Option<&StepRecord>| {
                 let on_gpu = step.is_some_and(|step| step.resource == Resource::Gpu);
                 self.row(device, if on_gpu { Lane::Gpu } else { Lane::Cpu })
             };
-            let Some((from, to)) = row(sent.device, before).zip(row(received.device, after)) else {
+            let Some((from, to)) = row(sent.device_index, before).zip(row(received.device_index, after))
+            else {
                 continue;
             };
-            drawing.add_to_legend(Class::Message, "message");
+            drawing.add_to_legend(CssClass::Message, "message");
             let end = |at: u64, row: &Row| (self.fraction(at), row.top + LANE_HEIGHT / 2.0);
-            drawing.arrow(Class::Message, end(sent.start, from), end(received.end, to));
+            drawing.add_arrow(CssClass::Message, end(sent.start_ns, from), end(received.end_ns, to));
         }
     }
 
@@ -203,16 +214,16 @@ impl Gantt<'_> {
     }
 
     fn contains(&self, at: u64) -> bool {
-        (self.token.start..=self.token.end).contains(&at)
+        (self.token.start_ns..=self.token.end_ns).contains(&at)
     }
 
     /// Returns the horizontal position of a time, as a fraction of the width.
     fn fraction(&self, at: u64) -> f64 {
-        at.saturating_sub(self.token.start) as f64 / self.span.max(1) as f64
+        at.saturating_sub(self.token.start_ns) as f64 / self.span.max(1) as f64
     }
 }
 
-fn tooltip(record: &Record, meaning: &str, nanos: u64) -> String {
+fn tooltip(record: &StepRecord, meaning: &str, nanos: u64) -> String {
     let what = match record.kind {
         StepKind::Embed => "embedding".into(),
         StepKind::Output => "output and sampling".into(),
@@ -228,5 +239,5 @@ fn tooltip(record: &Record, meaning: &str, nanos: u64) -> String {
             None => "output head".into(),
         },
     };
-    format!("{meaning}: {what}, round {}, {}", record.round, numbers::milliseconds(millis(nanos)))
+    format!("{meaning}: {what}, round {}, {}", record.round, numbers::format_milliseconds(millis(nanos)))
 }

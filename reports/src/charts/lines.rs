@@ -5,7 +5,7 @@
 use plotters::element::{PathElement, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::drawing::{Class, Drawing, TooltipShape};
+use super::drawing::{CssClass, Drawing, ShapeWithTooltip};
 use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, label, plot, text};
 use crate::text::{escape, numbers};
 
@@ -15,9 +15,9 @@ const LETTER: f64 = 6.2 / 266.0;
 
 /// A labelled position on the horizontal axis of a line chart.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Position {
+pub struct AxisPosition {
     /// The horizontal position, from 0 on the left to 1 on the right.
-    pub fraction: f64,
+    pub x_fraction: f64,
     pub label: String,
 }
 
@@ -34,16 +34,16 @@ pub struct LineChart {
     pub title: String,
     pub x_title: String,
     pub unit: String,
-    pub positions: Vec<Position>,
+    pub x_positions: Vec<AxisPosition>,
     pub series: Vec<Series>,
     /// Whether every series should have a value at every position, so that missing values are marked with a cross.
-    pub mark_missing: bool,
+    pub marks_missing_values: bool,
 }
 
 impl LineChart {
     /// Returns the chart as the contents of an SVG file; `None` if no value is positive.
-    pub fn standalone_svg(&self) -> Option<String> {
-        self.drawing("lines").map(|drawing| drawing.standalone_svg())
+    pub fn to_standalone_svg(&self) -> Option<String> {
+        self.drawing("lines").map(|drawing| drawing.to_standalone_svg())
     }
 
     /// Draws the chart with `id` as the prefix of its SVG identifiers; `None` if no value is positive.
@@ -53,38 +53,43 @@ impl LineChart {
         if max <= 0.0 {
             return None;
         }
-        let mut drawing = Drawing::new(id, &escape::sentence(&self.title), GUTTER);
+        let mut drawing = Drawing::new(id, &escape::sanitize_sentence(&self.title), GUTTER);
         for (index, series) in self.series.iter().enumerate().filter(|(_, series)| !series.name.is_empty()) {
-            drawing.add_to_legend(Class::series(index), &escape::name(&series.name));
+            drawing.add_to_legend(CssClass::for_series(index), &escape::sanitize_name(&series.name));
         }
-        let fractions = self.labelled().iter().map(|position| position.fraction).collect();
+        let fractions = self.labelled().iter().map(|position| position.x_fraction).collect();
         let name = |fraction: &f64| {
-            let found = self.positions.iter().find(|position| position.fraction == *fraction);
-            found.map_or_else(String::new, |position| escape::name(&position.label))
+            let found = self.x_positions.iter().find(|position| position.x_fraction == *fraction);
+            found.map_or_else(String::new, |position| escape::sanitize_name(&position.label))
         };
         let scale = Scale { range: 0.0..1.0, is_logarithmic: false, ticks: fractions };
-        let x = Axis { scale, format_label: &name, title: &escape::sentence(&self.x_title), grid: false };
+        let x = Axis {
+            scale,
+            format_label: &name,
+            title: &escape::sanitize_sentence(&self.x_title),
+            grid: false,
+        };
         let unit = |value: &f64| label(*value, &self.unit);
         let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &unit) };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
             for (index, series) in self.series.iter().enumerate() {
-                let class = Class::series(index);
+                let class = CssClass::for_series(index);
                 for run in self.unbroken(series).into_iter().filter(|run| run.len() > 1) {
                     chart.draw_series([PathElement::new(run, class)])?;
                 }
-                let dots = self.positions.iter().zip(&series.values).filter_map(|(position, value)| {
+                let dots = self.x_positions.iter().zip(&series.values).filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
                     let tooltip = self.tooltip(series, position, value);
-                    Some(TooltipShape { points: vec![(position.fraction, value)], class, tooltip })
+                    Some(ShapeWithTooltip { points: vec![(position.x_fraction, value)], class, tooltip })
                 });
                 chart.draw_series(dots)?;
                 let missing = self
-                    .positions
+                    .x_positions
                     .iter()
                     .zip(&series.values)
-                    .filter(|(_, value)| self.mark_missing && !value.is_some_and(f64::is_finite));
-                let above = text(Class::Tick).pos(Pos::new(HPos::Center, VPos::Bottom));
-                let cross = |at: &Position| Text::new("×", (at.fraction, 0.0), above.clone());
+                    .filter(|(_, value)| self.marks_missing_values && !value.is_some_and(f64::is_finite));
+                let above = text(CssClass::Tick).pos(Pos::new(HPos::Center, VPos::Bottom));
+                let cross = |at: &AxisPosition| Text::new("×", (at.x_fraction, 0.0), above.clone());
                 chart.draw_series(missing.map(|(position, _)| cross(position)))?;
             }
             Ok(())
@@ -92,32 +97,35 @@ impl LineChart {
         Some(drawing)
     }
 
-    fn tooltip(&self, series: &Series, position: &Position, value: f64) -> String {
-        let name =
-            if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
-        format!("{name}{}: {} {}", position.label, numbers::three_digits(value), self.unit)
+    fn tooltip(&self, series: &Series, position: &AxisPosition, value: f64) -> String {
+        let name = if series.name.is_empty() {
+            String::new()
+        } else {
+            format!("{}, ", escape::sanitize_name(&series.name))
+        };
+        format!("{name}{}: {} {}", position.label, numbers::format_three_digits(value), self.unit)
     }
 
     /// Splits the points of a series at missing values; returns one piece if missing values are not marked.
     fn unbroken(&self, series: &Series) -> Vec<Vec<(f64, f64)>> {
-        let point = |(position, value): (&Position, &Option<f64>)| {
-            Some((position.fraction, value.filter(|value| value.is_finite())?))
+        let point = |(position, value): (&AxisPosition, &Option<f64>)| {
+            Some((position.x_fraction, value.filter(|value| value.is_finite())?))
         };
-        let mut points: Vec<_> = self.positions.iter().zip(&series.values).map(point).collect();
-        points.retain(|point| self.mark_missing || point.is_some());
+        let mut points: Vec<_> = self.x_positions.iter().zip(&series.values).map(point).collect();
+        points.retain(|point| self.marks_missing_values || point.is_some());
         points.split(Option::is_none).map(|run| run.iter().copied().flatten().collect()).collect()
     }
 
     /// Returns positions whose labels do not overlap. The other labels are only in the tooltips of the dots.
-    fn labelled(&self) -> Vec<&Position> {
-        let mut positions: Vec<&Position> = self.positions.iter().collect();
-        positions.sort_by(|one, other| one.fraction.total_cmp(&other.fraction));
+    fn labelled(&self) -> Vec<&AxisPosition> {
+        let mut positions: Vec<&AxisPosition> = self.x_positions.iter().collect();
+        positions.sort_by(|one, other| one.x_fraction.total_cmp(&other.x_fraction));
         let mut end = f64::NEG_INFINITY;
         positions.retain(|position| {
-            let half = LETTER * escape::name(&position.label).chars().count() as f64 / 2.0;
-            let fits = position.fraction - half > end + LETTER;
+            let half = LETTER * escape::sanitize_name(&position.label).chars().count() as f64 / 2.0;
+            let fits = position.x_fraction - half > end + LETTER;
             if fits {
-                end = position.fraction + half;
+                end = position.x_fraction + half;
             }
             fits
         });
@@ -130,22 +138,22 @@ mod tests {
     use super::*;
 
     fn chart(values: &[Option<f64>]) -> LineChart {
-        let position = |at: usize| Position { fraction: at as f64 / 2.0, label: format!("{at} <GiB>") };
+        let position = |at: usize| AxisPosition { x_fraction: at as f64 / 2.0, label: format!("{at} <GiB>") };
         LineChart {
             title: "Time over <memory>".into(),
             x_title: "memory".into(),
             unit: "ms".into(),
-            positions: (0..3).map(position).collect(),
+            x_positions: (0..3).map(position).collect(),
             series: vec![Series { name: "\"one\"".into(), values: values.to_vec() }],
-            mark_missing: true,
+            marks_missing_values: true,
         }
     }
 
     #[test]
     fn missing_number_breaks_the_line() {
-        let whole = chart(&[Some(10.0), Some(20.0), Some(30.0)]).standalone_svg().expect("a drawing");
+        let whole = chart(&[Some(10.0), Some(20.0), Some(30.0)]).to_standalone_svg().expect("a drawing");
         assert_eq!((whole.matches("<polyline").count(), whole.matches("<circle").count()), (1, 3));
-        let broken = chart(&[Some(10.0), None, Some(30.0)]).standalone_svg().expect("a drawing");
+        let broken = chart(&[Some(10.0), None, Some(30.0)]).to_standalone_svg().expect("a drawing");
         assert_eq!((broken.matches("<polyline").count(), broken.matches("<circle").count()), (0, 2));
         assert_eq!(broken.matches('×').count(), 1);
         assert!(!whole.contains("<GiB>") && !whole.contains("<memory>"));
@@ -153,7 +161,7 @@ mod tests {
 
     #[test]
     fn without_numbers_there_is_no_drawing() {
-        assert_eq!(chart(&[None, None, None]).standalone_svg(), None);
-        assert_eq!(chart(&[Some(f64::NAN), None, Some(f64::INFINITY)]).standalone_svg(), None);
+        assert_eq!(chart(&[None, None, None]).to_standalone_svg(), None);
+        assert_eq!(chart(&[Some(f64::NAN), None, Some(f64::INFINITY)]).to_standalone_svg(), None);
     }
 }

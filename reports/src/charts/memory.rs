@@ -6,7 +6,7 @@ use hearth_schema::trace::{Counter, TracedDevice};
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
 
-use super::drawing::{Class, Drawing};
+use super::drawing::{CssClass, Drawing};
 use super::{Axis, MAX_POINTS, label, plot, text};
 use crate::comparison::Run;
 use crate::text::{escape, numbers};
@@ -23,22 +23,25 @@ struct Strip {
 }
 
 /// Draws the bytes of weights in memory on each device over a run, relative to the largest value of any device.
-pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
+pub fn draw_residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     let readings = Readings::of(trace, Counter::Resident)?;
     let max = readings.values.iter().map(|(_, _, value)| *value).max().filter(|max| *max > 0)?;
     let devices = run.metrics.devices.iter().enumerate();
     let strips = devices.filter_map(|(device, metrics)| {
         let points = readings.of_device(device, max as f64);
         let bytes = points.last()?.1 * max as f64;
-        Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(bytes)), points })
+        Some(Strip {
+            heading: format!("{}, {} at the end", metrics.name, numbers::format_bytes(bytes)),
+            points,
+        })
     });
     let (id, title) = (format!("residency-{}", run.label), format!("{}: weights in memory", run.heading()));
-    Some(draw(&id, &title, Class::Series0, strips.collect(), readings.seconds))
+    Some(draw(&id, &title, CssClass::Series0, strips.collect(), readings.seconds))
 }
 
 /// Draws the memory pressure of each device over a run; `None` if no other program allocated memory or was
 /// swapped out during the run.
-pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
+pub fn draw_memory_pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
     let takes_memory =
         |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
     let readings = Readings::of(trace, Counter::Unreclaimable)?;
@@ -46,14 +49,15 @@ pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
         return None;
     }
     let strip = |(index, device): (usize, &TracedDevice)| {
-        let points = readings.of_device(index, device.memory_total.max(1) as f64);
+        let points = readings.of_device(index, device.total_memory_bytes.max(1) as f64);
         let max = points.iter().map(|&(_, share)| share).fold(0.0, f64::max);
-        let heading = format!("{}, at most {}", escape::name(&device.name), numbers::percent(max));
+        let heading =
+            format!("{}, at most {}", escape::sanitize_name(&device.name), numbers::format_percent(max));
         Strip { heading, points }
     };
     let strips = trace.header.devices.iter().enumerate().map(strip).collect();
     let (id, title) = (format!("pressure-{}", run.label), format!("{}: memory pressure", run.heading()));
-    Some(draw(&id, &title, Class::Series1, strips, readings.seconds))
+    Some(draw(&id, &title, CssClass::Series1, strips, readings.seconds))
 }
 
 struct Readings {
@@ -71,7 +75,7 @@ impl Readings {
         let end = readings().map(|reading| reading.time_ns).max()?;
         let seconds = |at: u64| (at - begin) as f64 * 1e-9;
         let values = readings()
-            .map(|reading| (usize::from(reading.device), seconds(reading.time_ns), reading.value))
+            .map(|reading| (usize::from(reading.device_index), seconds(reading.time_ns), reading.value))
             .collect();
         (end > begin).then(|| Self { values, seconds: seconds(end) })
     }
@@ -86,7 +90,7 @@ impl Readings {
     }
 }
 
-fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
+fn draw(id: &str, title: &str, class: CssClass, strips: Vec<Strip>, seconds: f64) -> Drawing {
     let mut drawing = Drawing::new(id, title, 0);
     let x = Axis::new(0.0..seconds, 6, &|value| label(*value, "s"));
     plot(&mut drawing, STRIP_STEP * strips.len() as f64, x, Axis::rows(strips.len()), |chart| {
@@ -96,8 +100,8 @@ fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -
             let points: Vec<(f64, f64)> =
                 strip.points.iter().map(|&(at, share)| (at, height(share))).collect();
             let corners = [(0.0, row + STRIP[0]), (seconds, row + STRIP[1])];
-            chart.draw_series([Text::new(strip.heading, (0.0, row + 0.02), text(Class::Name))])?;
-            chart.draw_series([Rectangle::new(corners, Class::Lane.filled())])?;
+            chart.draw_series([Text::new(strip.heading, (0.0, row + 0.02), text(CssClass::Name))])?;
+            chart.draw_series([Rectangle::new(corners, CssClass::Lane.filled())])?;
             chart.draw_series([PathElement::new(points, class)])?;
         }
         Ok(())

@@ -19,7 +19,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
 use plotters::style::{Color, IntoFont, TRANSPARENT, TextStyle};
 
-use drawing::{Canvas, Class, Drawing, UNITS_PER_PIXEL};
+use drawing::{CssClass, Drawing, PlottersBackend, UNITS_PER_PIXEL};
 
 /// Height of a line plot, in pixels.
 const PLOT_HEIGHT: f64 = 170.0;
@@ -29,7 +29,7 @@ const GUTTER: u32 = 72;
 const MAX_POINTS: usize = 400;
 const MARGIN_TOP: f64 = 8.0;
 
-type Chart<'c, 'd> = ChartContext<'c, Canvas<'d>, Cartesian2d<Scale, Scale>>;
+type Chart<'c, 'd> = ChartContext<'c, PlottersBackend<'d>, Cartesian2d<Scale, Scale>>;
 type PlotResult = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
 
 struct Scale {
@@ -89,10 +89,10 @@ fn plot(
 ) {
     let label_counts = [&x, &y].map(|axis| axis.scale.ticks.len());
     let below = 24.0 + if x.title.is_empty() { 0.0 } else { 18.0 };
-    let gutter = drawing.gutter;
+    let gutter = drawing.gutter_width;
     drawing.height = MARGIN_TOP + height + below;
     let draw = || -> PlotResult {
-        let area = Canvas(drawing).into_drawing_area();
+        let area = PlottersBackend(drawing).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(MARGIN_TOP as u32 * UNITS_PER_PIXEL)
             .set_label_area_size(LabelAreaPosition::Left, gutter * UNITS_PER_PIXEL)
@@ -106,9 +106,9 @@ fn plot(
             mesh.disable_y_mesh();
         }
         mesh.max_light_lines(0)
-            .bold_line_style(Class::Grid)
-            .axis_style(if y.grid { TRANSPARENT } else { Class::Grid.to_rgba() })
-            .label_style(text(Class::Tick))
+            .bold_line_style(CssClass::Grid)
+            .axis_style(if y.grid { TRANSPARENT } else { CssClass::Grid.to_rgba() })
+            .label_style(text(CssClass::Tick))
             .set_all_tick_mark_size(4 * UNITS_PER_PIXEL)
             .x_labels(label_counts[0])
             .y_labels(label_counts[1])
@@ -122,7 +122,7 @@ fn plot(
     draw().expect("drawing to memory cannot fail");
 }
 
-fn text(class: Class) -> TextStyle<'static> {
+fn text(class: CssClass) -> TextStyle<'static> {
     ("sans-serif", 11 * UNITS_PER_PIXEL).into_font().color(&class)
 }
 

@@ -5,7 +5,7 @@
 
 use plotters::element::{PathElement, Polygon};
 
-use super::drawing::{Class, Drawing, TooltipShape};
+use super::drawing::{CssClass, Drawing, ShapeWithTooltip};
 use super::{Axis, Scale, label, plot};
 use crate::comparison::{Comparison, Unit};
 use crate::text::numbers;
@@ -27,14 +27,14 @@ const MAX_DOTS: usize = 2000;
 pub struct Dot {
     /// The kind of value that the dot stands for, as named in the legend.
     pub group: String,
-    pub class: Class,
+    pub class: CssClass,
     /// The name of the dot's value in the tooltip.
     pub name: String,
     /// The measured or published value.
-    pub reference: f64,
-    pub predicted: f64,
+    pub reference_value: f64,
+    pub predicted_value: f64,
     /// The smallest and the largest measurement, if there were several.
-    pub range: Option<[f64; 2]>,
+    pub measured_range: Option<[f64; 2]>,
 }
 
 /// Returns a dot for each time of a comparison: predicted against measured times of the pairs, and times of the runs
@@ -42,13 +42,23 @@ pub struct Dot {
 pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     let mut dots = Vec::new();
     let mut add = |group: &str, index, name, reference, predicted| {
-        let class = Class::series(index);
-        dots.push(Dot { group: group.into(), class, name, reference, predicted, range: None });
+        let class = CssClass::for_series(index);
+        dots.push(Dot {
+            group: group.into(),
+            class,
+            name,
+            reference_value: reference,
+            predicted_value: predicted,
+            measured_range: None,
+        });
     };
-    for pair in &comparison.pairs {
-        let names = (&comparison.runs[pair.predicted_run].label, &comparison.runs[pair.measured_run].label);
-        for row in pair.rows.iter().filter(|row| row.unit == Unit::Milliseconds) {
-            let Some((predicted, reference)) = row.predicted.zip(row.measured) else { continue };
+    for pair in &comparison.run_comparisons {
+        let names = (
+            &comparison.runs[pair.predicted_run_index].label,
+            &comparison.runs[pair.measured_run_index].label,
+        );
+        for row in pair.quantity_comparisons.iter().filter(|row| row.unit == Unit::Milliseconds) {
+            let Some((predicted, reference)) = row.predicted_value.zip(row.measured_value) else { continue };
             let (group, index) = match row.key {
                 "tpot" => ("time per token, measured", 0),
                 "ttft" => ("time to first token, measured", 1),
@@ -59,10 +69,10 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
             add(group, index, name, reference, predicted);
         }
     }
-    for cell in comparison.published_cells.iter().filter(|cell| cell.selected) {
+    for cell in comparison.published_cells.iter().filter(|cell| cell.is_selected) {
         let run = &comparison.runs[cell.run_index];
         let times = [
-            ("time per token, published", 3, cell.tpot_ms, run.metrics.tpot_ms.map(|tpot| tpot.mean)),
+            ("time per token, published", 3, cell.tpot_ms, run.metrics.tpot_ms.map(|tpot| tpot.mean_ms)),
             ("time to first token, published", 4, cell.ttft_ms, run.metrics.ttft_ms),
         ];
         for (group, index, reference, ours) in times {
@@ -77,21 +87,24 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
 /// Draws a parity plot; `None` if no dot can be drawn. `id` is the prefix of the SVG identifiers.
 pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
-    let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));
+    let dots = dots.iter().filter(|dot| visible(dot.reference_value) && visible(dot.predicted_value));
     let dots: Vec<&Dot> = dots.take(MAX_DOTS).collect();
     let values = || {
-        dots.iter()
-            .flat_map(|dot| [dot.reference, dot.predicted].into_iter().chain(dot.range.into_iter().flatten()))
+        dots.iter().flat_map(|dot| {
+            [dot.reference_value, dot.predicted_value]
+                .into_iter()
+                .chain(dot.measured_range.into_iter().flatten())
+        })
     };
     let (min, max) = (values().reduce(f64::min)? / 1.5, values().fold(0.0, f64::max) * 1.5);
     let mut drawing = Drawing::new(id, title, GUTTER);
     drawing.limit_width(MAX_WIDTH);
-    let mut groups: Vec<(Class, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
+    let mut groups: Vec<(CssClass, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
     groups.sort_unstable();
     for (class, group) in groups {
         drawing.add_to_legend(class, group);
     }
-    drawing.add_to_legend(Class::Band, "within 10 %");
+    drawing.add_to_legend(CssClass::Band, "within 10 %");
     let ticks = ticks(min, max);
     let scale = || Scale { range: min..max, is_logarithmic: true, ticks: ticks.clone() };
     let axis = |title| Axis { scale: scale(), format_label: &|value| label(*value, ""), title, grid: true };
@@ -105,15 +118,15 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
             (max, max / BAND),
             (min * BAND, min),
         ];
-        chart.draw_series([Polygon::new(band, Class::Band)])?;
-        chart.draw_series([PathElement::new([(min, min), (max, max)], Class::Message)])?;
-        let ranges = dots.iter().filter_map(|dot| Some((dot, dot.range?)));
+        chart.draw_series([Polygon::new(band, CssClass::Band)])?;
+        chart.draw_series([PathElement::new([(min, min), (max, max)], CssClass::Message)])?;
+        let ranges = dots.iter().filter_map(|dot| Some((dot, dot.measured_range?)));
         let range = |(dot, range): (&&Dot, [f64; 2])| {
-            PathElement::new(range.map(|reference| (reference, dot.predicted)), dot.class)
+            PathElement::new(range.map(|reference| (reference, dot.predicted_value)), dot.class)
         };
         chart.draw_series(ranges.map(range))?;
-        chart.draw_series(dots.iter().map(|dot| TooltipShape {
-            points: vec![(dot.reference, dot.predicted)],
+        chart.draw_series(dots.iter().map(|dot| ShapeWithTooltip {
+            points: vec![(dot.reference_value, dot.predicted_value)],
             class: dot.class,
             tooltip: tooltip(dot, unit),
         }))?;
@@ -123,9 +136,10 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
 }
 
 fn tooltip(dot: &Dot, unit: &str) -> String {
-    let error = numbers::FixedPoint::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed_text();
+    let error = numbers::FixedPoint::new(100.0 * (dot.predicted_value / dot.reference_value - 1.0), 1)
+        .to_signed_text();
     let name = &dot.name;
-    let [predicted, reference] = [dot.predicted, dot.reference].map(numbers::three_digits);
+    let [predicted, reference] = [dot.predicted_value, dot.reference_value].map(numbers::format_three_digits);
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
 
@@ -145,15 +159,22 @@ mod tests {
     use super::*;
 
     fn dot(reference: f64, predicted: f64) -> Dot {
-        let (group, class, name) = ("a time".into(), Class::Series0, "<one>".into());
-        Dot { group, class, name, reference, predicted, range: None }
+        let (group, class, name) = ("a time".into(), CssClass::Series0, "<one>".into());
+        Dot {
+            group,
+            class,
+            name,
+            reference_value: reference,
+            predicted_value: predicted,
+            measured_range: None,
+        }
     }
 
     #[test]
     fn exact_prediction_is_on_the_diagonal_of_logarithmic_axes() {
         let times = [dot(10.0, 10.0), dot(1000.0, 500.0), dot(100.0, 110.0)];
         let drawing = draw("parity", "t", "ms", &times).expect("a drawing");
-        let text = drawing.standalone_svg();
+        let text = drawing.to_standalone_svg();
         let dots: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
         let number = |line: &str, key: &str| -> f64 {
             let rest = &line[line.find(key).expect(key) + key.len()..];

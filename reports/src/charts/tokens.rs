@@ -4,13 +4,13 @@ use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::Trace;
 use plotters::element::PathElement;
 
-use super::drawing::{Class, Drawing};
+use super::drawing::{CssClass, Drawing};
 use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 
 /// Draws the time of every token in order, with vertical lines at the beginning and the end of each run event.
-pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
+pub fn draw_time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let times = times(runs);
     let max = times.iter().flatten().copied().fold(0.0, f64::max);
     let count = times.iter().map(Vec::len).max().unwrap_or(0);
@@ -21,7 +21,7 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let moments: Vec<f64> = runs.iter().flat_map(|(_, trace)| tokens_at_events(trace)).collect();
     add_runs_to_legend(&mut drawing, runs, &times);
     if !moments.is_empty() {
-        drawing.add_to_legend(Class::Event, "an event begins or ends");
+        drawing.add_to_legend(CssClass::Event, "an event begins or ends");
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
     let x = Axis { title: "token", ..Axis::new(1.0..count as f64, 6, &whole) };
@@ -29,10 +29,10 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &ms) };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-            chart.draw_series([PathElement::new(downsampled(times), Class::series(index))])?;
+            chart.draw_series([PathElement::new(downsampled(times), CssClass::for_series(index))])?;
         }
         for at in moments {
-            chart.draw_series([PathElement::new([(at, 0.0), (at, max * 1.05)], Class::Event)])?;
+            chart.draw_series([PathElement::new([(at, 0.0), (at, max * 1.05)], CssClass::Event)])?;
         }
         Ok(())
     });
@@ -41,16 +41,17 @@ pub fn time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
 
 /// Returns the number of the token (from 1) that is in progress when each run event begins or ends.
 fn tokens_at_events(trace: &Trace) -> Vec<f64> {
-    let ends: Vec<u64> = TokenTimes::from_trace(trace).decode_steps.iter().map(|token| token.end).collect();
+    let ends: Vec<u64> =
+        TokenTimes::from_trace(trace).decode_steps.iter().map(|token| token.end_ns).collect();
     let number = |moment: u64| {
         let ended = ends.iter().filter(|&&end| end <= moment).count();
         (ended + 1).min(ends.len().max(1)) as f64
     };
-    events::boundary_times(trace).into_iter().map(number).collect()
+    events::event_boundaries_ns(trace).into_iter().map(number).collect()
 }
 
 /// Draws the cumulative distribution of the times per token.
-pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
+pub fn draw_time_distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let mut times = times(runs);
     for times in &mut times {
         times.sort_unstable_by(f64::total_cmp);
@@ -72,7 +73,10 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = Axis { scale, format_label: &percent, title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-            chart.draw_series([PathElement::new(step_function(times, from, to), Class::series(index))])?;
+            chart.draw_series([PathElement::new(
+                step_function(times, from, to),
+                CssClass::for_series(index),
+            )])?;
         }
         Ok(())
     });
@@ -96,14 +100,14 @@ fn step_function(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
 
 fn add_runs_to_legend(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
     for (index, (run, _)) in runs.iter().enumerate().filter(|(index, _)| times[*index].len() > 1) {
-        drawing.add_to_legend(Class::series(index), &run.heading());
+        drawing.add_to_legend(CssClass::for_series(index), &run.heading());
     }
 }
 
 /// Returns the time of each token of each run, in milliseconds.
 fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
     let times = |(_, trace): &(&Run, &Trace)| {
-        TokenTimes::from_trace(trace).decode_steps.iter().map(DecodeStep::duration).map(millis).collect()
+        TokenTimes::from_trace(trace).decode_steps.iter().map(DecodeStep::duration_ns).map(millis).collect()
     };
     runs.iter().map(times).collect()
 }

@@ -3,14 +3,14 @@
 //! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a [`RunComparison`]
 //! with a row for each quantity. The error is the predicted value minus the measured value. The terms of a run sum to
 //! its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
-//! ([`hearth_core::metrics::intervals`]), which are combined for the error.
+//! ([`hearth_core::metrics::confidence_intervals`]), which are combined for the error.
 //!
 //! With more than two traces, each run is paired with the first run of the same plan that has the other
 //! origin (simulated or measured). The other runs remain unpaired, and a note explains why.
 
 pub mod terms;
 
-use hearth_core::metrics::intervals::ConfidenceIntervals;
+use hearth_core::metrics::confidence_intervals::ConfidenceIntervals;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_core::metrics::{self, Metrics};
 use hearth_schema::Trace;
@@ -70,7 +70,8 @@ pub struct Run {
     #[serde(rename = "tokens")]
     pub decoded_tokens: usize,
     /// Confidence intervals of the mean time per token and of its terms; `None` if there are too few tokens.
-    pub intervals: Option<ConfidenceIntervals>,
+    #[serde(rename = "intervals")]
+    pub confidence_intervals: Option<ConfidenceIntervals>,
     pub metrics: Metrics,
 }
 
@@ -80,8 +81,10 @@ pub struct QuantityComparison {
     pub key: &'static str,
     pub unit: Unit,
     pub role: QuantityRole,
-    pub predicted: Option<f64>,
-    pub measured: Option<f64>,
+    #[serde(rename = "predicted")]
+    pub predicted_value: Option<f64>,
+    #[serde(rename = "measured")]
+    pub measured_value: Option<f64>,
     pub error: Option<f64>,
     /// The error in percent of the measured value; `None` if the measured value is zero.
     pub error_percent: Option<f64>,
@@ -95,11 +98,12 @@ pub struct QuantityComparison {
 pub struct RunComparison {
     /// Index of the simulated run in [`Comparison::runs`].
     #[serde(rename = "predicted")]
-    pub predicted_run: usize,
+    pub predicted_run_index: usize,
     /// Index of the measured run in [`Comparison::runs`].
     #[serde(rename = "measured")]
-    pub measured_run: usize,
-    pub rows: Vec<QuantityComparison>,
+    pub measured_run_index: usize,
+    #[serde(rename = "rows")]
+    pub quantity_comparisons: Vec<QuantityComparison>,
 }
 
 /// A cell of a table of published results that belongs to the scenario of a run.
@@ -114,7 +118,8 @@ pub struct PublishedCell {
     pub row: String,
     pub system: String,
     /// Whether the tables compare the run with this cell: its system was requested, or it is the only cell.
-    pub selected: bool,
+    #[serde(rename = "selected")]
+    pub is_selected: bool,
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
     /// How the published run failed; `None` if it completed.
@@ -132,7 +137,8 @@ pub struct Comparison {
     /// The runs, in the order of the traces.
     pub runs: Vec<Run>,
     /// The pairs of a simulated and a measured run of the same plan.
-    pub pairs: Vec<RunComparison>,
+    #[serde(rename = "pairs")]
+    pub run_comparisons: Vec<RunComparison>,
     /// Warnings about the comparison.
     pub notes: Vec<String>,
     /// Published results of the same scenarios, if requested.
@@ -146,20 +152,20 @@ pub struct Comparison {
 impl Run {
     /// Computes the metrics of a trace.
     pub(crate) fn new(label: String, trace: &Trace) -> Self {
-        let mut metrics = metrics::compute(trace);
+        let mut metrics = metrics::compute_metrics(trace);
         for device in &mut metrics.devices {
-            device.name = escape::name(&device.name);
+            device.name = escape::sanitize_name(&device.name);
         }
         let outputs = TokenTimes::from_trace(trace);
         Self {
             label,
             origin: trace.header.origin,
-            scenario: escape::name(&trace.header.scenario),
-            model: escape::name(&trace.header.model),
-            plan_digest: escape::name(&trace.header.plan_digest),
+            scenario: escape::sanitize_name(&trace.header.scenario_name),
+            model: escape::sanitize_name(&trace.header.model_name),
+            plan_digest: escape::sanitize_name(&trace.header.plan_digest),
             prompt_tokens: outputs.prompt_tokens(trace),
             decoded_tokens: outputs.decoded_tokens(),
-            intervals: ConfidenceIntervals::from_trace(trace),
+            confidence_intervals: ConfidenceIntervals::from_trace(trace),
             metrics,
         }
     }
@@ -172,7 +178,7 @@ impl Run {
 
     /// Returns the run's quantities in the order of a table, the terms of the time per token first.
     pub fn quantities(&self) -> Vec<Quantity> {
-        let (metrics, intervals) = (&self.metrics, self.intervals);
+        let (metrics, intervals) = (&self.metrics, self.confidence_intervals);
         let tpot = metrics.tpot_ms;
         let ms = Unit::Milliseconds;
         let terms = metrics.terms_ms.named_terms().into_iter().enumerate().map(|(index, (key, value))| {
@@ -185,12 +191,12 @@ impl Run {
             )
         });
         let interval = intervals.map(|intervals| intervals.tpot_half_width_ms);
-        let total = ("tpot", ms, QuantityRole::Total, tpot.map(|tpot| tpot.mean), interval);
+        let total = ("tpot", ms, QuantityRole::Total, tpot.map(|tpot| tpot.mean_ms), interval);
         let bytes_read = metrics.bytes_read_per_token().filter(|_| tpot.is_some());
         let others = [
             (terms::HIDDEN_DISK.key, ms, tpot.map(|_| metrics.terms_ms.hidden_disk)),
-            ("tpot_p50", ms, tpot.map(|tpot| tpot.p50)),
-            ("tpot_p95", ms, tpot.map(|tpot| tpot.p95)),
+            ("tpot_p50", ms, tpot.map(|tpot| tpot.p50_ms)),
+            ("tpot_p95", ms, tpot.map(|tpot| tpot.p95_ms)),
             ("ttft", ms, metrics.ttft_ms),
             ("tokens_per_s", Unit::TokensPerSecond, metrics.tokens_per_s),
             ("bytes_read_per_token", Unit::Bytes, bytes_read),
@@ -211,26 +217,30 @@ impl Comparison {
         let pairs = paired_runs(traces).into_iter();
         let pairs: Vec<RunComparison> = pairs.map(|indices| RunComparison::new(indices, &runs)).collect();
         let notes = notes(traces, &runs, &pairs);
-        Self { runs, pairs, notes, published_cells: Vec::new(), caveats: Vec::new() }
+        Self { runs, run_comparisons: pairs, notes, published_cells: Vec::new(), caveats: Vec::new() }
     }
 
     /// Returns the indices of the runs that are in no pair.
-    pub fn unpaired_runs(&self) -> Vec<usize> {
-        let paired =
-            |index: &usize| self.pairs.iter().any(|it| [it.predicted_run, it.measured_run].contains(index));
+    pub fn unpaired_run_indices(&self) -> Vec<usize> {
+        let paired = |index: &usize| {
+            self.run_comparisons
+                .iter()
+                .any(|it| [it.predicted_run_index, it.measured_run_index].contains(index))
+        };
         (0..self.runs.len()).filter(|index| !paired(index)).collect()
     }
 
     /// Returns the index of the run that the summary describes: the measured run of the first pair, else the first
     /// measured run, else the first run.
-    pub fn main_run(&self) -> usize {
+    pub fn main_run_index(&self) -> usize {
         let measured = || self.runs.iter().position(|run| run.origin == Origin::Measured);
-        self.pairs.first().map(|pair| pair.measured_run).or_else(measured).unwrap_or(0)
+        self.run_comparisons.first().map(|pair| pair.measured_run_index).or_else(measured).unwrap_or(0)
     }
 
     /// Returns the published cell that a run is compared with, if exactly one is selected.
     pub fn published_cell(&self, run: usize) -> Option<&PublishedCell> {
-        let mut selected = self.published_cells.iter().filter(|cell| cell.run_index == run && cell.selected);
+        let mut selected =
+            self.published_cells.iter().filter(|cell| cell.run_index == run && cell.is_selected);
         selected.next().filter(|_| selected.next().is_none())
     }
 }
@@ -245,8 +255,8 @@ impl RunComparison {
                 key: left.key,
                 unit: left.unit,
                 role: left.role,
-                predicted: left.value,
-                measured: right.value,
+                predicted_value: left.value,
+                measured_value: right.value,
                 error,
                 error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
                 // The errors of the two values are independent, so their variances add up.
@@ -255,7 +265,7 @@ impl RunComparison {
         };
         let quantities = runs[predicted].quantities().into_iter().zip(runs[measured].quantities());
         let rows = quantities.map(row).collect();
-        Self { predicted_run: predicted, measured_run: measured, rows }
+        Self { predicted_run_index: predicted, measured_run_index: measured, quantity_comparisons: rows }
     }
 }
 
@@ -301,7 +311,7 @@ fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
 
 fn notes(traces: &[Trace], runs: &[Run], pairs: &[RunComparison]) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut models = traces.iter().map(|trace| &trace.header.model);
+    let mut models = traces.iter().map(|trace| &trace.header.model_name);
     if let Some(first) = models.next()
         && let Some(other) = models.find(|model| *model != first)
     {
@@ -323,7 +333,9 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[RunComparison]) -> Vec<String>
         ));
     }
     notes.extend(
-        pairs.iter().flat_map(|pair| pair_notes(&runs[pair.predicted_run], &runs[pair.measured_run])),
+        pairs
+            .iter()
+            .flat_map(|pair| pair_notes(&runs[pair.predicted_run_index], &runs[pair.measured_run_index])),
     );
     for run in runs {
         let ended = match run.metrics.outcome {
@@ -376,7 +388,7 @@ fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
     for (run, trace) in runs.iter().zip(traces) {
         for device in &trace.header.devices {
             let Some(what) = &device.unvalidated_parts else { continue };
-            let (name, what) = (escape::name(&device.name), escape::sentence(what));
+            let (name, what) = (escape::sanitize_name(&device.name), escape::sanitize_sentence(what));
             let sentence = format!("the profile of {name} is not validated ({what}).");
             match found.iter_mut().find(|(known, _)| *known == sentence) {
                 Some((_, of)) => of.push(run.heading()),

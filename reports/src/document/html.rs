@@ -20,8 +20,8 @@ pub fn render(document: &Document) -> String {
          <meta name=\"color-scheme\" content=\"light dark\"/>\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
          <title>{}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
-        html(&document.title.plain_text()),
-        drawing::STYLE,
+        html(&document.title.to_plain_text()),
+        drawing::STYLE_SHEET,
         text(&document.title)
     );
     let _ = blocks(&mut out, &document.opening_blocks);
@@ -52,7 +52,7 @@ fn blocks(out: &mut String, blocks: &[Block]) -> fmt::Result {
                 out,
                 "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
                 html(&drawing.title),
-                drawing.inline_html(),
+                drawing.to_inline_html(),
                 text(caption)
             )?,
             Block::Definitions(title, meanings) => {
@@ -75,7 +75,7 @@ fn blocks(out: &mut String, blocks: &[Block]) -> fmt::Result {
 }
 
 fn print(out: &mut String, table: &Table) -> fmt::Result {
-    let class = if table.text_columns_only { "textual" } else { "numbers" };
+    let class = if table.has_only_text_columns { "textual" } else { "numbers" };
     write!(
         out,
         "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",

@@ -47,7 +47,7 @@ fn markdown_table(table: &Table) -> String {
     let mut out = format!("{}\n\n", text(&table.caption).trim_end());
     let cells = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     out.push_str(&cells(table.headings.iter().map(|heading| escape::markdown(heading)).collect()));
-    let rule = |column: usize| if column == 0 || table.text_columns_only { "---" } else { "---:" };
+    let rule = |column: usize| if column == 0 || table.has_only_text_columns { "---" } else { "---:" };
     out.push_str(&cells((0..table.headings.len()).map(|column| rule(column).to_owned()).collect()));
     for (style, row) in &table.rows {
         let bold = |cell: &Text| match style {

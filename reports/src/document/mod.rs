@@ -47,7 +47,7 @@ impl Text {
     }
 
     /// Returns the text without markup.
-    pub fn plain_text(&self) -> String {
+    pub fn to_plain_text(&self) -> String {
         self.0
             .iter()
             .map(|span| match span {
@@ -91,7 +91,7 @@ pub struct Table {
     /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
     /// Whether all columns are text; otherwise those after the first are numbers.
-    pub text_columns_only: bool,
+    pub has_only_text_columns: bool,
 }
 
 impl Table {
@@ -101,25 +101,30 @@ impl Table {
         headings: impl IntoIterator<Item = impl Into<String>>,
         rows: impl IntoIterator<Item = Vec<Text>>,
     ) -> Self {
-        Self::styled(caption, headings, rows.into_iter().map(|row| (RowStyle::Plain, row)))
+        Self::with_row_styles(caption, headings, rows.into_iter().map(|row| (RowStyle::Plain, row)))
     }
 
     /// Creates a table of numbers in rows with styles.
-    pub fn styled(
+    pub fn with_row_styles(
         caption: impl Into<Text>,
         headings: impl IntoIterator<Item = impl Into<String>>,
         rows: impl IntoIterator<Item = (RowStyle, Vec<Text>)>,
     ) -> Self {
         let headings = headings.into_iter().map(Into::into).collect();
-        Self { caption: caption.into(), headings, rows: rows.into_iter().collect(), text_columns_only: false }
+        Self {
+            caption: caption.into(),
+            headings,
+            rows: rows.into_iter().collect(),
+            has_only_text_columns: false,
+        }
     }
 
-    pub fn text_columns_only(self) -> Self {
-        Self { text_columns_only: true, ..self }
+    pub fn with_only_text_columns(self) -> Self {
+        Self { has_only_text_columns: true, ..self }
     }
 
     /// Returns a block with the table; `None` if it has no rows.
-    pub fn block(self) -> Option<Block> {
+    pub fn into_block(self) -> Option<Block> {
         (!self.rows.is_empty()).then_some(Block::Table(self))
     }
 }
@@ -169,10 +174,12 @@ impl Document {
     }
 
     /// Returns the names and contents of the HTML page, the Markdown file and each figure.
-    pub fn files(&self) -> Vec<(String, Vec<u8>)> {
+    pub fn render_files(&self) -> Vec<(String, Vec<u8>)> {
         let figures =
             self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
-                Block::Figure(drawing, _) => Some((format!("{}.svg", drawing.id), drawing.standalone_svg())),
+                Block::Figure(drawing, _) => {
+                    Some((format!("{}.svg", drawing.id), drawing.to_standalone_svg()))
+                }
                 _ => None,
             });
         let pages =
@@ -182,7 +189,7 @@ impl Document {
 }
 
 /// Serializes a value as indented JSON with a newline at the end.
-pub fn json(value: &impl serde::Serialize) -> Vec<u8> {
+pub fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
     let mut json = serde_json::to_vec_pretty(value).expect("reports are serializable");
     json.push(b'\n');
     json

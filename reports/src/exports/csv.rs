@@ -5,12 +5,16 @@ use hearth_core::metrics::DeviceMetrics;
 use crate::comparison::{Comparison, PublishedCell, Run, Unit};
 use crate::sections::tables::{NumberFormat, error_and_percent, published_value, round_quantities};
 use crate::text::numbers::FixedPoint;
-use crate::text::{distinct, escape};
+use crate::text::{distinct_names, escape};
 
 /// Digits after the decimal point of a time in milliseconds: nanosecond resolution.
 const DIGITS: u32 = 6;
-const ALL_DIGITS: NumberFormat =
-    NumberFormat { time_digits: DIGITS, rate_digits: DIGITS, byte_digits: 1, byte_unit: 1.0 };
+const ALL_DIGITS: NumberFormat = NumberFormat {
+    time_decimal_places: DIGITS,
+    rate_decimal_places: DIGITS,
+    byte_decimal_places: 1,
+    bytes_per_unit: 1.0,
+};
 
 /// A quantity of a device: key, unit, decimal places, whether it is a mean per token, and a function for its value.
 type DeviceQuantity = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
@@ -34,14 +38,14 @@ pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
 }
 
 /// Splits a line of CSV into its fields; empty if it is not valid CSV.
-pub fn fields(line: &str) -> Vec<String> {
+pub fn split_fields(line: &str) -> Vec<String> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
     let record = reader.records().next().and_then(Result::ok).unwrap_or_default();
     record.iter().map(str::to_owned).collect()
 }
 
 /// Returns the contents of `comparison.csv`.
-pub fn comparison(comparison: &Comparison) -> Vec<u8> {
+pub fn export_comparison(comparison: &Comparison) -> Vec<u8> {
     let runs = &comparison.runs;
     let mut rows = vec![head(comparison)];
     let columns: Vec<Vec<Option<FixedPoint>>> =
@@ -62,7 +66,7 @@ pub fn comparison(comparison: &Comparison) -> Vec<u8> {
     }
     let width = rows[0].len();
     let devices = runs.iter().flat_map(|run| &run.metrics.devices);
-    for name in distinct(devices.map(|device| device.name.as_str())) {
+    for name in distinct_names(devices.map(|device| device.name.as_str())) {
         for (key, unit, digits, per_token, value) in DEVICE_QUANTITIES {
             let value = |run: &Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
@@ -82,8 +86,8 @@ fn head(comparison: &Comparison) -> Vec<String> {
     let runs = &comparison.runs;
     let mut head = ["device", "quantity", "unit"].map(str::to_owned).to_vec();
     head.extend(runs.iter().map(|run| run.label.clone()));
-    for pair in &comparison.pairs {
-        let (left, right) = (&runs[pair.predicted_run].label, &runs[pair.measured_run].label);
+    for pair in &comparison.run_comparisons {
+        let (left, right) = (&runs[pair.predicted_run_index].label, &runs[pair.measured_run_index].label);
         head.extend([format!("error {left} less {right}"), format!("error % {left} less {right}")]);
     }
     head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
@@ -101,12 +105,14 @@ fn selected(comparison: &Comparison) -> impl Iterator<Item = (&String, &Publishe
 fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) -> Vec<String> {
     let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
     fields.extend(values.iter().copied().map(field));
-    for pair in &comparison.pairs {
-        fields.extend(error_and_percent(values[pair.predicted_run], values[pair.measured_run]).map(field));
+    for pair in &comparison.run_comparisons {
+        fields.extend(
+            error_and_percent(values[pair.predicted_run_index], values[pair.measured_run_index]).map(field),
+        );
     }
     fields
 }
 
 fn field(value: Option<FixedPoint>) -> String {
-    value.map_or_else(String::new, FixedPoint::ascii_text)
+    value.map_or_else(String::new, FixedPoint::to_ascii_text)
 }

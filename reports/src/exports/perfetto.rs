@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Header, Origin, Record, Resource, StepKind};
+use hearth_schema::trace::{Counter, Header, Origin, Resource, StepKind, StepRecord};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -136,7 +136,15 @@ pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     let mut out = events.out;
     out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
     let runs = traces.iter().map(|(_, trace)| {
-        let Header { origin, scenario, model, plan_digest: plan, seed, version, .. } = &trace.header;
+        let Header {
+            origin,
+            scenario_name: scenario,
+            model_name: model,
+            plan_digest: plan,
+            seed,
+            program_version: version,
+            ..
+        } = &trace.header;
         RunInfo { origin: *origin, scenario, model, plan, seed: *seed, version }
     });
     append(&mut out, &runs.collect::<Vec<_>>());
@@ -180,14 +188,14 @@ fn slices(trace: &Trace) -> Vec<Slice> {
     for (index, record) in trace.records.iter().enumerate() {
         let mut push = |resource: Resource, demand, start, end| {
             let resource = THREADS.iter().position(|(known, _)| *known == resource).unwrap_or(0);
-            let device = record.device;
+            let device = record.device_index;
             slices.push(Slice { record: index, demand, device, resource, start, end, thread_index: 0 });
         };
-        push(record.resource, false, record.start, record.end);
-        if record.resource == Resource::Cpu && activities::is_work(record) {
+        push(record.resource, false, record.start_ns, record.end_ns);
+        if record.resource == Resource::Cpu && activities::is_processor_work(record) {
             let [(_, queue), (_, demand), ..] = activities::activity_durations(record);
             if demand > 0 {
-                push(Resource::DiskDemand, true, record.start + queue, record.start + queue + demand);
+                push(Resource::DiskDemand, true, record.start_ns + queue, record.start_ns + queue + demand);
             }
         }
     }
@@ -230,7 +238,7 @@ fn threads(events: &mut Events, slices: &[Slice], base: usize) {
 fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     for slice in slices {
         let record = &trace.records[slice.record];
-        let pid = base + usize::from(record.device);
+        let pid = base + usize::from(record.device_index);
         let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
         let event = Event { ph: "X", pid, tid: slice.thread_id(), ts, dur, ..Event::default() };
         if slice.demand {
@@ -242,7 +250,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
                 activities::activity_durations(record).map(|(_, nanos)| micros(nanos));
             CostMicros { cpu, queue, copy, disk }
         });
-        let Record { pass, round, layers, bytes, .. } = *record;
+        let StepRecord { pass_index: pass, round, layers, bytes, .. } = *record;
         let args = Some(Args::Step { pass, round, layers, bytes, cost_us });
         events.push(&Event { name: &title(record), cat: Some(category(record.kind)), args, ..event });
     }
@@ -260,7 +268,7 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::Refaults => ("refaulted bytes", "bytes"),
             Counter::Accepted => ("accepted drafts", "tokens"),
         };
-        let (pid, ts) = (base + usize::from(reading.device), Some(micros(reading.time_ns)));
+        let (pid, ts) = (base + usize::from(reading.device_index), Some(micros(reading.time_ns)));
         let args = Some(Args::Other(json!({ unit: reading.value })));
         events.push(&Event { name, ph: "C", pid, ts, args, ..Event::default() });
     }
@@ -269,20 +277,20 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
 /// Writes run events to separate threads of the process of their device, or of the first process if they concern the
 /// whole ring. Overlapping events are written to different threads.
 fn run_events(out: &mut Events, trace: &Trace, base: usize) {
-    let last = trace.records.iter().map(|record| record.end).max().unwrap_or(0);
+    let last = trace.records.iter().map(|record| record.end_ns).max().unwrap_or(0);
     let mut thread_ends: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for event in &trace.run_events {
         let device = trace.header.devices.iter().position(|it| Some(&it.name) == event.device.as_ref());
         let pid = base + device.unwrap_or(0);
-        let end = event.end.unwrap_or(last).max(event.start);
+        let end = event.end_ns.unwrap_or(last).max(event.start_ns);
         let ends = thread_ends.entry(pid).or_default();
         let known_threads = ends.len();
-        let index = free_thread(ends, event.start, end);
+        let index = free_thread(ends, event.start_ns, end);
         let tid = EVENT_THREAD + index;
         if index == known_threads {
             out.push_metadata("thread_name", [pid, tid], json!({ "name": "events" }));
         }
-        let (ts, dur) = (Some(micros(event.start)), Some(micros(end - event.start)));
+        let (ts, dur) = (Some(micros(event.start_ns)), Some(micros(end - event.start_ns)));
         let name = events::describe(event);
         out.push(&Event { name: &name, ph: "X", cat: Some("event"), pid, tid, ts, dur, ..Event::default() });
     }
@@ -295,19 +303,19 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     for [send, receive] in messages::find(&trace.records) {
         let [sent, received] = [send, receive].map(|index| &trace.records[index]);
         // A slice contains its start but not its end, so the arrow ends a nanosecond before the end.
-        let arrow_end = received.end.saturating_sub(1).max(received.start);
+        let arrow_end = received.end_ns.saturating_sub(1).max(received.start_ns);
         // The clocks of two devices are only synchronised approximately, and viewers reject arrows back in time.
-        if arrow_end < sent.start {
+        if arrow_end < sent.start_ns {
             continue;
         }
         events.flows += 1;
         let (cat, id) = (Some("ring"), Some(events.flows));
         let mut push = |ph, record: usize, at: u64, bp| {
-            let (pid, tid) = (base + usize::from(trace.records[record].device), thread(record));
+            let (pid, tid) = (base + usize::from(trace.records[record].device_index), thread(record));
             let (name, ts) = ("activations", Some(micros(at)));
             events.push(&Event { name, ph, cat, pid, tid, ts, id, bp, ..Event::default() });
         };
-        push("s", send, sent.start, None);
+        push("s", send, sent.start_ns, None);
         push("f", receive, arrow_end, Some("e"));
     }
 }
@@ -325,7 +333,7 @@ fn category(kind: StepKind) -> &'static str {
     }
 }
 
-fn title(record: &Record) -> String {
+fn title(record: &StepRecord) -> String {
     let layers = record.layers.map_or_else(String::new, |[start, end]| format!(" layers {start}..{end}"));
     match record.kind {
         StepKind::Embed => "embed".into(),

@@ -18,7 +18,7 @@ pub fn blocks(runs: &[(&Run, &Trace)]) -> Vec<Block> {
         let events: Vec<(&RunEvent, EventImpact)> =
             trace.run_events.iter().map(|event| (event, event_impact(trace, event))).collect();
         blocks.push(Block::Table(times(run, &events)));
-        blocks.extend(pressure(run, &events).block());
+        blocks.extend(pressure(run, &events).into_block());
         blocks.extend(lost_devices(trace, &events).map(Block::Paragraph));
     }
     if !blocks.is_empty() {
@@ -35,13 +35,13 @@ const DEFINITIONS: [(&str, &str); 3] = [
 
 fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
-        let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
-        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::milliseconds));
+        let time = |nanos: u64| Text::from(numbers::format_milliseconds(nanos as f64 * 1e-6));
+        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::format_milliseconds));
         let PhaseValues { before, during, after } = impact.tpot_ms;
         vec![
             Text::default().append_name(describe(event)),
-            time(event.start),
-            event.end.map_or_else(|| Text::from("end of run"), time),
+            time(event.start_ns),
+            event.end_ns.map_or_else(|| Text::from("end of run"), time),
             cell(before),
             cell(during),
             cell(after),
@@ -55,7 +55,7 @@ fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
 
 fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
-        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::percent));
+        let cell = |value: Option<f64>| Text::from_option(value.map(numbers::format_percent));
         let PhaseValues { before, during, after } = impact.memory_pressure;
         vec![Text::default().append_name(describe(event)), cell(before), cell(during), cell(after)]
     };
@@ -69,20 +69,20 @@ fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
 fn lost_devices(trace: &Trace, events: &[(&RunEvent, EventImpact)]) -> Option<Text> {
     let mut text = Text::default();
     for (silent, _) in events.iter().filter(|(event, _)| event.kind == RunEventKind::Silent) {
-        let Some(detected) = silent.end else { continue };
+        let Some(detected) = silent.end_ns else { continue };
         let replanned =
-            trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start == detected);
+            trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start_ns == detected);
         let device = silent.device.as_deref().unwrap_or("the ring");
-        let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
-        text = text.append_name(escape::name(device)).append_words(format!(
+        let millis = |from: u64, to: u64| numbers::format_milliseconds(to.saturating_sub(from) as f64 * 1e-6);
+        text = text.append_name(escape::sanitize_name(device)).append_words(format!(
             " was detected as lost {} after its last message",
-            millis(silent.start, detected)
+            millis(silent.start_ns, detected)
         ));
-        text = match replanned.and_then(|it| it.end) {
+        text = match replanned.and_then(|it| it.end_ns) {
             Some(first_token) => text.append_words(format!(
                 "; the first token of the new ring followed {} later, {} after the last message. ",
                 millis(detected, first_token),
-                millis(silent.start, first_token)
+                millis(silent.start_ns, first_token)
             )),
             None => text.append_words("; no token followed. "),
         };

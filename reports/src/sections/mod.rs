@@ -22,14 +22,15 @@ use crate::text::escape;
 /// Maximum ratio of the token durations of two runs whose Gantt charts have a common time scale.
 const MAX_SCALE_RATIO: u64 = 4;
 
-pub fn document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
+pub fn build_document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineChart]) -> Document {
     let runs: Vec<(&Run, &Trace)> = comparison.runs.iter().zip(traces).collect();
-    let main = &comparison.runs[comparison.main_run()];
-    let mut opening_blocks = vec![Block::Paragraph(summary::of(comparison))];
+    let main = &comparison.runs[comparison.main_run_index()];
+    let mut opening_blocks = vec![Block::Paragraph(summary::summarise(comparison))];
     opening_blocks.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
     let title = Text::default().append_name(&main.model).append_words(" on ").append_name(&main.scenario);
     let mut document = Document { title, opening_blocks, sections: Vec::new() };
-    let times_title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
+    let times_title =
+        if comparison.run_comparisons.is_empty() { "Time per token" } else { "Predicted and measured" };
     document.push_section(times_title, "times", times(comparison));
     document.push_section("Published numbers", "published", published::blocks(comparison));
     document.push_section("Sequences and drafts", "sequences", sequences::blocks(&comparison.runs));
@@ -50,9 +51,14 @@ fn figure(drawing: Option<Drawing>, caption: &str) -> Option<Block> {
 fn times(comparison: &Comparison) -> Vec<Block> {
     let all: Vec<&Run> = comparison.runs.iter().collect();
     let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
-    let mut blocks = Vec::from_iter(figure(bars::breakdown(&all), caption));
-    blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair_table(comparison, pair))));
-    let unpaired = comparison.unpaired_runs();
+    let mut blocks = Vec::from_iter(figure(bars::draw_tpot_breakdown(&all), caption));
+    blocks.extend(
+        comparison
+            .run_comparisons
+            .iter()
+            .map(|pair| Block::Table(tables::run_comparison_table(comparison, pair))),
+    );
+    let unpaired = comparison.unpaired_run_indices();
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side_table(comparison, &unpaired)));
     }
@@ -77,14 +83,14 @@ fn times(comparison: &Comparison) -> Vec<Block> {
 
 fn devices(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let max = runs.iter().map(|(run, _)| bars::max_length(run)).fold(0.0, f64::max);
+    let max = runs.iter().map(|(run, _)| bars::max_device_bar_ms(run)).fold(0.0, f64::max);
     for (run, trace) in runs {
         if run.metrics.devices.is_empty() {
             continue;
         }
         let caption = "The ring waits for computing and for disk reads, but not for reading ahead.";
-        blocks.extend(figure(bars::devices(run, trace, max), caption));
-        blocks.push(Block::Table(tables::devices(run)));
+        blocks.extend(figure(bars::draw_device_work(run, trace, max), caption));
+        blocks.push(Block::Table(tables::device_table(run)));
     }
     if !blocks.is_empty() {
         blocks.push(Block::Definitions("Definitions", DEVICE_DEFINITIONS.to_vec()));
@@ -106,12 +112,12 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let medians: Vec<(&Run, &Trace, DecodeStep)> = runs
         .iter()
         .filter_map(|(run, trace)| Some((*run, *trace, median(&TokenTimes::from_trace(trace).decode_steps)?)))
-        .filter(|(_, _, token)| token.duration() > 0)
+        .filter(|(_, _, token)| token.duration_ns() > 0)
         .collect();
-    let durations = || medians.iter().map(|(_, _, token)| token.duration());
+    let durations = || medians.iter().map(|(_, _, token)| token.duration_ns());
     let (longest, shortest) = (durations().max().unwrap_or(0), durations().min().unwrap_or(0));
     let chart = |(run, trace, token): &(&Run, &Trace, DecodeStep)| {
-        let span = if longest / MAX_SCALE_RATIO <= shortest { longest } else { token.duration() };
+        let span = if longest / MAX_SCALE_RATIO <= shortest { longest } else { token.duration_ns() };
         let caption = format!(
             "Pass {}, the token of median duration. Empty space is waiting. The disk waits of a step are \
              spread over its pages, but are drawn together at its start.",
@@ -126,15 +132,15 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
 /// accepted draft tokens counts as one token.
 fn median(tokens: &[DecodeStep]) -> Option<DecodeStep> {
     let mut sorted = tokens.to_vec();
-    sorted.sort_by_key(DecodeStep::duration);
+    sorted.sort_by_key(DecodeStep::duration_ns);
     sorted.get(sorted.len().div_ceil(2).checked_sub(1)?).copied()
 }
 
 fn all_tokens(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let charts = [
-        (token_charts::time_series(runs), "The tokens after the first, in order."),
+        (token_charts::draw_time_series(runs), "The tokens after the first, in order."),
         (
-            token_charts::distribution(runs),
+            token_charts::draw_time_distribution(runs),
             "The share of the tokens that took at most a time. The horizontal lines are the median, the 95th percentile and all tokens.",
         ),
     ];
@@ -145,15 +151,15 @@ fn memory(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (run, trace) in runs {
         let caption = "Weights in memory over the run, with the same scale for all devices.";
-        blocks.extend(figure(memory_charts::residency(run, trace), caption));
+        blocks.extend(figure(memory_charts::draw_residency(run, trace), caption));
         let caption = "Memory that cannot be reclaimed, as a share of the device's memory: the full height is all of it.";
-        blocks.extend(figure(memory_charts::pressure(run, trace), caption));
+        blocks.extend(figure(memory_charts::draw_memory_pressure(run, trace), caption));
     }
     blocks
 }
 
 fn scaling(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Vec<Block> {
-    let own = [("rounds", scaling::rounds(runs)), ("sizes", scaling::model_sizes(runs))];
+    let own = [("rounds", scaling::tpot_by_rounds(runs)), ("sizes", scaling::tpot_by_model_size(runs))];
     let own = own.into_iter().map(|(id, chart)| figure(chart?.drawing(id), "The runs of this report."));
     let caption = "From a sweep. A cross marks a point without a time: it has no plan or runs out of memory.";
     let sweeps = sweeps.iter().zip(1..);
@@ -173,14 +179,16 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Vec<Block> {
         row("Model", &|run, _| Text::default().append_name(&run.model)),
         row("Plan", &|run, _| Text::default().append_code(&run.plan_digest)),
         row("Seed", &|run, _| Text::from(run.metrics.seed.to_string())),
-        row("Version", &|_, trace| Text::default().append_name(escape::name(&trace.header.version))),
+        row("Version", &|_, trace| {
+            Text::default().append_name(escape::sanitize_name(&trace.header.program_version))
+        }),
         row("Outcome", &|run, _| Text::from(outcome(run))),
         row("Tokens after the first", &|run, _| Text::from(run.decoded_tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
     ];
     let mut blocks =
-        vec![Block::Table(Table::new("The runs of this report.", headings, rows).text_columns_only())];
-    blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).block()));
+        vec![Block::Table(Table::new("The runs of this report.", headings, rows).with_only_text_columns())];
+    blocks.extend(runs.iter().filter_map(|(run, trace)| device_origins(run, trace).into_block()));
     blocks.push(Block::Paragraph(rebuild(runs)));
     blocks
 }
@@ -194,25 +202,25 @@ fn outcome(run: &Run) -> &'static str {
 
 fn device_origins(run: &Run, trace: &Trace) -> Table {
     let sentence = |value: &Option<String>, otherwise: &str| match value {
-        Some(value) => Text::default().append_name(escape::sentence(value)),
+        Some(value) => Text::default().append_name(escape::sanitize_sentence(value)),
         None => Text::from(otherwise),
     };
     let digest = |value: &Option<String>| match value {
-        Some(value) => Text::default().append_code(escape::name(value)),
+        Some(value) => Text::default().append_code(escape::sanitize_name(value)),
         None => Text::from("not recorded"),
     };
     let row = |device: &TracedDevice| {
         vec![
-            Text::default().append_name(escape::name(&device.name)),
+            Text::default().append_name(escape::sanitize_name(&device.name)),
             digest(&device.profile_digest),
             sentence(&device.os_and_kernel, "not recorded"),
-            Text::from_option(device.policy.map(PageCachePolicy::name)),
+            Text::from_option(device.page_cache_policy.map(PageCachePolicy::name)),
             sentence(&device.unvalidated_parts, NO_VALUE),
         ]
     };
     let caption = format!("{}: profiles and operating systems of the devices.", run.heading());
     let headings = ["Device", "Profile", "Operating system", "Page cache", "Not validated"];
-    Table::new(caption, headings, trace.header.devices.iter().map(row)).text_columns_only()
+    Table::new(caption, headings, trace.header.devices.iter().map(row)).with_only_text_columns()
 }
 
 fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
@@ -247,7 +255,15 @@ mod tests {
     #[test]
     fn median_is_the_nearest_rank() {
         let (sequence, start, accepted, drafted, interrupted) = (0, 0, 0, 0, false);
-        let token = |pass, end| DecodeStep { pass, sequence, start, end, accepted, drafted, interrupted };
+        let token = |pass, end| DecodeStep {
+            pass,
+            sequence,
+            start_ns: start,
+            end_ns: end,
+            accepted_drafts: accepted,
+            drafted,
+            interrupted,
+        };
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
         // Of two tokens the shorter one is the median, as in the metrics.

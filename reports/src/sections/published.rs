@@ -4,7 +4,7 @@ use hearth_schema::trace::Outcome;
 
 use crate::comparison::{Comparison, PublishedCell, Run};
 use crate::document::{Block, Table, Text};
-use crate::text::numbers::{self, FixedPoint, percent};
+use crate::text::numbers::{self, FixedPoint, format_percent};
 
 /// Returns the blocks of the section; none unless published numbers were requested.
 pub fn blocks(comparison: &Comparison) -> Vec<Block> {
@@ -23,14 +23,14 @@ pub fn blocks(comparison: &Comparison) -> Vec<Block> {
 }
 
 fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
-    let number = |value: Option<f64>| Text::from_option(value.map(numbers::three_digits));
+    let number = |value: Option<f64>| Text::from_option(value.map(numbers::format_three_digits));
     let error = |ours: Option<f64>, theirs: Option<f64>| {
         let both = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
         Text::from_option(
-            both.map(|(ours, theirs)| FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).signed_text()),
+            both.map(|(ours, theirs)| FixedPoint::new(100.0 * (ours / theirs - 1.0), 1).to_signed_text()),
         )
     };
-    let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
+    let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean_ms), run.metrics.ttft_ms);
     let row = |cell: &&PublishedCell| {
         let mut name = Text::default().append_name(&cell.system).append_words(", ").append_name(&cell.row);
         if cell.is_fitted {
@@ -48,7 +48,7 @@ fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
             number(cell.ttft_ms),
             number(ttft),
             error(ttft, cell.ttft_ms),
-            Text::from(percent(cell.tolerance)),
+            Text::from(format_percent(cell.tolerance)),
         ]
     };
     let caption = Text::from(format!("{} compared with ", run.heading())).append_name(&first.source).append_words(

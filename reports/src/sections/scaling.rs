@@ -12,27 +12,27 @@ use hearth_profiles::model::shipped_profile;
 use hearth_schema::Trace;
 use hearth_schema::trace::StepKind;
 
-use crate::charts::lines::{LineChart, Position, Series};
+use crate::charts::lines::{AxisPosition, LineChart, Series};
 use crate::comparison::{Run, origin_word};
 use crate::text::numbers;
 
 /// Charts the time per token over the number of rounds per token; `None` unless a line has two points.
-pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
+pub fn tpot_by_rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
         let case = (origin_word(run.origin), run.model.clone());
-        Some((case, u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean))
+        Some((case, u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean_ms))
     });
     lines(points, "Time per token over k", "rounds of the ring for a token, k", |k| k.to_string())
 }
 
 /// Charts the time per token over the size of the model; `None` unless a line has two points.
-pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
+pub fn tpot_by_model_size(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
     let points = runs.iter().filter_map(|(run, trace)| {
-        let bytes = shipped_profile(&trace.header.model).ok()?.total_bytes().0;
+        let bytes = shipped_profile(&trace.header.model_name).ok()?.total_bytes().0;
         let k = rounds_of(trace).map_or_else(|| "sliced layers".to_owned(), |k| format!("k = {k}"));
-        Some(((origin_word(run.origin), k), bytes, run.metrics.tpot_ms?.mean))
+        Some(((origin_word(run.origin), k), bytes, run.metrics.tpot_ms?.mean_ms))
     });
-    let label = |bytes: u64| numbers::bytes(bytes as f64);
+    let label = |bytes: u64| numbers::format_bytes(bytes as f64);
     lines(points, "Time per token over model size", "bytes of the model's weights", label)
 }
 
@@ -40,7 +40,7 @@ pub fn model_sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
 fn rounds_of(trace: &Trace) -> Option<u32> {
     let windows = trace.records.iter().filter(|record| record.kind == StepKind::Compute);
     let last = windows.map(|record| record.round).max()?;
-    trace.header.kind.is_ring().then(|| last.saturating_add(1))
+    trace.header.parallelism.is_ring().then(|| last.saturating_add(1))
 }
 
 /// What the runs of a line have in common: the origin (simulated or measured), and the model or the rounds.
@@ -61,14 +61,16 @@ fn lines(
     cases.retain(|_, times| times.len() > 1);
     let at: BTreeSet<u64> = cases.values().flat_map(BTreeMap::keys).copied().collect();
     let (min, max) = (*at.first()?, *at.last()?);
-    let position =
-        |at: u64| Position { fraction: (at - min) as f64 / (max - min).max(1) as f64, label: label(at) };
+    let position = |at: u64| AxisPosition {
+        x_fraction: (at - min) as f64 / (max - min).max(1) as f64,
+        label: label(at),
+    };
     let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
     Some(LineChart {
         title: title.into(),
         x_title: x_title.into(),
         unit: "ms".into(),
-        positions: at.iter().map(|at| position(*at)).collect(),
+        x_positions: at.iter().map(|at| position(*at)).collect(),
         series: cases
             .iter()
             .map(|((origin, case), times)| Series {
@@ -76,7 +78,7 @@ fn lines(
                 values: at.iter().map(|at| times.get(at).map(mean)).collect(),
             })
             .collect(),
-        mark_missing: false,
+        marks_missing_values: false,
     })
 }
 
@@ -89,7 +91,7 @@ mod tests {
         let case = || ("simulated", "m".to_owned());
         let points = [(case(), 1, 10.0), (case(), 4, 40.0), (case(), 2, 20.0), (case(), 2, 30.0)];
         let found = lines(points.into_iter(), "t", "k", |k| k.to_string()).expect("a line");
-        let fractions: Vec<f64> = found.positions.iter().map(|position| position.fraction).collect();
+        let fractions: Vec<f64> = found.x_positions.iter().map(|position| position.x_fraction).collect();
         assert_eq!(fractions, [0.0, 1.0 / 3.0, 1.0]);
         assert_eq!(found.series[0].values, [Some(10.0), Some(25.0), Some(40.0)]);
         assert!(lines([(case(), 3, 1.0)].into_iter(), "t", "k", |k| k.to_string()).is_none());

@@ -4,7 +4,7 @@ use hearth_core::metrics::sequences::{SequenceMetrics, SpeculationMetrics};
 
 use crate::comparison::Run;
 use crate::document::{Block, Table, Text};
-use crate::text::numbers::{FixedPoint, digits_for};
+use crate::text::numbers::{FixedPoint, decimal_places_for};
 
 const MAX_LISTED: usize = 32;
 
@@ -27,7 +27,7 @@ const DEFINITIONS: [(&str, &str); 4] = [
 
 /// Returns the blocks of the section; none for runs of one sequence without drafts.
 pub fn blocks(runs: &[Run]) -> Vec<Block> {
-    let mut blocks: Vec<Block> = runs.iter().filter_map(|run| sequences(run).block()).collect();
+    let mut blocks: Vec<Block> = runs.iter().filter_map(|run| sequences(run).into_block()).collect();
     let speculation = |run: &Run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)));
     blocks.extend(runs.iter().filter_map(speculation));
     if !blocks.is_empty() {
@@ -37,7 +37,7 @@ pub fn blocks(runs: &[Run]) -> Vec<Block> {
 }
 
 fn milliseconds(value: f64) -> String {
-    FixedPoint::new(value, digits_for(value)).text()
+    FixedPoint::new(value, decimal_places_for(value)).to_text()
 }
 
 fn sequences(run: &Run) -> Table {
@@ -47,7 +47,7 @@ fn sequences(run: &Run) -> Table {
             Text::from(one.sequence.to_string()),
             Text::from(milliseconds(one.ttft_ms)),
             Text::from_option(one.tpot_ms.map(milliseconds)),
-            Text::from(one.tokens.to_string()),
+            Text::from(one.decoded_tokens.to_string()),
         ]
     };
     let more = match all.len().saturating_sub(MAX_LISTED) {
@@ -60,14 +60,21 @@ fn sequences(run: &Run) -> Table {
 }
 
 fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
-    let SpeculationMetrics { steps, tokens_per_step, drafted, accepted, acceptance, draft_ms, verify_ms } =
-        *speculation;
+    let SpeculationMetrics {
+        steps,
+        tokens_per_step,
+        drafted,
+        accepted_drafts: accepted,
+        acceptance,
+        draft_ms,
+        verify_ms,
+    } = *speculation;
     let rows = [
         ("Steps with drafts", steps.to_string()),
-        ("Tokens per step", FixedPoint::new(tokens_per_step, 2).text()),
+        ("Tokens per step", FixedPoint::new(tokens_per_step, 2).to_text()),
         ("Drafted tokens", drafted.to_string()),
         ("Accepted", accepted.to_string()),
-        ("Acceptance, %", FixedPoint::new(100.0 * acceptance, 1).text()),
+        ("Acceptance, %", FixedPoint::new(100.0 * acceptance, 1).to_text()),
         ("Drafting, ms per token", milliseconds(draft_ms)),
         ("Verifying, ms per token", milliseconds(verify_ms)),
     ];

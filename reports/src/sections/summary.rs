@@ -10,15 +10,17 @@ use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, QuantityRole, Run, RunComparison, terms};
 use crate::document::Text;
-use crate::text::numbers::{FixedPoint, bytes, milliseconds, percent, three_digits};
+use crate::text::numbers::{
+    FixedPoint, format_bytes, format_milliseconds, format_percent, format_three_digits,
+};
 
 /// Maximum number of devices that the summary lists by name; of a larger ring it states the number of devices.
 const MAX_NAMED: usize = 6;
 
-pub fn of(comparison: &Comparison) -> Text {
-    let run = &comparison.runs[comparison.main_run()];
+pub fn summarise(comparison: &Comparison) -> Text {
+    let run = &comparison.runs[comparison.main_run_index()];
     let mut text = setup(run).append(speed(run));
-    for pair in &comparison.pairs {
+    for pair in &comparison.run_comparisons {
         text = text.append(prediction(comparison, pair));
     }
     text = text.append(published(comparison, run));
@@ -26,8 +28,8 @@ pub fn of(comparison: &Comparison) -> Text {
         text = text.append(largest_terms(run)).append(bottleneck(run));
     }
     text = text.append(memory(run));
-    for index in comparison.unpaired_runs() {
-        if index != comparison.main_run() {
+    for index in comparison.unpaired_run_indices() {
+        if index != comparison.main_run_index() {
             text = text.append(other(&comparison.runs[index], run));
         }
     }
@@ -74,17 +76,17 @@ fn speed(run: &Run) -> Text {
         Origin::Measured => "In the measurement",
     };
     let metrics = &run.metrics;
-    let first = metrics.ttft_ms.map(|ttft| format!("the first token takes {}", milliseconds(ttft)));
+    let first = metrics.ttft_ms.map(|ttft| format!("the first token takes {}", format_milliseconds(ttft)));
     let text = match (metrics.tpot_ms, first) {
         (Some(tpot), first) => {
-            let rate = metrics.tokens_per_s.map(three_digits);
+            let rate = metrics.tokens_per_s.map(format_three_digits);
             let rate = rate.map_or_else(String::new, |rate| format!(", or {rate} tokens per second"));
             let first = first.map_or_else(String::new, |first| format!("; {first}"));
             format!(
                 "{context}, a token after the first takes {} on average (median {}, 95th percentile {}){rate}{first}. ",
-                milliseconds(tpot.mean),
-                milliseconds(tpot.p50),
-                milliseconds(tpot.p95)
+                format_milliseconds(tpot.mean_ms),
+                format_milliseconds(tpot.p50_ms),
+                format_milliseconds(tpot.p95_ms)
             )
         }
         (None, Some(first)) => format!("{context}, {first}, and no token follows. "),
@@ -94,7 +96,7 @@ fn speed(run: &Run) -> Text {
 }
 
 fn largest_terms(run: &Run) -> Text {
-    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean_ms);
     let mut parts: Vec<(&str, f64)> = terms::SUMMED_TERMS
         .iter()
         .zip(run.metrics.terms_ms.named_terms())
@@ -105,7 +107,9 @@ fn largest_terms(run: &Run) -> Text {
     let named: Vec<String> = parts
         .iter()
         .take(3)
-        .map(|(phrase, value)| format!("{phrase} ({}, {})", milliseconds(*value), percent(value / tpot)))
+        .map(|(phrase, value)| {
+            format!("{phrase} ({}, {})", format_milliseconds(*value), format_percent(value / tpot))
+        })
         .collect();
     Text::from(match named.as_slice() {
         [] => String::new(),
@@ -123,14 +127,14 @@ fn bottleneck(run: &Run) -> Text {
     let Some(device) = busiest.filter(|device| devices.len() > 1 && device.busy_ms > 0.0) else {
         return hidden(run);
     };
-    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean_ms);
     let network = run.metrics.terms_ms.network;
-    let busy = milliseconds(device.busy_ms);
-    let share = percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 });
+    let busy = format_milliseconds(device.busy_ms);
+    let share = format_percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 });
     let mut text = if network > device.busy_ms {
         Text::from(format!(
             "The network is the bottleneck: messages take {} per token, longer than any device. Of the devices, ",
-            milliseconds(network)
+            format_milliseconds(network)
         ))
         .append_name(&device.name)
         .append_words(format!(" is busiest: {busy} of each token ({share})"))
@@ -140,8 +144,10 @@ fn bottleneck(run: &Run) -> Text {
             .append_words(format!(", busy for {busy} of each token ({share})"))
     };
     if device.demand_disk_ms >= 0.005 * device.busy_ms {
-        text = text
-            .append_words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
+        text = text.append_words(format!(
+            ", {} of it waiting for its disk",
+            format_milliseconds(device.demand_disk_ms)
+        ));
     }
     text.append_words(". ").append(hidden(run))
 }
@@ -156,11 +162,11 @@ fn hidden(run: &Run) -> Text {
     let read = run.metrics.bytes_read_per_token().unwrap_or(0.0);
     Text::from(match (read > 0.0, hidden > 0.0) {
         (false, _) => String::new(),
-        (true, false) => format!("The ring reads {} per token from disk. ", bytes(read)),
+        (true, false) => format!("The ring reads {} per token from disk. ", format_bytes(read)),
         (true, true) => format!(
             "The ring reads {} per token from disk; {} of it, summed over the devices, is hidden behind other work. ",
-            bytes(read),
-            milliseconds(hidden)
+            format_bytes(read),
+            format_milliseconds(hidden)
         ),
     })
 }
@@ -172,7 +178,7 @@ fn memory(run: &Run) -> Text {
         if device.trace_lost {
             "unknown (its trace is lost)".to_owned()
         } else {
-            percent(device.memory_pressure)
+            format_percent(device.memory_pressure)
         }
     };
     if devices.len() > MAX_NAMED {
@@ -187,15 +193,15 @@ fn memory(run: &Run) -> Text {
 }
 
 fn prediction(comparison: &Comparison, pair: &RunComparison) -> Text {
-    let run = &comparison.runs[pair.predicted_run];
-    let tpot = pair.rows.iter().find(|row| row.key == "tpot");
-    let Some((predicted, measured)) = tpot.and_then(|row| row.predicted.zip(row.measured)) else {
+    let run = &comparison.runs[pair.predicted_run_index];
+    let tpot = pair.quantity_comparisons.iter().find(|row| row.key == "tpot");
+    let Some((predicted, measured)) = tpot.and_then(|row| row.predicted_value.zip(row.measured_value)) else {
         return Text::default();
     };
-    let who = if comparison.pairs.len() == 1 {
+    let who = if comparison.run_comparisons.len() == 1 {
         "The simulator".to_owned()
     } else {
-        format!("For {}, {}", comparison.runs[pair.measured_run].label, run.label)
+        format!("For {}, {}", comparison.runs[pair.measured_run_index].label, run.label)
     };
     let verdict = if measured > 0.0 {
         direction((predicted - measured) / measured)
@@ -203,18 +209,22 @@ fn prediction(comparison: &Comparison, pair: &RunComparison) -> Text {
         "which cannot be compared with the measurement".into()
     };
     let worst = pair
-        .rows
+        .quantity_comparisons
         .iter()
         .filter(|row| row.role == QuantityRole::Term)
         .filter_map(|row| Some((row, row.error?)))
         .reduce(|best, next| if next.1.abs() > best.1.abs() { next } else { best })
         .filter(|(_, error)| error.abs() > 0.005 * measured);
-    let mut text = format!("{who} predicts {}, {verdict}", milliseconds(predicted));
+    let mut text = format!("{who} predicts {}, {verdict}", format_milliseconds(predicted));
     if let Some((row, error)) = worst {
         let label =
             terms::SUMMED_TERMS.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
         let way = if error > 0.0 { "too high" } else { "too low" };
-        let _ = write!(text, "; the largest difference is in {label}, {} {way}", milliseconds(error.abs()));
+        let _ = write!(
+            text,
+            "; the largest difference is in {label}, {} {way}",
+            format_milliseconds(error.abs())
+        );
     }
     text.push_str(". ");
     Text::from(text)
@@ -222,28 +232,28 @@ fn prediction(comparison: &Comparison, pair: &RunComparison) -> Text {
 
 /// Compares the time per token of a run with the published one, if exactly one published system is selected.
 fn published(comparison: &Comparison, run: &Run) -> Text {
-    let cell = comparison.published_cell(comparison.main_run());
-    let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean)));
+    let cell = comparison.published_cell(comparison.main_run_index());
+    let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean_ms)));
     let Some((cell, theirs, ours)) = times.filter(|(_, theirs, _)| *theirs > 0.0) else {
         return Text::default();
     };
     let difference = match ours / theirs {
-        ratio if ratio >= 2.0 => format!("{} times as long", FixedPoint::new(ratio, 1).text()),
-        ratio if ratio >= 1.0 => format!("{} longer", percent(ratio - 1.0)),
-        ratio => format!("{} shorter", percent(1.0 - ratio)),
+        ratio if ratio >= 2.0 => format!("{} times as long", FixedPoint::new(ratio, 1).to_text()),
+        ratio if ratio >= 1.0 => format!("{} longer", format_percent(ratio - 1.0)),
+        ratio => format!("{} shorter", format_percent(1.0 - ratio)),
     };
     Text::from("Published for ")
         .append_name(&cell.system)
         .append_words(", ")
         .append_name(&cell.row)
-        .append_words(format!(": {} per token; this run takes {difference}. ", milliseconds(theirs)))
+        .append_words(format!(": {} per token; this run takes {difference}. ", format_milliseconds(theirs)))
 }
 
 fn direction(error: f64) -> String {
     match error {
         error if error.abs() < 0.0005 => "which agrees with the measurement within 0.05 %".into(),
-        error if error > 0.0 => format!("{} too high", percent(error)),
-        error => format!("{} too low", percent(-error)),
+        error if error > 0.0 => format!("{} too high", format_percent(error)),
+        error => format!("{} too low", format_percent(-error)),
     }
 }
 
@@ -251,7 +261,7 @@ fn direction(error: f64) -> String {
 fn other(run: &Run, main: &Run) -> Text {
     let speed = run.metrics.tpot_ms.map_or_else(
         || "has no time per token".to_owned(),
-        |tpot| format!("takes {} per token", milliseconds(tpot.mean)),
+        |tpot| format!("takes {} per token", format_milliseconds(tpot.mean_ms)),
     );
     let text = Text::from(format!("{} {speed}", run.heading()));
     if run.plan_digest == main.plan_digest {

@@ -10,32 +10,36 @@ use crate::comparison::{
     Comparison, PublishedCell, Quantity, QuantityComparison, QuantityRole, Run, RunComparison, Unit, terms,
 };
 use crate::document::{RowStyle, Table, Text};
-use crate::text::numbers::{self, FixedPoint, digits_for, round_to_total};
+use crate::text::numbers::{self, FixedPoint, decimal_places_for, round_to_total};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// Number of digits after the decimal point of times, rates and bytes in a table.
 #[derive(Debug, Clone, Copy)]
 pub struct NumberFormat {
-    pub time_digits: u32,
-    pub rate_digits: u32,
-    pub byte_digits: u32,
+    pub time_decimal_places: u32,
+    pub rate_decimal_places: u32,
+    pub byte_decimal_places: u32,
     /// Number of bytes in the unit in which bytes are printed.
-    pub byte_unit: f64,
+    pub bytes_per_unit: f64,
 }
 
 impl NumberFormat {
     /// Returns enough digits to show the values of each run with four significant digits.
     fn of(runs: &[&Run]) -> Self {
         let max = |values: &mut dyn Iterator<Item = Option<f64>>| {
-            values.flatten().filter(|value| *value > 0.0).map(digits_for).max().unwrap_or(2)
+            values.flatten().filter(|value| *value > 0.0).map(decimal_places_for).max().unwrap_or(2)
         };
         Self {
-            time_digits: max(&mut runs.iter().map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean))),
-            rate_digits: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
-            byte_digits: max(&mut runs.iter().map(|run| Some(run.metrics.bytes_read_per_token()? / MIB)))
-                .min(3),
-            byte_unit: MIB,
+            time_decimal_places: max(&mut runs
+                .iter()
+                .map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean_ms))),
+            rate_decimal_places: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
+            byte_decimal_places: max(&mut runs
+                .iter()
+                .map(|run| Some(run.metrics.bytes_read_per_token()? / MIB)))
+            .min(3),
+            bytes_per_unit: MIB,
         }
     }
 }
@@ -46,16 +50,18 @@ pub fn round_quantities(quantities: &[Quantity], digits: NumberFormat) -> Vec<Op
         |role| quantities.iter().filter(move |quantity| quantity.role == role).filter_map(|it| it.value);
     let terms: Vec<f64> = values(QuantityRole::Term).collect();
     let total = values(QuantityRole::Total).next().unwrap_or_else(|| terms.iter().sum());
-    let mut terms = round_to_total(&terms, total, digits.time_digits).into_iter();
+    let mut terms = round_to_total(&terms, total, digits.time_decimal_places).into_iter();
     quantities
         .iter()
         .map(|quantity| {
             let value = quantity.value?;
             match (quantity.role, quantity.unit) {
                 (QuantityRole::Term, _) => terms.next(),
-                (_, Unit::Milliseconds) => Some(FixedPoint::new(value, digits.time_digits)),
-                (_, Unit::TokensPerSecond) => Some(FixedPoint::new(value, digits.rate_digits)),
-                (_, Unit::Bytes) => Some(FixedPoint::new(value / digits.byte_unit, digits.byte_digits)),
+                (_, Unit::Milliseconds) => Some(FixedPoint::new(value, digits.time_decimal_places)),
+                (_, Unit::TokensPerSecond) => Some(FixedPoint::new(value, digits.rate_decimal_places)),
+                (_, Unit::Bytes) => {
+                    Some(FixedPoint::new(value / digits.bytes_per_unit, digits.byte_decimal_places))
+                }
             }
         })
         .collect()
@@ -85,16 +91,17 @@ fn style(quantity: &Quantity) -> RowStyle {
 }
 
 /// Returns a table of the predicted and measured quantities of a pair of runs, with published numbers in between.
-pub fn pair_table(comparison: &Comparison, pair: &RunComparison) -> Table {
-    let (left, right) = (&comparison.runs[pair.predicted_run], &comparison.runs[pair.measured_run]);
-    let published = comparison.published_cell(pair.measured_run);
+pub fn run_comparison_table(comparison: &Comparison, pair: &RunComparison) -> Table {
+    let (left, right) =
+        (&comparison.runs[pair.predicted_run_index], &comparison.runs[pair.measured_run_index]);
+    let published = comparison.published_cell(pair.measured_run_index);
     let digits = NumberFormat::of(&[left, right]);
-    let ms = |ms: f64| FixedPoint::new(ms, digits.time_digits);
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time_decimal_places);
     let quantities = left.quantities();
     let rounded =
         round_quantities(&quantities, digits).into_iter().zip(round_quantities(&right.quantities(), digits));
-    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::text));
-    let signed = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::signed_text));
+    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::to_text));
+    let signed = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::to_signed_text));
     let row = |((quantity, row), (predicted, measured)): ((&Quantity, &QuantityComparison), _)| {
         let [error, percent] = error_and_percent(predicted, measured);
         let mut cells = vec![Text::from(label(quantity)), number(predicted)];
@@ -119,7 +126,11 @@ pub fn pair_table(comparison: &Comparison, pair: &RunComparison) -> Table {
     let mut headings = vec!["Quantity", "Predicted"];
     headings.extend(published.map(|_| "Published"));
     headings.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
-    Table::styled(caption, headings, quantities.iter().zip(&pair.rows).zip(rounded).map(row))
+    Table::with_row_styles(
+        caption,
+        headings,
+        quantities.iter().zip(&pair.quantity_comparisons).zip(rounded).map(row),
+    )
 }
 
 /// Returns the published value of a quantity; only times per token and to the first token are published.
@@ -148,47 +159,48 @@ pub fn error_and_percent(
 pub fn side_by_side_table(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
     let digits = NumberFormat::of(&runs);
-    let ms = |ms: f64| FixedPoint::new(ms, digits.time_digits);
+    let ms = |ms: f64| FixedPoint::new(ms, digits.time_decimal_places);
     let columns: Vec<Vec<Option<FixedPoint>>> =
         runs.iter().map(|run| round_quantities(&run.quantities(), digits)).collect();
     let mut headings = vec!["Quantity".to_owned()];
     for (run, index) in runs.iter().zip(indices) {
         headings.push(run.heading());
-        headings.extend(run.intervals.map(|_| "\u{b1}".to_owned()));
+        headings.extend(run.confidence_intervals.map(|_| "\u{b1}".to_owned()));
         headings.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
     }
     let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
-    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::text));
+    let number = |value: Option<FixedPoint>| Text::from_option(value.map(FixedPoint::to_text));
     let row = |(row, quantity): (usize, &Quantity)| {
         let mut cells = vec![Text::from(label(quantity))];
         for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
             cells.push(number(column[row]));
             let interval = run.quantities()[row].interval_half_width.map(ms);
-            cells.extend(run.intervals.map(|_| number(interval)));
+            cells.extend(run.confidence_intervals.map(|_| number(interval)));
             let published = comparison.published_cell(*index);
             cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms))));
         }
         (style(quantity), cells)
     };
-    Table::styled("The terms sum to TPOT.", headings, quantities.iter().enumerate().map(row))
+    Table::with_row_styles("The terms sum to TPOT.", headings, quantities.iter().enumerate().map(row))
 }
 
 /// Returns a table of the devices of a run: mean times and bytes read per token, and memory.
-pub fn devices(run: &Run) -> Table {
+pub fn device_table(run: &Run) -> Table {
     let digits = NumberFormat::of(&[run]);
     let row = |device: &DeviceMetrics| {
         let if_known = |known: bool, text: String| Text::from_option(known.then_some(text));
         let in_trace = !device.trace_lost;
         let per_token = in_trace && run.metrics.tpot_ms.is_some();
-        let time = |value: f64| if_known(per_token, FixedPoint::new(value, digits.time_digits).text());
+        let time =
+            |value: f64| if_known(per_token, FixedPoint::new(value, digits.time_decimal_places).to_text());
         vec![
             Text::default().append_name(&device.name),
             time(device.busy_ms),
             time(device.demand_disk_ms),
             time(device.hidden_disk_ms),
-            if_known(per_token, numbers::bytes(device.bytes_read_per_token)),
-            if_known(in_trace, numbers::bytes(device.resident_bytes as f64)),
-            if_known(in_trace, numbers::percent(device.memory_pressure)),
+            if_known(per_token, numbers::format_bytes(device.bytes_read_per_token)),
+            if_known(in_trace, numbers::format_bytes(device.resident_bytes as f64)),
+            if_known(in_trace, numbers::format_percent(device.memory_pressure)),
         ]
     };
     let caption = format!("{}: times and bytes per token; memory at the end of the run.", run.heading());

@@ -14,18 +14,18 @@ const MAX_SENTENCE_LEN: usize = 240;
 const MAX_PARAGRAPH_LEN: usize = 2000;
 
 /// Shortens a name and replaces characters that cannot be printed.
-pub fn name(text: &str) -> String {
+pub fn sanitize_name(text: &str) -> String {
     let kept = truncated(text, MAX_NAME_LEN);
     if kept.trim().is_empty() { "(no name)".into() } else { kept }
 }
 
 /// Shortens a sentence and replaces characters that cannot be printed.
-pub fn sentence(text: &str) -> String {
+pub fn sanitize_sentence(text: &str) -> String {
     truncated(text, MAX_SENTENCE_LEN)
 }
 
 /// Shortens a paragraph and replaces characters that cannot be printed.
-pub fn paragraph(text: &str) -> String {
+pub fn sanitize_paragraph(text: &str) -> String {
     truncated(text, MAX_PARAGRAPH_LEN)
 }
 
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn long_names_are_shortened() {
-        assert_eq!(name(&"x".repeat(1000)).chars().count(), MAX_NAME_LEN + 1);
-        assert_eq!(name("\n").as_str(), "\u{fffd}");
-        assert_eq!(name(""), "(no name)");
+        assert_eq!(sanitize_name(&"x".repeat(1000)).chars().count(), MAX_NAME_LEN + 1);
+        assert_eq!(sanitize_name("\n").as_str(), "\u{fffd}");
+        assert_eq!(sanitize_name(""), "(no name)");
     }
 }

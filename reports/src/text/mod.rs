@@ -4,7 +4,7 @@ pub mod escape;
 pub mod numbers;
 
 /// Returns the distinct names, in the order in which they first occur.
-pub fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+pub fn distinct_names<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
     let mut distinct = Vec::new();
     for name in names {
         if !distinct.contains(&name) {

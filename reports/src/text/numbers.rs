@@ -10,37 +10,37 @@
 pub struct FixedPoint {
     /// The value times ten to the power of `digits`.
     pub mantissa: i64,
-    pub digits: u32,
+    pub decimal_places: u32,
 }
 
 impl FixedPoint {
     pub fn new(value: f64, digits: u32) -> Self {
-        Self { mantissa: scaled(value, digits).round() as i64, digits }
+        Self { mantissa: scaled(value, digits).round() as i64, decimal_places: digits }
     }
 
     /// Returns the difference of two numbers with the same number of digits.
     pub fn minus(self, other: Self) -> Self {
-        Self { mantissa: self.mantissa.saturating_sub(other.mantissa), digits: self.digits }
+        Self { mantissa: self.mantissa.saturating_sub(other.mantissa), decimal_places: self.decimal_places }
     }
 
     /// Formats the number for readers, with a typographic minus sign (U+2212).
-    pub fn text(self) -> String {
-        self.ascii_text().replace('-', "\u{2212}")
+    pub fn to_text(self) -> String {
+        self.to_ascii_text().replace('-', "\u{2212}")
     }
 
     /// Formats the number for programs, with an ASCII minus sign.
-    pub fn ascii_text(self) -> String {
+    pub fn to_ascii_text(self) -> String {
         let sign = if self.mantissa < 0 { "-" } else { "" };
-        let (units, scale) = (self.mantissa.unsigned_abs(), 10_u64.pow(self.digits));
-        match self.digits {
+        let (units, scale) = (self.mantissa.unsigned_abs(), 10_u64.pow(self.decimal_places));
+        match self.decimal_places {
             0 => format!("{sign}{units}"),
             digits => format!("{sign}{}.{:0width$}", units / scale, units % scale, width = digits as usize),
         }
     }
 
     /// Formats the number with a plus or minus sign, unless it is zero.
-    pub fn signed_text(self) -> String {
-        if self.mantissa > 0 { format!("+{}", self.ascii_text()) } else { self.text() }
+    pub fn to_signed_text(self) -> String {
+        if self.mantissa > 0 { format!("+{}", self.to_ascii_text()) } else { self.to_text() }
     }
 }
 
@@ -60,12 +60,12 @@ pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<FixedPoint>
     for (rank, index) in order.into_iter().enumerate() {
         units[index] = units[index].saturating_add(each + i64::from(rank < rest));
     }
-    units.into_iter().map(|units| FixedPoint { mantissa: units, digits }).collect()
+    units.into_iter().map(|units| FixedPoint { mantissa: units, decimal_places: digits }).collect()
 }
 
 /// Returns the number of digits after the decimal point that show `value` with four significant digits: 1 to 6, or 2
 /// for zero.
-pub fn digits_for(value: f64) -> u32 {
+pub fn decimal_places_for(value: f64) -> u32 {
     let magnitude = value.abs();
     if !magnitude.is_finite() || magnitude < 1e-9 {
         return 2;
@@ -74,30 +74,30 @@ pub fn digits_for(value: f64) -> u32 {
 }
 
 /// Formats a value with three significant digits, or with all digits before the decimal point if those are more.
-pub fn three_digits(value: f64) -> String {
-    FixedPoint::new(value, digits_for(value).saturating_sub(1)).text()
+pub fn format_three_digits(value: f64) -> String {
+    FixedPoint::new(value, decimal_places_for(value).saturating_sub(1)).to_text()
 }
 
-/// Formats a time given in milliseconds with [`three_digits`], in seconds from 10 s on.
-pub fn milliseconds(value: f64) -> String {
+/// Formats a time given in milliseconds with [`format_three_digits`], in seconds from 10 s on.
+pub fn format_milliseconds(value: f64) -> String {
     if value.abs() >= 1e4 {
-        return format!("{} s", three_digits(value * 1e-3));
+        return format!("{} s", format_three_digits(value * 1e-3));
     }
-    format!("{} ms", three_digits(value))
+    format!("{} ms", format_three_digits(value))
 }
 
 /// Formats a share as a percentage with one digit after the decimal point.
-pub fn percent(share: f64) -> String {
-    format!("{} %", FixedPoint::new(share * 100.0, 1).text())
+pub fn format_percent(share: f64) -> String {
+    format!("{} %", FixedPoint::new(share * 100.0, 1).to_text())
 }
 
 /// Formats a value with `digits` digits after the decimal point; zero is always `0`.
-pub fn decimal(value: f64, digits: u32) -> String {
-    if value == 0.0 { "0".into() } else { FixedPoint::new(value, digits).text() }
+pub fn format_decimal(value: f64, digits: u32) -> String {
+    if value == 0.0 { "0".into() } else { FixedPoint::new(value, digits).to_text() }
 }
 
 /// Formats a number of bytes in B, KiB, MiB, GiB or TiB.
-pub fn bytes(value: f64) -> String {
+pub fn format_bytes(value: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = if value.is_finite() { value } else { 0.0 };
     let mut unit = 0;
@@ -105,7 +105,7 @@ pub fn bytes(value: f64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    let number = if unit == 0 { FixedPoint::new(value, 0).text() } else { three_digits(value) };
+    let number = if unit == 0 { FixedPoint::new(value, 0).to_text() } else { format_three_digits(value) };
     format!("{number} {}", UNITS[unit])
 }
 
@@ -124,7 +124,7 @@ mod tests {
         let third = 100.0 / 3.0;
         let parts = round_to_total(&[third, third, third], 100.0, 1);
         assert_eq!(parts.iter().map(|part| part.mantissa).sum::<i64>(), 1000);
-        assert_eq!(parts.iter().map(|part| part.text()).collect::<Vec<_>>(), ["33.4", "33.3", "33.3"]);
+        assert_eq!(parts.iter().map(|part| part.to_text()).collect::<Vec<_>>(), ["33.4", "33.3", "33.3"]);
     }
 
     #[test]
@@ -137,17 +137,17 @@ mod tests {
             );
         }
         assert_eq!(round_to_total(&[], 1.0, 1), []);
-        assert_eq!(FixedPoint::new(-0.04, 1).text(), "0.0");
-        assert_eq!(FixedPoint::new(-1.25, 2).text(), "\u{2212}1.25");
-        assert_eq!(FixedPoint::new(-1.25, 2).ascii_text(), "-1.25");
+        assert_eq!(FixedPoint::new(-0.04, 1).to_text(), "0.0");
+        assert_eq!(FixedPoint::new(-1.25, 2).to_text(), "\u{2212}1.25");
+        assert_eq!(FixedPoint::new(-1.25, 2).to_ascii_text(), "-1.25");
     }
 
     #[test]
     fn digits_follow_the_magnitude() {
-        let times = [74.24, 812.4, 9_999.0, 16_473.0].map(milliseconds);
+        let times = [74.24, 812.4, 9_999.0, 16_473.0].map(format_milliseconds);
         assert_eq!(times, ["74.2 ms", "812 ms", "9999 ms", "16.5 s"]);
-        assert_eq!([1536.0, 0.0].map(bytes), ["1.50 KiB", "0 B"]);
-        assert_eq!(FixedPoint::new(f64::NAN, 2).text(), "0.00");
-        assert_eq!(digits_for(0.0), 2);
+        assert_eq!([1536.0, 0.0].map(format_bytes), ["1.50 KiB", "0 B"]);
+        assert_eq!(FixedPoint::new(f64::NAN, 2).to_text(), "0.00");
+        assert_eq!(decimal_places_for(0.0), 2);
     }
 }

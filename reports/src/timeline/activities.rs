@@ -5,7 +5,7 @@
 //! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as
 //! in the metrics) and the part during which it computed.
 
-use hearth_schema::trace::{Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
 /// A row of a device's activities in a chart: the CPU, the GPU or the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,21 +30,21 @@ pub enum Activity {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Interval {
+pub struct ActivityInterval {
     /// Index of the device in the ring.
-    pub device: u16,
+    pub device_index: u16,
     pub lane: Lane,
     pub activity: Activity,
     /// Start in nanoseconds from the start of the run.
-    pub start: u64,
+    pub start_ns: u64,
     /// End in nanoseconds from the start of the run.
-    pub end: u64,
+    pub end_ns: u64,
     /// Index of the record that the interval is a part of.
     pub record_index: usize,
 }
 
 /// Returns whether a record is work of a processor, as opposed to disk reads, messages and waiting.
-pub fn is_work(record: &Record) -> bool {
+pub fn is_processor_work(record: &StepRecord) -> bool {
     matches!(
         record.kind,
         StepKind::Embed
@@ -57,8 +57,8 @@ pub fn is_work(record: &Record) -> bool {
 }
 
 /// Splits a step on the CPU into activities and their nanoseconds, in the order in which charts show them.
-pub fn activity_durations(record: &Record) -> [(Activity, u64); 4] {
-    let wall = record.duration();
+pub fn activity_durations(record: &StepRecord) -> [(Activity, u64); 4] {
+    let wall = record.duration_ns();
     if record.kind == StepKind::Copy {
         return [(Activity::Queue, 0), (Activity::DemandRead, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
     }
@@ -72,16 +72,15 @@ pub fn activity_durations(record: &Record) -> [(Activity, u64); 4] {
 }
 
 /// Returns the intervals of all records within a time window; intervals that extend beyond the window are cut.
-pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
+pub fn intervals_within(records: &[StepRecord], window: [u64; 2]) -> Vec<ActivityInterval> {
     let [from, to] = window;
     let mut intervals = Vec::new();
-    let overlapping = records
-        .iter()
-        .enumerate()
-        .filter(|(_, record)| record.start < to && record.end > from && record.end > record.start);
+    let overlapping = records.iter().enumerate().filter(|(_, record)| {
+        record.start_ns < to && record.end_ns > from && record.end_ns > record.start_ns
+    });
     let (work, ahead): (Vec<_>, Vec<_>) = overlapping
-        .filter(|(_, record)| is_work(record) || is_disk_read(record))
-        .partition(|(_, record)| is_work(record));
+        .filter(|(_, record)| is_processor_work(record) || is_disk_read(record))
+        .partition(|(_, record)| is_processor_work(record));
     for (index, record) in ahead {
         split_read(&mut intervals, index, record, &work);
     }
@@ -89,32 +88,39 @@ pub fn intervals_within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
         split_step(&mut intervals, index, record);
     }
     intervals.retain_mut(|interval| {
-        interval.start = interval.start.max(from);
-        interval.end = interval.end.min(to);
-        interval.start < interval.end
+        interval.start_ns = interval.start_ns.max(from);
+        interval.end_ns = interval.end_ns.min(to);
+        interval.start_ns < interval.end_ns
     });
     // Waiting for the disk is drawn last, on top of reading ahead.
     intervals.sort_by_key(|interval| {
-        (interval.device, interval.lane, interval.activity, interval.start, interval.record_index)
+        (interval.device_index, interval.lane, interval.activity, interval.start_ns, interval.record_index)
     });
     intervals
 }
 
-fn is_disk_read(record: &Record) -> bool {
+fn is_disk_read(record: &StepRecord) -> bool {
     record.kind == StepKind::Prefetch
         || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
 }
 
-fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
-    let device = record.device;
+fn split_step(intervals: &mut Vec<ActivityInterval>, index: usize, record: &StepRecord) {
+    let device = record.device_index;
     let mut push = |lane, activity, start, end| {
-        intervals.push(Interval { device, lane, activity, start, end, record_index: index });
+        intervals.push(ActivityInterval {
+            device_index: device,
+            lane,
+            activity,
+            start_ns: start,
+            end_ns: end,
+            record_index: index,
+        });
     };
     if record.resource == Resource::Gpu {
         let activity = if record.kind == StepKind::Copy { Activity::Copy } else { Activity::Gpu };
-        return push(Lane::Gpu, activity, record.start, record.end);
+        return push(Lane::Gpu, activity, record.start_ns, record.end_ns);
     }
-    let mut at = record.start;
+    let mut at = record.start_ns;
     for (activity, nanos) in activity_durations(record) {
         let lane = if activity == Activity::DemandRead { Lane::Disk } else { Lane::Cpu };
         push(lane, activity, at, at + nanos);
@@ -123,21 +129,32 @@ fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
 }
 
 /// Splits a read into the parts during which its device computes and those during which it does not.
-fn split_read(intervals: &mut Vec<Interval>, index: usize, record: &Record, work: &[(usize, &Record)]) {
-    let (device, lane) = (record.device, Lane::Disk);
-    let interval =
-        |activity, start, end| Interval { device, lane, activity, start, end, record_index: index };
+fn split_read(
+    intervals: &mut Vec<ActivityInterval>,
+    index: usize,
+    record: &StepRecord,
+    work: &[(usize, &StepRecord)],
+) {
+    let (device, lane) = (record.device_index, Lane::Disk);
+    let interval = |activity, start, end| ActivityInterval {
+        device_index: device,
+        lane,
+        activity,
+        start_ns: start,
+        end_ns: end,
+        record_index: index,
+    };
     if record.resource == Resource::DiskDemand {
-        intervals.push(interval(Activity::DemandRead, record.start, record.end));
+        intervals.push(interval(Activity::DemandRead, record.start_ns, record.end_ns));
         return;
     }
-    let own_work = work.iter().filter(|(_, step)| step.device == device);
+    let own_work = work.iter().filter(|(_, step)| step.device_index == device);
     let mut busy: Vec<[u64; 2]> = own_work
-        .map(|(_, step)| [step.start.max(record.start), step.end.min(record.end)])
+        .map(|(_, step)| [step.start_ns.max(record.start_ns), step.end_ns.min(record.end_ns)])
         .filter(|[start, end]| start < end)
         .collect();
     busy.sort_unstable();
-    let mut at = record.start;
+    let mut at = record.start_ns;
     for [start, end] in busy {
         if start > at {
             intervals.push(interval(Activity::HiddenRead, at, start));
@@ -147,26 +164,27 @@ fn split_read(intervals: &mut Vec<Interval>, index: usize, record: &Record, work
             at = end;
         }
     }
-    if at < record.end {
-        intervals.push(interval(Activity::HiddenRead, at, record.end));
+    if at < record.end_ns {
+        intervals.push(interval(Activity::HiddenRead, at, record.end_ns));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use hearth_schema::trace::Cost;
+    use hearth_schema::trace::StepCost;
 
     use super::super::record;
     use super::*;
 
-    fn spans(intervals: &[Interval]) -> Vec<(Activity, u64, u64)> {
-        intervals.iter().map(|interval| (interval.activity, interval.start, interval.end)).collect()
+    fn spans(intervals: &[ActivityInterval]) -> Vec<(Activity, u64, u64)> {
+        intervals.iter().map(|interval| (interval.activity, interval.start_ns, interval.end_ns)).collect()
     }
 
     #[test]
     fn step_is_split_by_its_cost() {
-        let cost = Cost { cpu_ns: 60, queue_ns: 10, ..Cost::default() };
-        let steps = [Record { cost: Some(cost), ..record(0, Resource::Cpu, StepKind::Compute, [100, 200]) }];
+        let cost = StepCost { cpu_ns: 60, queue_ns: 10, ..StepCost::default() };
+        let steps =
+            [StepRecord { cost: Some(cost), ..record(0, Resource::Cpu, StepKind::Compute, [100, 200]) }];
         // 100 ns of wall time - 60 - 10 = 30 ns for the disk.
         let intervals = intervals_within(&steps, [0, 1000]);
         assert_eq!(
@@ -185,11 +203,11 @@ mod tests {
             record(0, Resource::Gpu, StepKind::Compute, [30, 50]),
         ];
         let intervals = intervals_within(&steps, [0, 1000]);
-        let disk: Vec<Interval> =
+        let disk: Vec<ActivityInterval> =
             intervals.into_iter().filter(|interval| interval.lane == Lane::Disk).collect();
         let of = |activity| -> u64 {
             let same = disk.iter().filter(|interval| interval.activity == activity);
-            same.map(|interval| interval.end - interval.start).sum()
+            same.map(|interval| interval.end_ns - interval.start_ns).sum()
         };
         assert_eq!((of(Activity::HiddenRead), of(Activity::ConcurrentRead)), (70, 30));
     }

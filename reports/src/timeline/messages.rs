@@ -8,30 +8,30 @@
 
 use std::collections::BTreeMap;
 
-use hearth_schema::trace::{Record, StepKind};
+use hearth_schema::trace::{StepKind, StepRecord};
 
 /// Returns the messages among `records` as the indices of their `send` and `receive` records, in the order in which
 /// they were sent.
-pub fn find(records: &[Record]) -> Vec<[usize; 2]> {
+pub fn find(records: &[StepRecord]) -> Vec<[usize; 2]> {
     let mut by_pass: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
         if matches!(record.kind, StepKind::Send | StepKind::Receive) {
             let is_receive = usize::from(record.kind == StepKind::Receive);
-            by_pass.entry(record.pass).or_default()[is_receive].push(index);
+            by_pass.entry(record.pass_index).or_default()[is_receive].push(index);
         }
     }
     let mut messages = Vec::new();
     for [mut sends, mut receives] in by_pass.into_values() {
-        sends.sort_by_key(|&index| (records[index].start, index));
-        receives.sort_by_key(|&index| (records[index].end, index));
+        sends.sort_by_key(|&index| (records[index].start_ns, index));
+        receives.sort_by_key(|&index| (records[index].end_ns, index));
         for sent in sends {
             let send = &records[sent];
             let fits = |&&received: &&usize| {
                 let receive = &records[received];
-                let from_sender = receive.peer.is_none_or(|peer| peer == send.device);
+                let from_sender = receive.peer.is_none_or(|peer| peer == send.device_index);
                 let at_receiver = match send.peer {
-                    Some(peer) => receive.device == peer,
-                    None => receive.device != send.device && receive.end >= send.start,
+                    Some(peer) => receive.device_index == peer,
+                    None => receive.device_index != send.device_index && receive.end_ns >= send.start_ns,
                 };
                 at_receiver && from_sender
             };
@@ -39,7 +39,7 @@ pub fn find(records: &[Record]) -> Vec<[usize; 2]> {
             messages.push([sent, receives.remove(at)]);
         }
     }
-    messages.sort_by_key(|&[sent, _]| (records[sent].start, sent));
+    messages.sort_by_key(|&[sent, _]| (records[sent].start_ns, sent));
     messages
 }
 
@@ -49,8 +49,8 @@ mod tests {
 
     use super::*;
 
-    fn record(device: u16, kind: StepKind, span: [u64; 2], peer: Option<u16>) -> Record {
-        Record { peer, ..super::super::record(device, Resource::Tx, kind, span) }
+    fn record(device: u16, kind: StepKind, span: [u64; 2], peer: Option<u16>) -> StepRecord {
+        StepRecord { peer, ..super::super::record(device, Resource::Tx, kind, span) }
     }
 
     #[test]
@@ -67,7 +67,7 @@ mod tests {
         ];
         let expected = [[0, 4], [5, 1], [2, 6], [7, 3]];
         assert_eq!(find(&records), expected);
-        let anonymous = records.map(|record| Record { peer: None, ..record });
+        let anonymous = records.map(|record| StepRecord { peer: None, ..record });
         assert_eq!(find(&anonymous), expected, "without peers");
     }
 }

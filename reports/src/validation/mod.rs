@@ -1,6 +1,6 @@
 //! Validation of the simulator on a suite of scenarios that were predicted and then measured.
 //!
-//! A [`Case`] is one scenario with its predictions and the measurements after them. [`scores`] computes errors and
+//! A [`ValidationCase`] is one scenario with its predictions and the measurements after them. [`scores`] computes errors and
 //! rank agreement, and [`page`] makes the report.
 //!
 //! Not here: running the scenarios (the command line), and computing the metrics of a run ([`hearth_core::metrics`]).
@@ -32,7 +32,7 @@ impl RunMetrics {
     pub fn from_metrics(metrics: &Metrics) -> Self {
         let ok = metrics.outcome == Outcome::Ok;
         Self {
-            tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean).filter(|_| ok),
+            tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean_ms).filter(|_| ok),
             ttft_ms: metrics.ttft_ms.filter(|_| ok),
             bytes_read_per_token: metrics.bytes_read_per_token(),
             terms: metrics.terms_ms,
@@ -42,10 +42,11 @@ impl RunMetrics {
 
 /// A scenario that was predicted and then measured, once or several times.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Case {
+pub struct ValidationCase {
     pub name: String,
     pub question: String,
-    pub runs: Vec<RunPair>,
+    #[serde(rename = "runs")]
+    pub run_pairs: Vec<RunPair>,
 }
 
 /// A prediction, and the measurement that was made after it.
@@ -54,14 +55,16 @@ pub struct RunPair {
     /// The digest of the prediction, which was written before the measurement.
     #[serde(rename = "prediction", default)]
     pub prediction_digest: String,
-    pub predicted: RunMetrics,
-    pub measured: RunMetrics,
+    #[serde(rename = "predicted")]
+    pub predicted_metrics: RunMetrics,
+    #[serde(rename = "measured")]
+    pub measured_metrics: RunMetrics,
     /// Whether the machine had the same speed as when it was profiled for the prediction.
     #[serde(rename = "steady", default = "yes")]
-    pub is_steady: bool,
+    pub has_steady_speed: bool,
     /// Number of earlier attempts that were discarded because the speed of the machine had changed.
-    #[serde(default, alias = "started_over")]
-    pub restarts: u32,
+    #[serde(rename = "restarts", default, alias = "started_over")]
+    pub discarded_attempts: u32,
 }
 
 fn yes() -> bool {
@@ -80,21 +83,23 @@ pub struct FailedScenario {
 pub struct Validation {
     /// The name of the suite, such as `scenarios/lab`.
     pub title: String,
-    pub machine: Vec<(String, String)>,
-    pub cases: Vec<Case>,
-    pub failed: Vec<FailedScenario>,
+    #[serde(rename = "machine")]
+    pub machine_properties: Vec<(String, String)>,
+    pub cases: Vec<ValidationCase>,
+    #[serde(rename = "failed")]
+    pub failed_scenarios: Vec<FailedScenario>,
 }
 
 impl Validation {
     pub fn scores(&self) -> Scores {
         let mut scores = Scores::from_cases(&self.cases);
-        scores.criteria.push(scores::completeness(&self.cases, &self.failed));
+        scores.criteria.push(scores::completeness(&self.cases, &self.failed_scenarios));
         scores
     }
 }
 
 #[cfg(test)]
-impl Case {
+impl ValidationCase {
     /// Returns a case with a run for each measured time per token. Half of the time is computing, half is waiting for
     /// the disk.
     fn fixture(name: &str, predicted: f64, measured: &[f64]) -> Self {
@@ -106,12 +111,12 @@ impl Case {
         };
         let run = |&ms: &f64| RunPair {
             prediction_digest: "sha256:1".into(),
-            predicted: numbers(predicted),
-            measured: numbers(ms),
-            is_steady: true,
-            restarts: 0,
+            predicted_metrics: numbers(predicted),
+            measured_metrics: numbers(ms),
+            has_steady_speed: true,
+            discarded_attempts: 0,
         };
         let question = "Is <it> right?".into();
-        Self { name: name.into(), question, runs: measured.iter().map(run).collect() }
+        Self { name: name.into(), question, run_pairs: measured.iter().map(run).collect() }
     }
 }

@@ -7,20 +7,22 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::scores::{self, CaseScores, Criterion, ErrorStatistics, RankAgreement, Score, Scores};
-use super::{Case, FailedScenario, Validation};
-use crate::charts::drawing::Class;
+use super::scores::{
+    self, CaseScores, Criterion, ErrorStatistics, PredictionAccuracy, RankAgreement, Scores,
+};
+use super::{FailedScenario, Validation, ValidationCase};
+use crate::charts::drawing::CssClass;
 use crate::charts::parity::{self, Dot};
-use crate::document::{Block, Document, NO_VALUE, Table, Text, json};
+use crate::document::{Block, Document, NO_VALUE, Table, Text, to_json};
 use crate::exports::csv;
 use crate::text::escape;
 
 /// Returns the files of the validation report (HTML, Markdown, figures, CSV, JSON): name and content.
-pub fn files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
+pub fn render_files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
     let scores = validation.scores();
-    let mut files = document(validation, &scores).files();
+    let mut files = document(validation, &scores).render_files();
     files.push(("validation.csv".to_owned(), csv_table(&scores)));
-    files.push(("validation.json".to_owned(), json(&Json { validation, scores: &scores })));
+    files.push(("validation.json".to_owned(), to_json(&Json { validation, scores: &scores })));
     files
 }
 
@@ -34,7 +36,7 @@ struct Json<'a> {
 /// Returns the summary of a validation suite as text for a terminal.
 pub fn summary_text(validation: &Validation) -> String {
     let scores = validation.scores();
-    let (measured, failed) = (validation.cases.len(), validation.failed.len());
+    let (measured, failed) = (validation.cases.len(), validation.failed_scenarios.len());
     let mut text = format!("{measured} scenarios measured, {failed} failed\n");
     for criterion in &scores.criteria {
         let met = if criterion.is_met { "" } else { ", NOT MET" };
@@ -60,7 +62,7 @@ fn in_words(errors: &ErrorStatistics) -> String {
         "median error {}, largest error {}, over {} scenarios, {} of them with high variance",
         number(errors.median),
         number(errors.max),
-        errors.count,
+        errors.scenario_count,
         errors.high_variance_count
     )
 }
@@ -91,9 +93,9 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
 
 /// Returns a note on runs during which the speed of the machine changed, if there are such runs.
 fn unsteady(validation: &Validation) -> Option<Block> {
-    let runs = || validation.cases.iter().flat_map(|case| &case.runs);
-    let restarts: u32 = runs().map(|run| run.restarts).sum();
-    let changed = runs().filter(|run| !run.is_steady).count();
+    let runs = || validation.cases.iter().flat_map(|case| &case.run_pairs);
+    let restarts: u32 = runs().map(|run| run.discarded_attempts).sum();
+    let changed = runs().filter(|run| !run.has_steady_speed).count();
     (restarts > 0 || changed > 0).then(|| {
         let all = runs().count();
         let text = format!(
@@ -116,13 +118,13 @@ fn criteria(scores: &Scores) -> Option<Block> {
     };
     let caption = "The criteria and the values of this suite.";
     Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row))
-        .text_columns_only()
-        .block()
+        .with_only_text_columns()
+        .into_block()
 }
 
 /// Returns a table of the criteria for each repetition of the suite; `None` for fewer than two repetitions.
 fn repetitions(validation: &Validation) -> Option<Block> {
-    let repetitions = scores::by_repetition(&validation.cases);
+    let repetitions = scores::score_repetitions(&validation.cases);
     if repetitions.len() < 2 {
         return None;
     }
@@ -133,32 +135,34 @@ fn repetitions(validation: &Validation) -> Option<Block> {
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
     let headings = ["Repetition"].into_iter().chain(texts);
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    Table::new(caption, headings, repetitions.iter().enumerate().map(row)).text_columns_only().block()
+    Table::new(caption, headings, repetitions.iter().enumerate().map(row))
+        .with_only_text_columns()
+        .into_block()
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
-    type Of = fn(&CaseScores) -> Option<Score>;
+    type Of = fn(&CaseScores) -> Option<PredictionAccuracy>;
     let quantities: [(&str, &str, &str, f64, Of); 3] = [
         ("parity-tpot", "Time per token", "ms", 1.0, |case| case.tpot),
         ("parity-ttft", "Time to first token", "ms", 1.0, |case| case.ttft),
-        ("parity-bytes", "Read from disk per token", "MB", 1e-6, |case| case.bytes_read),
+        ("parity-bytes", "Read from disk per token", "MB", 1e-6, |case| case.bytes_read_per_token),
     ];
     let mut blocks = Vec::new();
     for (id, title, unit, factor, of) in quantities {
         let dot = |case: &CaseScores| {
             let score = of(case)?;
-            let (group, class) = if score.high_variance {
-                ("measurements differ by more than 15 %", Class::Series4)
+            let (group, class) = if score.has_high_variance {
+                ("measurements differ by more than 15 %", CssClass::Series4)
             } else {
-                ("scenario", Class::Series0)
+                ("scenario", CssClass::Series0)
             };
             Some(Dot {
                 group: group.into(),
                 class,
                 name: case.name.clone(),
-                reference: score.measured * factor,
-                predicted: score.predicted * factor,
-                range: Some(score.range.map(|value| value * factor)),
+                reference_value: score.median_measurement * factor,
+                predicted_value: score.median_prediction * factor,
+                measured_range: Some(score.measured_range.map(|value| value * factor)),
             })
         };
         let dots: Vec<Dot> = scores.cases.iter().filter_map(dot).collect();
@@ -174,26 +178,30 @@ fn parities(scores: &Scores) -> Vec<Block> {
 
 fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
-    let cells = |one: Option<Score>, factor: f64| match one {
+    let cells = |one: Option<PredictionAccuracy>, factor: f64| match one {
         None => [NO_VALUE; 3].map(Text::from),
         Some(one) => {
-            let measured = if one.high_variance {
-                format!("{} to {}", number(one.range[0] * factor), number(one.range[1] * factor))
+            let measured = if one.has_high_variance {
+                format!(
+                    "{} to {}",
+                    number(one.measured_range[0] * factor),
+                    number(one.measured_range[1] * factor)
+                )
             } else {
-                number(one.measured * factor)
+                number(one.median_measurement * factor)
             };
-            let error = format!("{:+.1} %", one.error * 100.0);
-            [number(one.predicted * factor), measured, error].map(Text::from)
+            let error = format!("{:+.1} %", one.relative_error * 100.0);
+            [number(one.median_prediction * factor), measured, error].map(Text::from)
         }
     };
     let row = |case: &CaseScores| {
-        let repeated = case.tpot.filter(|tpot| tpot.runs > 1);
-        let spread = Text::from_option(repeated.map(|tpot| share(tpot.spread)));
+        let repeated = case.tpot.filter(|tpot| tpot.run_count > 1);
+        let spread = Text::from_option(repeated.map(|tpot| share(tpot.measured_spread)));
         let mut row = vec![Text::default().append_name(&case.name)];
         row.extend(cells(case.tpot, 1.0));
         row.push(spread);
         row.extend(cells(case.ttft, 1.0));
-        row.extend(cells(case.bytes_read, 1e-6));
+        row.extend(cells(case.bytes_read_per_token, 1e-6));
         row
     };
     let headings = [
@@ -211,38 +219,40 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     ];
     let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
     let cases = Table::new(caption, headings, scores.cases.iter().map(row));
-    let question = |case: &Case| {
+    let question = |case: &ValidationCase| {
         let [name, question] = [&case.name, &case.question].map(|text| Text::default().append_name(text));
-        let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction_digest.as_str()).collect();
+        let digests: Vec<&str> = case.run_pairs.iter().map(|run| run.prediction_digest.as_str()).collect();
         vec![name, question, Text::default().append_code(digests.join(" "))]
     };
     let caption = "The question of each scenario, and the digests of its predictions.";
     let headings = ["Scenario", "Question", "Predictions"];
-    let questions = Table::new(caption, headings, validation.cases.iter().map(question)).text_columns_only();
-    [cases, questions].into_iter().filter_map(Table::block).collect()
+    let questions =
+        Table::new(caption, headings, validation.cases.iter().map(question)).with_only_text_columns();
+    [cases, questions].into_iter().filter_map(Table::into_block).collect()
 }
 
 fn terms(scores: &Scores) -> Vec<Block> {
     let mean = scores
-        .terms
+        .mean_term_errors
         .iter()
         .map(|(name, error)| vec![Text::from(name.replace('_', " ")), share(*error).into()]);
-    let names = scores.terms.iter().map(|(name, _)| name.replace('_', " "));
+    let names = scores.mean_term_errors.iter().map(|(name, _)| name.replace('_', " "));
     let headings = ["Scenario".to_owned()].into_iter().chain(names);
     let row = |case: &CaseScores| {
-        let error = |term: &scores::TermError| Text::from(format!("{:+.1} %", term.error * 100.0));
+        let error =
+            |term: &scores::TermComparison| Text::from(format!("{:+.1} %", term.relative_error * 100.0));
         [Text::default().append_name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
     };
     let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row);
     let caption = "Mean absolute error of each term, as a share of the time per token.";
     let means = Table::new(caption, ["Term", "Error"], mean);
     let caption = "Predicted less measured, as a share of the measured time per token.";
-    [means, Table::new(caption, headings, rows)].into_iter().filter_map(Table::block).collect()
+    [means, Table::new(caption, headings, rows)].into_iter().filter_map(Table::into_block).collect()
 }
 
 fn order(scores: &Scores) -> Vec<Block> {
     let sentence = |order: &RankAgreement| {
-        let right = order.ordered_share().map_or("no pair".into(), share);
+        let right = order.concordant_share().map_or("no pair".into(), share);
         let (margin, pairs) = (share(order.margin), order.pair_count);
         let text = format!(
             "Pairs whose measured times differ by more than {margin}: {pairs}, of which {right} are in the right order."
@@ -253,45 +263,53 @@ fn order(scores: &Scores) -> Vec<Block> {
         vec![Text::default().append_name(fast), Text::default().append_name(slow)]
     };
     let headings = ["Faster in the measurement", "Slower in the measurement"];
-    let misordered = scores.rank_agreements[0].misordered_pairs.iter().map(pair);
-    let table = Table::new("Pairs in the wrong order.", headings, misordered).text_columns_only();
-    scores.rank_agreements.iter().map(sentence).chain(table.block()).collect()
+    let misordered = scores.rank_agreements[0].discordant_pairs.iter().map(pair);
+    let table = Table::new("Pairs in the wrong order.", headings, misordered).with_only_text_columns();
+    scores.rank_agreements.iter().map(sentence).chain(table.into_block()).collect()
 }
 
 fn failed(validation: &Validation) -> Option<Block> {
     let row = |failed: &FailedScenario| {
         vec![Text::default().append_name(&failed.name), Text::default().append_name(&failed.reason)]
     };
-    let rows = validation.failed.iter().map(row);
-    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).text_columns_only().block()
+    let rows = validation.failed_scenarios.iter().map(row);
+    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows)
+        .with_only_text_columns()
+        .into_block()
 }
 
 fn machine(validation: &Validation) -> Option<Block> {
     let row =
         |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().append_name(value)];
-    let rows = validation.machine.iter().map(row);
-    Table::new("The machine of the measurements.", ["Property", "Value"], rows).text_columns_only().block()
+    let rows = validation.machine_properties.iter().map(row);
+    Table::new("The machine of the measurements.", ["Property", "Value"], rows)
+        .with_only_text_columns()
+        .into_block()
 }
 
 /// Returns a CSV table with a line for each scenario.
 fn csv_table(scores: &Scores) -> Vec<u8> {
     let headings = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
                 ttft_predicted_ms ttft_measured_ms ttft_error read_predicted_bytes read_measured_bytes read_error";
-    let terms = scores.terms.iter().map(|(name, _)| format!("{name}_error"));
+    let terms = scores.mean_term_errors.iter().map(|(name, _)| format!("{name}_error"));
     let headings = headings.split_whitespace().map(str::to_owned).chain(terms).collect();
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
     let row = |case: &CaseScores| {
-        let of = |one: Option<Score>| {
-            [one.map(|one| one.predicted), one.map(|one| one.measured), one.map(|one| one.error)]
+        let of = |one: Option<PredictionAccuracy>| {
+            [
+                one.map(|one| one.median_prediction),
+                one.map(|one| one.median_measurement),
+                one.map(|one| one.relative_error),
+            ]
         };
         let [predicted, measured, error] = of(case.tpot);
-        let range = [0, 1].map(|end| case.tpot.map(|tpot| tpot.range[end]));
+        let range = [0, 1].map(|end| case.tpot.map(|tpot| tpot.measured_range[end]));
         let mut cells = vec![escape::csv_field(&case.name)];
         cells.extend([predicted, measured, range[0], range[1], error].map(number));
-        cells.push(case.tpot.map_or(String::new(), |tpot| tpot.high_variance.to_string()));
-        cells.extend([of(case.ttft), of(case.bytes_read)].into_iter().flatten().map(number));
-        let terms = scores.terms.iter().enumerate();
-        cells.extend(terms.map(|(index, _)| number(case.terms.get(index).map(|term| term.error))));
+        cells.push(case.tpot.map_or(String::new(), |tpot| tpot.has_high_variance.to_string()));
+        cells.extend([of(case.ttft), of(case.bytes_read_per_token)].into_iter().flatten().map(number));
+        let terms = scores.mean_term_errors.iter().enumerate();
+        cells.extend(terms.map(|(index, _)| number(case.terms.get(index).map(|term| term.relative_error))));
         cells
     };
     csv::write([headings].into_iter().chain(scores.cases.iter().map(row)))
@@ -304,12 +322,12 @@ mod tests {
     fn validation() -> Validation {
         Validation {
             title: "suite".into(),
-            machine: vec![("cores".into(), "2".into())],
+            machine_properties: vec![("cores".into(), "2".into())],
             cases: vec![
-                Case::fixture("a", 105.0, &[100.0, 101.0, 99.0]),
-                Case::fixture("=b", 60.0, &[40.0, 80.0]),
+                ValidationCase::fixture("a", 105.0, &[100.0, 101.0, 99.0]),
+                ValidationCase::fixture("=b", 60.0, &[40.0, 80.0]),
             ],
-            failed: vec![FailedScenario { name: "c".into(), reason: "no <disk>".into() }],
+            failed_scenarios: vec![FailedScenario { name: "c".into(), reason: "no <disk>".into() }],
         }
     }
 
@@ -320,7 +338,7 @@ mod tests {
 
     #[test]
     fn report_has_the_scores_in_every_format() {
-        let files = files(&validation());
+        let files = render_files(&validation());
         let markdown = text(&files, "report.md");
         assert!(markdown.contains("+5.0 %") && markdown.contains("40.0 to 80.0"), "{markdown}");
         assert!(markdown.contains("Repetitions"), "{markdown}");
@@ -337,13 +355,18 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&text(&files, "validation.json")).expect("JSON");
         assert_eq!(json["scores"]["tpot"]["count"], 2);
         assert_eq!(json["failed"][0]["name"], "c");
-        assert_eq!(files, super::files(&validation()), "the same bytes again");
+        assert_eq!(files, render_files(&validation()), "the same bytes again");
     }
 
     #[test]
     fn empty_suite_makes_a_report() {
-        let empty = Validation { title: "none".into(), machine: vec![], cases: vec![], failed: vec![] };
-        assert_eq!(files(&empty).len(), 4, "no drawing");
+        let empty = Validation {
+            title: "none".into(),
+            machine_properties: vec![],
+            cases: vec![],
+            failed_scenarios: vec![],
+        };
+        assert_eq!(render_files(&empty).len(), 4, "no drawing");
         assert!(summary_text(&empty).contains("NOT MET"));
         assert!(summary_text(&validation()).contains("2 scenarios measured, 1 failed"));
     }

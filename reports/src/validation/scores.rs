@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use hearth_core::metrics::Terms;
 use serde::Serialize;
 
-use super::{Case, FailedScenario, RunMetrics, RunPair};
+use super::{FailedScenario, RunMetrics, RunPair, ValidationCase};
 
 /// (Largest - smallest) / median above which repeated measurements have high variance.
 pub const HIGH_VARIANCE_SPREAD: f64 = 0.15;
@@ -32,26 +32,33 @@ pub const MIN_COMPARED_BYTES: f64 = 2e6;
 
 /// The predicted and the measured value of a quantity of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Score {
+pub struct PredictionAccuracy {
     /// The median of the predictions.
-    pub predicted: f64,
+    #[serde(rename = "predicted")]
+    pub median_prediction: f64,
     /// The median of the measurements.
-    pub measured: f64,
+    #[serde(rename = "measured")]
+    pub median_measurement: f64,
     /// The smallest and the largest measurement.
-    pub range: [f64; 2],
-    pub runs: usize,
+    #[serde(rename = "range")]
+    pub measured_range: [f64; 2],
+    #[serde(rename = "runs")]
+    pub run_count: usize,
     /// (Largest - smallest) / median of the measurements.
-    pub spread: f64,
+    #[serde(rename = "spread")]
+    pub measured_spread: f64,
     /// Whether the spread exceeds [`HIGH_VARIANCE_SPREAD`].
-    pub high_variance: bool,
+    #[serde(rename = "high_variance")]
+    pub has_high_variance: bool,
     /// Relative error of the prediction; with high variance, of its distance from the range of the measurements.
-    pub error: f64,
+    #[serde(rename = "error")]
+    pub relative_error: f64,
 }
 
-impl Score {
+impl PredictionAccuracy {
     /// Scores runs, each given as a prediction and a measurement. Returns `None` if there are no runs, a value is
     /// missing, or a measurement is not positive.
-    pub fn from_runs(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
+    pub fn from_runs(runs: &[(Option<f64>, Option<f64>)]) -> Option<PredictionAccuracy> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
         let predicted = median(&sorted(&predictions)?)?;
         let values = sorted(&measurements)?;
@@ -70,38 +77,51 @@ impl Score {
             errors.sort_by(|one, other| one.abs().total_cmp(&other.abs()));
             *errors.get(errors.len() / 2)?
         };
-        Some(Score { predicted, measured, range, runs: values.len(), spread, high_variance, error })
+        Some(PredictionAccuracy {
+            median_prediction: predicted,
+            median_measurement: measured,
+            measured_range: range,
+            run_count: values.len(),
+            measured_spread: spread,
+            has_high_variance: high_variance,
+            relative_error: error,
+        })
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseScores {
     pub name: String,
-    pub tpot: Option<Score>,
+    pub tpot: Option<PredictionAccuracy>,
     /// Time to first token, in milliseconds.
-    pub ttft: Option<Score>,
+    pub ttft: Option<PredictionAccuracy>,
     /// Bytes read per token.
-    pub bytes_read: Option<Score>,
-    pub terms: Vec<TermError>,
+    #[serde(rename = "bytes_read")]
+    pub bytes_read_per_token: Option<PredictionAccuracy>,
+    pub terms: Vec<TermComparison>,
 }
 
 /// The error of a term of the time per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct TermError {
+pub struct TermComparison {
     pub name: &'static str,
     /// The mean of the predictions in milliseconds.
-    pub predicted: f64,
+    #[serde(rename = "predicted")]
+    pub predicted_ms: f64,
     /// The mean of the measurements in milliseconds.
-    pub measured: f64,
+    #[serde(rename = "measured")]
+    pub measured_ms: f64,
     /// Predicted minus measured term, divided by the measured time per token; positive if the prediction is too high.
-    pub error: f64,
+    #[serde(rename = "error")]
+    pub relative_error: f64,
 }
 
 /// The errors of one quantity over all scenarios.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ErrorStatistics {
     /// Number of scenarios that have the quantity.
-    pub count: usize,
+    #[serde(rename = "count")]
+    pub scenario_count: usize,
     /// The median absolute error. Scenarios with high variance and an error of 0 are left out.
     pub median: Option<f64>,
     /// The largest absolute error.
@@ -121,16 +141,16 @@ pub struct RankAgreement {
     pub pair_count: usize,
     /// Number of the `pair_count` pairs that are predicted in the measured order.
     #[serde(rename = "right")]
-    pub ordered_pair_count: usize,
+    pub concordant_pair_count: usize,
     /// The pairs that are predicted in the wrong order; the scenario that was measured as faster is the first.
     #[serde(rename = "wrong")]
-    pub misordered_pairs: Vec<[String; 2]>,
+    pub discordant_pairs: Vec<[String; 2]>,
 }
 
 impl RankAgreement {
     /// Returns the share of pairs in the right order; `None` if there are no pairs.
-    pub fn ordered_share(&self) -> Option<f64> {
-        (self.pair_count > 0).then(|| self.ordered_pair_count as f64 / self.pair_count as f64)
+    pub fn concordant_share(&self) -> Option<f64> {
+        (self.pair_count > 0).then(|| self.concordant_pair_count as f64 / self.pair_count as f64)
     }
 }
 
@@ -151,7 +171,8 @@ pub struct Scores {
     pub ttft: ErrorStatistics,
     pub bytes_read: ErrorStatistics,
     /// Names of the terms of the time per token, and their mean absolute errors as shares of that time.
-    pub terms: Vec<(&'static str, f64)>,
+    #[serde(rename = "terms")]
+    pub mean_term_errors: Vec<(&'static str, f64)>,
     /// The order of pairs that differ by more than [`RANK_MARGIN`], and by more than [`LARGE_RANK_MARGIN`].
     #[serde(rename = "order")]
     pub rank_agreements: [RankAgreement; 2],
@@ -159,23 +180,31 @@ pub struct Scores {
 }
 
 impl Scores {
-    pub fn from_cases(cases: &[Case]) -> Scores {
+    pub fn from_cases(cases: &[ValidationCase]) -> Scores {
         let cases: Vec<CaseScores> = cases.iter().map(score_case).collect();
-        let errors = |of: fn(&CaseScores) -> Option<Score>| errors(cases.iter().filter_map(of));
+        let errors = |of: fn(&CaseScores) -> Option<PredictionAccuracy>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
-        let bytes_read = errors(|case| case.bytes_read);
+        let bytes_read = errors(|case| case.bytes_read_per_token);
         let rank_agreements = [RANK_MARGIN, LARGE_RANK_MARGIN].map(|margin| rank_agreement(&cases, margin));
         let criteria = criteria(&tpot, &ttft, &bytes_read, &rank_agreements);
-        Scores { terms: term_means(&cases), tpot, ttft, bytes_read, rank_agreements, criteria, cases }
+        Scores {
+            mean_term_errors: term_means(&cases),
+            tpot,
+            ttft,
+            bytes_read,
+            rank_agreements,
+            criteria,
+            cases,
+        }
     }
 }
 
 /// Scores each repetition separately: the first runs of all scenarios, then the second runs, and so on.
-pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
-    let count = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
-    let only = |case: &Case, repetition: usize| {
-        let runs = vec![case.runs.get(repetition)?.clone()];
-        Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
+pub fn score_repetitions(cases: &[ValidationCase]) -> Vec<Scores> {
+    let count = cases.iter().map(|case| case.run_pairs.len()).max().unwrap_or(0);
+    let only = |case: &ValidationCase, repetition: usize| {
+        let runs = vec![case.run_pairs.get(repetition)?.clone()];
+        Some(ValidationCase { name: case.name.clone(), question: case.question.clone(), run_pairs: runs })
     };
     let score = |repetition| {
         Scores::from_cases(&cases.iter().filter_map(|case| only(case, repetition)).collect::<Vec<_>>())
@@ -183,10 +212,14 @@ pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
     (0..count).map(score).collect()
 }
 
-fn score_case(case: &Case) -> CaseScores {
+fn score_case(case: &ValidationCase) -> CaseScores {
     let score = |of: fn(&RunMetrics) -> Option<f64>| {
-        Score::from_runs(
-            &case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>(),
+        PredictionAccuracy::from_runs(
+            &case
+                .run_pairs
+                .iter()
+                .map(|run| (of(&run.predicted_metrics), of(&run.measured_metrics)))
+                .collect::<Vec<_>>(),
         )
     };
     let tpot = score(|numbers| numbers.tpot_ms);
@@ -195,8 +228,9 @@ fn score_case(case: &Case) -> CaseScores {
     CaseScores {
         name: case.name.clone(),
         ttft: score(|numbers| numbers.ttft_ms),
-        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= MIN_COMPARED_BYTES),
-        terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.measured)),
+        bytes_read_per_token: bytes
+            .filter(|bytes| bytes.median_measurement.max(bytes.median_prediction) >= MIN_COMPARED_BYTES),
+        terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.median_measurement)),
         tpot,
     }
 }
@@ -206,38 +240,38 @@ fn named_terms(terms: &Terms) -> Vec<(&'static str, f64)> {
     terms.named_terms().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
 }
 
-fn term_errors(case: &Case, tpot: f64) -> Vec<TermError> {
-    let count = case.runs.len().max(1) as f64;
+fn term_errors(case: &ValidationCase, tpot: f64) -> Vec<TermComparison> {
+    let count = case.run_pairs.len().max(1) as f64;
     let mean = |of: fn(&RunPair) -> &RunMetrics| {
         let mut sums = named_terms(&Terms::default());
-        for run in &case.runs {
+        for run in &case.run_pairs {
             let terms = named_terms(&of(run).terms);
             sums.iter_mut().zip(terms).for_each(|(sum, (_, term))| sum.1 += term / count);
         }
         sums
     };
-    let (predicted, measured) = (mean(|run| &run.predicted), mean(|run| &run.measured));
-    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| TermError {
+    let (predicted, measured) = (mean(|run| &run.predicted_metrics), mean(|run| &run.measured_metrics));
+    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| TermComparison {
         name,
-        predicted,
-        measured,
-        error: (predicted - measured) / tpot,
+        predicted_ms: predicted,
+        measured_ms: measured,
+        relative_error: (predicted - measured) / tpot,
     };
     predicted.into_iter().zip(measured).map(term).collect()
 }
 
-fn errors(scores: impl Iterator<Item = Score>) -> ErrorStatistics {
-    let scores: Vec<Score> = scores.collect();
-    let sizes = |which: fn(&&Score) -> bool| {
-        let mut sizes: Vec<f64> = scores.iter().filter(which).map(|one| one.error.abs()).collect();
+fn errors(scores: impl Iterator<Item = PredictionAccuracy>) -> ErrorStatistics {
+    let scores: Vec<PredictionAccuracy> = scores.collect();
+    let sizes = |which: fn(&&PredictionAccuracy) -> bool| {
+        let mut sizes: Vec<f64> = scores.iter().filter(which).map(|one| one.relative_error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
         sizes
     };
     ErrorStatistics {
-        count: scores.len(),
-        median: median(&sizes(|one| !one.high_variance || one.error != 0.0)),
+        scenario_count: scores.len(),
+        median: median(&sizes(|one| !one.has_high_variance || one.relative_error != 0.0)),
         max: sizes(|_| true).last().copied(),
-        high_variance_count: scores.iter().filter(|one| one.high_variance).count(),
+        high_variance_count: scores.iter().filter(|one| one.has_high_variance).count(),
     }
 }
 
@@ -258,32 +292,32 @@ fn term_means(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
     let with: Vec<&CaseScores> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
     let names = with.first().map_or(Vec::new(), |case| case.terms.iter().map(|term| term.name).collect());
     let mean = |(at, name): (usize, &'static str)| {
-        let sum = with.iter().fold(0.0, |sum, case| sum + case.terms[at].error.abs());
+        let sum = with.iter().fold(0.0, |sum, case| sum + case.terms[at].relative_error.abs());
         (name, sum / with.len() as f64)
     };
     names.into_iter().enumerate().map(mean).collect()
 }
 
 fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
-    let timed: Vec<(&str, Score)> =
+    let timed: Vec<(&str, PredictionAccuracy)> =
         cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
     let mut found =
-        RankAgreement { margin, pair_count: 0, ordered_pair_count: 0, misordered_pairs: Vec::new() };
+        RankAgreement { margin, pair_count: 0, concordant_pair_count: 0, discordant_pairs: Vec::new() };
     for (index, &(name, one)) in timed.iter().enumerate() {
         for &(other_name, other) in &timed[index + 1..] {
-            let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
+            let ((fast, faster), (slow, slower)) = if one.median_measurement <= other.median_measurement {
                 ((name, one), (other_name, other))
             } else {
                 ((other_name, other), (name, one))
             };
-            if slower.measured <= faster.measured * (1.0 + margin) {
+            if slower.median_measurement <= faster.median_measurement * (1.0 + margin) {
                 continue;
             }
             found.pair_count += 1;
-            if faster.predicted < slower.predicted {
-                found.ordered_pair_count += 1;
+            if faster.median_prediction < slower.median_prediction {
+                found.concordant_pair_count += 1;
             } else {
-                found.misordered_pairs.push([fast.to_owned(), slow.to_owned()]);
+                found.discordant_pairs.push([fast.to_owned(), slow.to_owned()]);
             }
         }
     }
@@ -292,7 +326,7 @@ fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
 
 /// Returns the acceptance criterion that all metrics of every scenario are known. A scenario that fails, or
 /// is predicted to fail, has no times.
-pub(super) fn completeness(cases: &[Case], failed: &[FailedScenario]) -> Criterion {
+pub(super) fn completeness(cases: &[ValidationCase], failed: &[FailedScenario]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();
     let without = failed.iter().map(|failed| &failed.name).collect::<BTreeSet<_>>().len();
@@ -323,7 +357,7 @@ fn criteria(
     };
     let mut criteria = limits.map(at_most).to_vec();
     // If no scenario reads enough bytes, none are compared.
-    criteria[3].is_met |= bytes.count == 0;
+    criteria[3].is_met |= bytes.scenario_count == 0;
     let [near, far] = order;
     let ordered = |order: &RankAgreement, min: f64| Criterion {
         text: format!(
@@ -331,9 +365,9 @@ fn criteria(
             percent(order.margin),
             percent(min)
         ),
-        value: order.ordered_share(),
+        value: order.concordant_share(),
         // If there are no such pairs, no order is wrong.
-        is_met: order.ordered_share().is_none_or(|share| share >= min),
+        is_met: order.concordant_share().is_none_or(|share| share >= min),
     };
     criteria.extend([ordered(near, MIN_ORDERED_SHARE), ordered(far, 1.0)]);
     criteria
@@ -347,20 +381,28 @@ mod tests {
     fn high_variance_is_scored_against_the_range() {
         let score = |predicted: f64, measured: &[f64]| {
             let runs: Vec<_> = measured.iter().map(|&ms| (Some(predicted), Some(ms))).collect();
-            Score::from_runs(&runs).expect("numbers")
+            PredictionAccuracy::from_runs(&runs).expect("numbers")
         };
         let steady = score(110.0, &[99.0, 104.0, 100.0]);
-        assert!((steady.error - 0.1).abs() < 1e-12 && !steady.high_variance && steady.measured == 100.0);
+        assert!(
+            (steady.relative_error - 0.1).abs() < 1e-12
+                && !steady.has_high_variance
+                && steady.median_measurement == 100.0
+        );
         let within = score(150.0, &[100.0, 200.0, 180.0]);
-        assert!(within.high_variance && within.error == 0.0 && within.range == [100.0, 200.0]);
+        assert!(
+            within.has_high_variance
+                && within.relative_error == 0.0
+                && within.measured_range == [100.0, 200.0]
+        );
         let beyond = score(50.0, &[100.0, 200.0]);
-        assert_eq!((beyond.error, beyond.measured), (-0.5, 150.0));
+        assert_eq!((beyond.relative_error, beyond.median_measurement), (-0.5, 150.0));
         for nothing in
             [(None, Some(1.0)), (Some(1.0), None), (Some(f64::NAN), Some(1.0)), (Some(1.0), Some(0.0))]
         {
-            assert_eq!(Score::from_runs(&[nothing]), None);
+            assert_eq!(PredictionAccuracy::from_runs(&[nothing]), None);
         }
-        assert_eq!(Score::from_runs(&[]), None);
+        assert_eq!(PredictionAccuracy::from_runs(&[]), None);
     }
 
     #[test]
@@ -368,7 +410,7 @@ mod tests {
         let error = |runs: &[(f64, f64)]| {
             let runs: Vec<_> =
                 runs.iter().map(|&(predicted, measured)| (Some(predicted), Some(measured))).collect();
-            Score::from_runs(&runs).expect("numbers").error
+            PredictionAccuracy::from_runs(&runs).expect("numbers").relative_error
         };
         // One prediction is too high and one too low: the medians nearly agree, although both predictions are wrong.
         assert!((error(&[(112.0, 100.0), (89.0, 100.0)]) - 0.12).abs() < 1e-12);
@@ -378,15 +420,16 @@ mod tests {
     #[test]
     fn scenarios_within_their_range_do_not_lower_the_median() {
         let edges = [
-            Case::fixture("a", 120.0, &[100.0]),
-            Case::fixture("b", 150.0, &[100.0, 200.0]),
-            Case::fixture("c", 150.0, &[100.0, 200.0]),
+            ValidationCase::fixture("a", 120.0, &[100.0]),
+            ValidationCase::fixture("b", 150.0, &[100.0, 200.0]),
+            ValidationCase::fixture("c", 150.0, &[100.0, 200.0]),
         ];
         let scores = Scores::from_cases(&edges);
-        assert_eq!((scores.tpot.count, scores.tpot.high_variance_count), (3, 2));
+        assert_eq!((scores.tpot.scenario_count, scores.tpot.high_variance_count), (3, 2));
         assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
         // A prediction outside the range counts.
-        let beyond = Scores::from_cases(&[edges[0].clone(), Case::fixture("d", 300.0, &[100.0, 200.0])]);
+        let beyond =
+            Scores::from_cases(&[edges[0].clone(), ValidationCase::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = FailedScenario { name: "a".into(), reason: "?".into() };
         assert_eq!(
@@ -397,15 +440,15 @@ mod tests {
 
     #[test]
     fn bytes_on_one_side_only_are_an_error() {
-        let mut unread = Case::fixture("a", 100.0, &[100.0]);
-        let mut lost = unread.runs[0].clone();
-        lost.measured.bytes_read_per_token = None;
-        unread.runs[0].measured.bytes_read_per_token = Some(0.0);
-        let error = |case: &Case| Scores::from_cases(std::slice::from_ref(case)).bytes_read.max;
+        let mut unread = ValidationCase::fixture("a", 100.0, &[100.0]);
+        let mut lost = unread.run_pairs[0].clone();
+        lost.measured_metrics.bytes_read_per_token = None;
+        unread.run_pairs[0].measured_metrics.bytes_read_per_token = Some(0.0);
+        let error = |case: &ValidationCase| Scores::from_cases(std::slice::from_ref(case)).bytes_read.max;
         assert!(error(&unread).is_some_and(|worst| worst > 1.0));
-        unread.runs[0].predicted.bytes_read_per_token = Some(1e6);
+        unread.run_pairs[0].predicted_metrics.bytes_read_per_token = Some(1e6);
         assert_eq!(error(&unread), None, "pages of the programs");
-        unread.runs[0] = lost;
+        unread.run_pairs[0] = lost;
         assert_eq!(error(&unread), None, "a lost trace has no bytes");
     }
 
@@ -413,19 +456,19 @@ mod tests {
     fn pairs_beyond_the_margin_have_an_order() {
         // b is only 5 % slower than a, so this pair does not count; c and d are predicted in the wrong order.
         let cases = [
-            Case::fixture("a", 100.0, &[100.0]),
-            Case::fixture("b", 90.0, &[105.0]),
-            Case::fixture("c", 260.0, &[200.0]),
-            Case::fixture("d", 240.0, &[230.0]),
+            ValidationCase::fixture("a", 100.0, &[100.0]),
+            ValidationCase::fixture("b", 90.0, &[105.0]),
+            ValidationCase::fixture("c", 260.0, &[200.0]),
+            ValidationCase::fixture("d", 240.0, &[230.0]),
         ];
         let scores = Scores::from_cases(&cases);
         let [near, far] = &scores.rank_agreements;
         assert_eq!(
-            (near.pair_count, near.ordered_pair_count, near.misordered_pairs.as_slice()),
+            (near.pair_count, near.concordant_pair_count, near.discordant_pairs.as_slice()),
             (5, 4, &[["c".into(), "d".into()]][..])
         );
-        assert_eq!((far.pair_count, far.ordered_pair_count), (4, 4));
-        assert_eq!(scores.tpot.count, 4);
+        assert_eq!((far.pair_count, far.concordant_pair_count), (4, 4));
+        assert_eq!(scores.tpot.scenario_count, 4);
         let max = scores.tpot.max.expect("errors");
         assert!((max - 0.3).abs() < 1e-12);
         let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.is_met).collect();
@@ -435,26 +478,29 @@ mod tests {
 
     #[test]
     fn each_repetition_has_its_own_scores() {
-        let mut several = Case::fixture("a", 110.0, &[100.0, 110.0]);
-        several.runs[1].predicted = several.runs[1].measured.clone();
-        let repetitions = by_repetition(&[several.clone(), Case::fixture("b", 50.0, &[50.0])]);
+        let mut several = ValidationCase::fixture("a", 110.0, &[100.0, 110.0]);
+        several.run_pairs[1].predicted_metrics = several.run_pairs[1].measured_metrics.clone();
+        let repetitions = score_repetitions(&[several.clone(), ValidationCase::fixture("b", 50.0, &[50.0])]);
         let max: Vec<_> =
             repetitions.iter().map(|scores| scores.tpot.max.map(|worst| (worst * 1e3).round())).collect();
         assert_eq!(max, [Some(100.0), Some(0.0)]);
         assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
         // The medians of predictions and measurements agree.
-        assert_eq!(Scores::from_cases(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
-        assert!(by_repetition(&[]).is_empty());
+        assert_eq!(
+            Scores::from_cases(&[several]).cases[0].tpot.map(|tpot| tpot.median_prediction),
+            Some(110.0)
+        );
+        assert!(score_repetitions(&[]).is_empty());
     }
 
     #[test]
     fn term_errors_are_shares_of_the_measured_time() {
-        let scores = Scores::from_cases(&[Case::fixture("a", 120.0, &[100.0, 100.0])]);
+        let scores = Scores::from_cases(&[ValidationCase::fixture("a", 120.0, &[100.0, 100.0])]);
         let cpu = scores.cases[0].terms[0];
-        assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
-        assert!((cpu.error - 0.1).abs() < 1e-12);
-        assert_eq!(scores.terms.len(), 8, "seven that sum, and hidden reading");
-        assert!((scores.terms[3].1 - 0.1).abs() < 1e-12);
+        assert_eq!((cpu.name, cpu.predicted_ms, cpu.measured_ms), ("cpu", 60.0, 50.0));
+        assert!((cpu.relative_error - 0.1).abs() < 1e-12);
+        assert_eq!(scores.mean_term_errors.len(), 8, "seven that sum, and hidden reading");
+        assert!((scores.mean_term_errors[3].1 - 0.1).abs() < 1e-12);
     }
 
     #[test]
@@ -462,6 +508,6 @@ mod tests {
         let scores = Scores::from_cases(&[]);
         let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.is_met).collect();
         assert_eq!(met, [false, false, false, true, true, true]);
-        assert_eq!(scores.terms, []);
+        assert_eq!(scores.mean_term_errors, []);
     }
 }

@@ -46,11 +46,16 @@ fn single_trace() {
 fn trace_with_events() {
     let mut trace = sample::trace(Origin::Simulated, 6);
     let output = |pass| {
-        trace.records.iter().find(|it| it.kind == StepKind::Output && it.pass == pass).expect("a token").end
+        trace
+            .records
+            .iter()
+            .find(|it| it.kind == StepKind::Output && it.pass_index == pass)
+            .expect("a token")
+            .end_ns
     };
     let run_event = |kind, device: Option<&str>, start, end, what: &str| {
         let (device, what, plan_digest) = (device.map(String::from), what.to_owned(), None);
-        RunEvent { kind, device, start, end, details: what, plan_digest }
+        RunEvent { kind, device, start_ns: start, end_ns: end, details: what, plan_digest }
     };
     let detected = output(2) + 1_000_000;
     trace.run_events = vec![
@@ -81,7 +86,7 @@ fn runs_of_different_plans() {
     traces[1].header.plan_digest = "sha256:0000000000000001".into();
     let report = Report::new(traces).unwrap();
     check(&report, "report.md", "different-plans.md");
-    assert!(report.comparison.pairs.is_empty());
+    assert!(report.comparison.run_comparisons.is_empty());
 }
 
 /// Returns the cells of a Markdown table row after the first; `None` for cells that are not numbers.
@@ -111,7 +116,7 @@ fn printed_terms_sum_to_the_printed_tpot() {
 #[test]
 fn report_is_deterministic() {
     let [first, second] = [Report::new(sample::pair(5)).unwrap(), Report::new(sample::pair(5)).unwrap()];
-    assert!(first.files() == second.files());
+    assert!(first.render_files() == second.render_files());
 }
 
 #[test]
@@ -119,10 +124,14 @@ fn runs_are_paired_by_plan() {
     let mut traces = sample::pair(3);
     traces.extend(sample::pair(3));
     let report = Report::new(traces).unwrap();
-    let pairs: Vec<(usize, usize)> =
-        report.comparison.pairs.iter().map(|pair| (pair.predicted_run, pair.measured_run)).collect();
+    let pairs: Vec<(usize, usize)> = report
+        .comparison
+        .run_comparisons
+        .iter()
+        .map(|pair| (pair.predicted_run_index, pair.measured_run_index))
+        .collect();
     assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
-    let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = report.render_files().into_iter().map(|(name, _)| name).collect();
     assert!(names.contains(&"measured-2.perfetto.json".to_owned()));
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
 }
@@ -133,9 +142,9 @@ type Change = fn(&mut Trace);
 fn damaged_traces_are_refused() {
     assert_eq!(Report::new(Vec::new()).unwrap_err().to_string(), "no trace to report on; name at least one");
     let cases: [(Change, &str); 3] = [
-        (|trace| trace.records[2].device = 9, "trace 1, step 2: device 9 is not in the header"),
+        (|trace| trace.records[2].device_index = 9, "trace 1, step 2: device 9 is not in the header"),
         (
-            |trace| trace.records[0].end = u64::MAX,
+            |trace| trace.records[0].end_ns = u64::MAX,
             "trace 1, step 0: the end, 18446744073709551615 ns, is later than 104 days",
         ),
         (|trace| trace.passes.reverse(), "trace 1: the token of pass 1 ends before the previous token"),

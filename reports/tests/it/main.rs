@@ -26,7 +26,7 @@ fn columns_that_add_up(csv: &str, columns: usize) -> usize {
 
 /// Returns a file of a report as text.
 fn file(report: &Report, name: &str) -> String {
-    let files = report.files();
+    let files = report.render_files();
     let (_, contents) = files.iter().find(|(found, _)| found == name).expect("the file is in the report");
     String::from_utf8(contents.clone()).expect("it is text")
 }

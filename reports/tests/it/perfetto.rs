@@ -33,10 +33,10 @@ fn overlay_has_the_events_of_both_traces() {
 #[test]
 fn clock_offset_causes_no_arrow_back_in_time() {
     let mut trace = sample::trace(Origin::Measured, 4);
-    for record in trace.records.iter_mut().filter(|record| record.device == 1) {
+    for record in trace.records.iter_mut().filter(|record| record.device_index == 1) {
         // The clock of the desktop was 40 ms behind the offset estimated at the handshake.
-        let early = 40_000_000.min(record.start);
-        (record.start, record.end) = (record.start - early, record.end - early);
+        let early = 40_000_000.min(record.start_ns);
+        (record.start_ns, record.end_ns) = (record.start_ns - early, record.end_ns - early);
     }
     let [_, _, flows] =
         trace_events::check(&String::from_utf8(perfetto::export(&[(None, &trace)])).unwrap()).unwrap();

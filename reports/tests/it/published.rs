@@ -2,8 +2,8 @@
 
 use hearth_profiles::Document;
 use hearth_reports::Report;
-use hearth_reports::charts::lines::{LineChart, Position, Series};
-use hearth_reports::published::{PublishedResults, SHIPPED_DOCUMENTS};
+use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
+use hearth_reports::published_results::{PublishedResults, SHIPPED_DOCUMENTS};
 use hearth_schema::trace::{Origin, StepKind};
 
 use crate::{file, sample};
@@ -29,7 +29,8 @@ fn document() -> PublishedResults {
 
 #[test]
 fn published_numbers_are_between_predicted_and_measured() {
-    let report = Report::new(sample::pair(4)).unwrap().with_published(&document(), Some("one")).unwrap();
+    let report =
+        Report::new(sample::pair(4)).unwrap().with_published_results(&document(), Some("one")).unwrap();
     let text = file(&report, "report.md");
     for expected in [
         "| Quantity | Predicted | Published | Measured | Error |",
@@ -49,7 +50,7 @@ fn published_numbers_are_between_predicted_and_measured() {
 
 #[test]
 fn without_a_name_no_system_is_selected() {
-    let report = Report::new(sample::pair(4)).unwrap().with_published(&document(), None).unwrap();
+    let report = Report::new(sample::pair(4)).unwrap().with_published_results(&document(), None).unwrap();
     let text = file(&report, "report.md");
     assert!(
         text.contains("| one, 8B | 50.0 | 60.5 |") && text.contains("| two, 8B | out of memory |"),
@@ -61,7 +62,11 @@ fn without_a_name_no_system_is_selected() {
 #[test]
 fn unmatched_documents_are_refused() {
     let refusal = |published: &PublishedResults, system| {
-        Report::new(sample::pair(3)).unwrap().with_published(published, system).unwrap_err().to_string()
+        Report::new(sample::pair(3))
+            .unwrap()
+            .with_published_results(published, system)
+            .unwrap_err()
+            .to_string()
     };
     let error = refusal(&document(), Some("three"));
     assert_eq!(error, "`made-up` has no system `three`; it has `one`, `two`");
@@ -102,14 +107,14 @@ fn runs_with_other_rounds_make_a_line_over_k() {
     assert!(file(&report, "report.md").contains("![Time per token over k](rounds.svg)"));
     // With a single plan there is nothing to draw.
     let alone = Report::new(vec![two]).unwrap();
-    assert!(!alone.files().iter().any(|(name, _)| name == "rounds.svg" || name == "sizes.svg"));
+    assert!(!alone.render_files().iter().any(|(name, _)| name == "rounds.svg" || name == "sizes.svg"));
 }
 
 #[test]
 fn runs_of_other_models_make_a_line_over_their_size() {
     let mut traces = vec![sample::trace(Origin::Simulated, 4), sample::trace(Origin::Simulated, 4)];
     for (trace, model) in traces.iter_mut().zip(["llama-8b", "llama-70b"]) {
-        trace.header.model = model.into();
+        trace.header.model_name = model.into();
     }
     let drawing = file(&Report::new(traces).unwrap(), "sizes.svg");
     assert!(drawing.contains("simulated, k = 2") && drawing.contains("GiB</text>"), "{drawing}");
@@ -117,16 +122,16 @@ fn runs_of_other_models_make_a_line_over_their_size() {
 
 #[test]
 fn a_sweep_is_a_figure_of_the_report() {
-    let position = |fraction: f64| Position { fraction, label: format!("{fraction} <GiB>") };
+    let position = |fraction: f64| AxisPosition { x_fraction: fraction, label: format!("{fraction} <GiB>") };
     let chart = LineChart {
         title: "Time over <memory>".into(),
         x_title: "memory".into(),
         unit: "ms".into(),
-        positions: vec![position(0.0), position(1.0)],
+        x_positions: vec![position(0.0), position(1.0)],
         series: vec![Series { name: String::new(), values: vec![Some(10.0), Some(20.0)] }],
-        mark_missing: true,
+        marks_missing_values: true,
     };
-    let report = Report::new(sample::pair(3)).unwrap().with_sweep(chart);
+    let report = Report::new(sample::pair(3)).unwrap().with_sweep_chart(chart);
     assert!(file(&report, "sweep-1.svg").contains("<circle"));
     let page = file(&report, "index.html");
     assert!(page.contains("id=\"scaling\"") && !page.contains("<memory>"));

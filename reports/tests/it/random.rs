@@ -5,7 +5,7 @@ use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::trace::{
-    Cost, Counter, Header, Origin, Outcome, Reading, Record, Resource, StepKind, TracedDevice,
+    Counter, CounterReading, Header, Origin, Outcome, Resource, StepCost, StepKind, StepRecord, TracedDevice,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -44,29 +44,42 @@ fn moment() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_u64, 0..100_000_000_u64, (1_u64 << 52)..(1_u64 << 53)]
 }
 
-fn record(devices: u16) -> impl Strategy<Value = Record> {
+fn record(devices: u16) -> impl Strategy<Value = StepRecord> {
     let cost = option::of((any::<u64>(), any::<u64>(), any::<u64>()));
     let layers = option::of([0..100_u32, 0..100_u32]);
     let step = (0..devices, resource(), kind(), 0..4_u32, 0..3_u32);
     (step, layers, [moment(), moment()], option::of(0..70_u16), cost, any::<u64>()).prop_map(
         |((device, resource, kind, pass, round), layers, span, peer, cost, bytes)| {
-            let cost = cost.map(|(cpu, queue, copy)| Cost {
+            let cost = cost.map(|(cpu, queue, copy)| StepCost {
                 cpu_ns: cpu,
                 queue_ns: queue,
                 copy_ns: copy,
-                ..Cost::default()
+                ..StepCost::default()
             });
             let (start, end) = (span[0].min(span[1]), span[0].max(span[1]));
-            Record { device, resource, kind, pass, round, layers, start, end, bytes, peer, cost }
+            StepRecord {
+                device_index: device,
+                resource,
+                kind,
+                pass_index: pass,
+                round,
+                layers,
+                start_ns: start,
+                end_ns: end,
+                bytes,
+                peer,
+                cost,
+            }
         },
     )
 }
 
-fn reading(devices: u16) -> impl Strategy<Value = Reading> {
+fn reading(devices: u16) -> impl Strategy<Value = CounterReading> {
     let counter =
         select(vec![Counter::BytesRead, Counter::Resident, Counter::Unreclaimable, Counter::Refaults]);
-    (0..devices, counter, 0..4_u32, moment(), any::<u64>())
-        .prop_map(|(device, counter, pass, at, value)| Reading { device, counter, pass, time_ns: at, value })
+    (0..devices, counter, 0..4_u32, moment(), any::<u64>()).prop_map(|(device, counter, pass, at, value)| {
+        CounterReading { device_index: device, counter, pass_index: pass, time_ns: at, value }
+    })
 }
 
 fn trace() -> impl Strategy<Value = Trace> {
@@ -81,7 +94,7 @@ fn trace() -> impl Strategy<Value = Trace> {
         |(origin, outcome, plan, passes, (devices, records, readings))| {
             let device = |(name, memory_total): (String, u64)| TracedDevice {
                 name,
-                memory_total,
+                total_memory_bytes: memory_total,
                 ..TracedDevice::default()
             };
             let pass = |index| Pass::new(index, index, 1, true);
@@ -89,7 +102,7 @@ fn trace() -> impl Strategy<Value = Trace> {
             let header = Header {
                 plan_digest: plan,
                 // Any kind, because the other fields are also arbitrary.
-                kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
+                parallelism: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
                 devices: devices.into_iter().map(device).collect(),
                 ..sample.header
             };
@@ -100,13 +113,13 @@ fn trace() -> impl Strategy<Value = Trace> {
 
 /// Sorts the end times of the tokens, so that a trace passes the check of their order.
 fn in_order(mut trace: Trace) -> Trace {
-    let is_output = |record: &&mut Record| record.device == 0 && record.kind == StepKind::Output;
-    let mut outputs: Vec<&mut Record> = trace.records.iter_mut().filter(is_output).collect();
-    let mut spans: Vec<(u64, u64)> = outputs.iter().map(|record| (record.end, record.start)).collect();
+    let is_output = |record: &&mut StepRecord| record.device_index == 0 && record.kind == StepKind::Output;
+    let mut outputs: Vec<&mut StepRecord> = trace.records.iter_mut().filter(is_output).collect();
+    let mut spans: Vec<(u64, u64)> = outputs.iter().map(|record| (record.end_ns, record.start_ns)).collect();
     spans.sort_unstable();
-    outputs.sort_by_key(|record| record.pass);
+    outputs.sort_by_key(|record| record.pass_index);
     for (record, (end, start)) in outputs.into_iter().zip(spans) {
-        (record.start, record.end) = (start, end);
+        (record.start_ns, record.end_ns) = (start, end);
     }
     trace
 }
@@ -121,18 +134,18 @@ proptest! {
     ) {
         let traces = if ordered { traces.into_iter().map(in_order).collect() } else { traces };
         // Above this time, an `f64` in microseconds does not represent every nanosecond.
-        let exact = traces.iter().flat_map(|trace| &trace.records).all(|record| record.end < 1 << 51);
+        let exact = traces.iter().flat_map(|trace| &trace.records).all(|record| record.end_ns < 1 << 51);
         let Ok(report) = Report::new(traces) else { return Ok(()) };
-        for (name, contents) in report.files() {
-            prop_assert!(!contents.is_empty(), "{name} is empty");
-            let text = String::from_utf8(contents).expect(&name);
-            if name.rsplit('.').next() == Some("json") {
-                serde_json::from_str::<serde_json::Value>(&text).expect(&name);
+        for (sanitize_name, contents) in report.render_files() {
+            prop_assert!(!contents.is_empty(), "{sanitize_name} is empty");
+            let text = String::from_utf8(contents).expect(&sanitize_name);
+            if sanitize_name.rsplit('.').next() == Some("json") {
+                serde_json::from_str::<serde_json::Value>(&text).expect(&sanitize_name);
             }
-            if exact && name.ends_with(".perfetto.json") {
-                trace_events::check(&text).expect(&name);
+            if exact && sanitize_name.ends_with(".perfetto.json") {
+                trace_events::check(&text).expect(&sanitize_name);
             }
-            if name == "comparison.csv" {
+            if sanitize_name == "comparison.csv" {
                 columns_that_add_up(&text, report.comparison.runs.len());
             }
         }

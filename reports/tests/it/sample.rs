@@ -8,7 +8,7 @@ use hearth_schema::Trace;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::trace::{
-    Cost, Counter, Header, Origin, Outcome, Reading, Record, Resource, StepKind, TracedDevice,
+    Counter, CounterReading, Header, Origin, Outcome, Resource, StepCost, StepKind, StepRecord, TracedDevice,
 };
 
 const MICRO: u64 = 1_000;
@@ -34,8 +34,8 @@ const DEVIATIONS: [u64; 7] = [104, 98, 111, 101, 96, 108, 131];
 #[derive(Default)]
 struct Run {
     measured: bool,
-    records: Vec<Record>,
-    readings: Vec<Reading>,
+    records: Vec<StepRecord>,
+    readings: Vec<CounterReading>,
     /// The time in nanoseconds at which the disk of each device is free.
     disk_free: [u64; 3],
     /// Bytes that each device has read.
@@ -62,7 +62,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
     for pass in &passes {
         now = run.pass(pass.index, u64::from(pass.tokens), now);
     }
-    run.records.sort_by_key(|record| (record.start, record.device));
+    run.records.sort_by_key(|record| (record.start_ns, record.device_index));
     Trace {
         header: header(origin),
         passes,
@@ -79,23 +79,23 @@ fn header(origin: Origin) -> Header {
     Header {
         schema: Trace::SCHEMA.into(),
         origin,
-        scenario: "kitchen-3".into(),
+        scenario_name: "kitchen-3".into(),
         plan_digest: "sha256:5d0c1f9be2a47763".into(),
-        model: "llama-8b-q4_k_m".into(),
-        kind: Parallelism::Ring,
+        model_name: "llama-8b-q4_k_m".into(),
+        parallelism: Parallelism::Ring,
         seed: 7,
-        version: "0.1.0".into(),
+        program_version: "0.1.0".into(),
         devices: NAMES
             .into_iter()
             .zip(MEMORY_MIB)
             .map(|(name, memory_mib)| TracedDevice {
                 name: name.into(),
                 profile_digest: Some(format!("sha256:{:016x}", 0x1234_5678_9abc_u64 * memory_mib)),
-                memory_total: memory_mib * MIB,
+                total_memory_bytes: memory_mib * MIB,
                 os_and_kernel: measured.then(|| "Linux 6.12.48".into()),
                 unvalidated_parts: (name == "phone" && !measured)
                     .then(|| "page cache policy of this kernel".into()),
-                policy: (!measured).then_some(PageCachePolicy::TwoList),
+                page_cache_policy: (!measured).then_some(PageCachePolicy::TwoList),
             })
             .collect(),
     }
@@ -112,7 +112,7 @@ impl Run {
     }
 
     /// Adds a step: `at` is its pass and round, `span` its start and end in nanoseconds.
-    fn push(&mut self, device: u16, kind: StepKind, at: (u32, u32), span: [u64; 2]) -> &mut Record {
+    fn push(&mut self, device: u16, kind: StepKind, at: (u32, u32), span: [u64; 2]) -> &mut StepRecord {
         let resource = match kind {
             StepKind::Send => Resource::Tx,
             StepKind::Receive => Resource::Rx,
@@ -120,7 +120,16 @@ impl Run {
             _ => Resource::Cpu,
         };
         let ((pass, round), [start, end]) = (at, span);
-        self.records.push(Record { device, resource, kind, pass, round, start, end, ..Record::default() });
+        self.records.push(StepRecord {
+            device_index: device,
+            resource,
+            kind,
+            pass_index: pass,
+            round,
+            start_ns: start,
+            end_ns: end,
+            ..StepRecord::default()
+        });
         self.records.last_mut().expect("a record was added")
     }
 
@@ -129,7 +138,7 @@ impl Run {
         let factor = 1 + tokens / 4;
         let mut now = begin + self.time(30);
         self.push(0, StepKind::Embed, (pass, 0), [begin, now]).cost =
-            Some(Cost { cpu_ns: now - begin, ..Cost::default() });
+            Some(StepCost { cpu_ns: now - begin, ..StepCost::default() });
         let mut waiting_since = [begin; 3];
         for round in 0..ROUNDS {
             for device in 0..3_u16 {
@@ -149,7 +158,7 @@ impl Run {
         }
         let end = now + self.time(2_800);
         self.push(0, StepKind::Output, (pass, ROUNDS), [now, end]).cost =
-            Some(Cost { cpu_ns: (end - now) / 8 * 7, queue_ns: (end - now) / 8, ..Cost::default() });
+            Some(StepCost { cpu_ns: (end - now) / 8 * 7, queue_ns: (end - now) / 8, ..StepCost::default() });
         self.record_counters(pass, end);
         end
     }
@@ -173,7 +182,7 @@ impl Run {
         self.read[index] += faulted;
         let step = self.push(device, StepKind::Compute, at, [now, end]);
         step.layers = layers;
-        step.cost = Some(Cost {
+        step.cost = Some(StepCost {
             cpu_ns: cpu,
             queue_ns: queue,
             copy_ns: 0,
@@ -206,7 +215,13 @@ impl Run {
                 (Counter::Unreclaimable, MEMORY_MIB[index] * MIB / 11 + u64::from(pass) * MIB / 4),
             ];
             for (counter, value) in values {
-                self.readings.push(Reading { device, counter, pass, time_ns: at, value });
+                self.readings.push(CounterReading {
+                    device_index: device,
+                    counter,
+                    pass_index: pass,
+                    time_ns: at,
+                    value,
+                });
             }
         }
     }

@@ -40,7 +40,7 @@ fn elements(text: &str) -> Vec<String> {
 
 /// Checks that all files of a report are well-formed, and that none has a script or refers to another site.
 fn check(traces: Vec<Trace>) {
-    for (name, contents) in Report::new(traces).unwrap().files() {
+    for (name, contents) in Report::new(traces).unwrap().render_files() {
         let text = String::from_utf8(contents).expect("every file is UTF-8");
         assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-'), "{name}");
         let ending = name.rsplit('.').next().unwrap_or_default();
@@ -82,9 +82,12 @@ fn hostile_names_are_escaped() {
         let mut traces = sample::pair(3);
         for trace in &mut traces {
             let header = &mut trace.header;
-            for text in
-                [&mut header.scenario, &mut header.plan_digest, &mut header.model, &mut header.version]
-            {
+            for text in [
+                &mut header.scenario_name,
+                &mut header.plan_digest,
+                &mut header.model_name,
+                &mut header.program_version,
+            ] {
                 *text = (*name).into();
             }
             header.devices[index % 3].name = (*name).into();

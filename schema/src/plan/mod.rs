@@ -27,7 +27,7 @@ use crate::residency::{Residency, ResidencyOptions};
 use crate::workload::{MAX_SEQUENCES, is_number, number};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
-pub use tensor_parallel::TensorPlan;
+pub use tensor_parallel::TensorParallelPlan;
 
 /// A plan document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -47,12 +47,14 @@ pub struct Plan {
     /// The number of rounds around the ring for one token, including a partial last round.
     pub rounds: u32,
     /// Capacity of the key-value cache of a sequence, in tokens.
-    pub context: u32,
+    #[serde(rename = "context")]
+    pub context_length: u32,
     /// The element format of the key-value cache.
-    pub kv_cache: KvFormat,
+    #[serde(rename = "kv_cache")]
+    pub kv_cache_format: KvFormat,
     /// The format of activations in messages between devices.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub activations: ActivationFormat,
+    #[serde(rename = "activations", default, skip_serializing_if = "is_default")]
+    pub activation_format: ActivationFormat,
     /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
     /// GPU.
     #[serde(rename = "output", default, skip_serializing_if = "is_default")]
@@ -61,16 +63,16 @@ pub struct Plan {
     #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
     /// The draft model on the head, for speculative decoding.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draft: Option<PlannedDraft>,
+    #[serde(rename = "draft", default, skip_serializing_if = "Option::is_none")]
+    pub draft_model: Option<PlannedDraftModel>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
     /// The devices that the plan does not use, and why.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub dropped: Vec<DroppedDevice>,
+    #[serde(rename = "dropped", default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped_devices: Vec<DroppedDevice>,
     /// The prediction of the planner's latency model.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<PlanPrediction>,
+    #[serde(rename = "predicted", default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<PlanPrediction>,
     /// The reasons for this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
@@ -84,7 +86,7 @@ pub enum PlanKind {
     #[default]
     Ring,
     /// Each layer is sliced over all devices.
-    Tensor(TensorPlan),
+    Tensor(TensorParallelPlan),
 }
 
 impl PlanKind {
@@ -94,7 +96,7 @@ impl PlanKind {
     }
 
     /// Returns the parameters of a tensor-parallel plan, `None` for a ring.
-    pub fn tensor_parallel(&self) -> Option<&TensorPlan> {
+    pub fn tensor_plan(&self) -> Option<&TensorParallelPlan> {
         match self {
             PlanKind::Ring => None,
             PlanKind::Tensor(tensor) => Some(tensor),
@@ -141,8 +143,8 @@ pub struct ScenarioRecord {
 pub struct PlannedModel {
     pub name: String,
     /// The digest of the model file (header, size and samples), if the plan was made from a file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
+    #[serde(rename = "digest", default, skip_serializing_if = "Option::is_none")]
+    pub file_digest: Option<String>,
     /// The digest of shape and formats. A plan without a file digest can be run with any model of this shape.
     pub shape_digest: String,
     /// The number of layers, L.
@@ -152,7 +154,7 @@ pub struct PlannedModel {
 /// The draft model of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PlannedDraft {
+pub struct PlannedDraftModel {
     pub model: PlannedModel,
     pub processor: Processor,
 }
@@ -197,8 +199,8 @@ pub struct PlannedDevice {
     #[serde(default)]
     pub residency: ResidencyOptions,
     /// The planner's prediction for one token, by terms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<PredictedTerms>,
+    #[serde(rename = "predicted", default, skip_serializing_if = "Option::is_none")]
+    pub predicted_terms: Option<PredictedTerms>,
 }
 
 /// A device that the plan does not use.
@@ -235,7 +237,15 @@ impl PlannedDevice {
     /// Creates a device that computes its window on the CPU, with the default residency.
     pub fn new(name: impl Into<String>, role: Role, window: u32) -> Self {
         let residency = ResidencyOptions::default();
-        Self { name: name.into(), address: None, role, window, gpu_layers: 0, residency, predicted: None }
+        Self {
+            name: name.into(),
+            address: None,
+            role,
+            window,
+            gpu_layers: 0,
+            residency,
+            predicted_terms: None,
+        }
     }
 }
 
@@ -245,7 +255,7 @@ impl PlannedModel {
         let shape_digest = model.shape_digest();
         Self {
             name: model.name.clone(),
-            digest: (model.digest != shape_digest).then(|| model.digest.clone()),
+            file_digest: (model.digest != shape_digest).then(|| model.digest.clone()),
             shape_digest,
             layers: model.shape.layers.0,
         }
@@ -262,15 +272,15 @@ impl Plan {
             planner,
             kind: PlanKind::Ring,
             rounds: 1,
-            context: 0,
-            kv_cache: KvFormat::default(),
-            activations: ActivationFormat::default(),
+            context_length: 0,
+            kv_cache_format: KvFormat::default(),
+            activation_format: ActivationFormat::default(),
             output_processor: Processor::default(),
             sequences: 1,
-            draft: None,
+            draft_model: None,
             devices: Vec::new(),
-            dropped: Vec::new(),
-            predicted: None,
+            dropped_devices: Vec::new(),
+            prediction: None,
             explanation: Vec::new(),
         }
     }
@@ -312,7 +322,7 @@ impl Plan {
     /// Returns the reason why the plan can be simulated but not executed, if there is one.
     pub fn simulation_only_reason(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
-            let device = self.devices.iter().find(|device| device.residency.is_pinned())?;
+            let device = self.devices.iter().find(|device| device.residency.uses_anonymous_memory())?;
             format!("device `{}` has `{}` residency", device.name, device.residency.policy)
         } else {
             "it slices every layer over all devices (`kind: tensor`)".to_owned()
@@ -334,7 +344,7 @@ impl Document for Plan {
     const SCHEMA: &'static str = "plan/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         if self.devices.is_empty() {
             return refuse("`devices` is empty; a plan needs at least a head".into());
         }
@@ -346,7 +356,7 @@ impl Document for Plan {
                 self.model.layers
             ));
         }
-        if !self.kind.is_ring() && self.activations != ActivationFormat::default() {
+        if !self.kind.is_ring() && self.activation_format != ActivationFormat::default() {
             return refuse("`activations: f16` is for rings; set `kind.tensor.values` instead".into());
         }
         let mut names = BTreeSet::new();
@@ -405,7 +415,7 @@ const MAX_LAYERS: u32 = 10_000;
 
 impl Plan {
     fn validate_cover(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         let (layers, ring, rounds) = (self.model.layers, self.layers_per_round(), self.rounds);
         if layers == 0 || ring == 0 {
             return refuse("the plan assigns no layer: raise some `window`".into());
@@ -438,8 +448,8 @@ impl Plan {
     }
 
     fn validate_context(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
-        let (sequences, context) = (self.sequences, self.context);
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let (sequences, context) = (self.sequences, self.context_length);
         if context == 0 {
             return refuse("`context` is 0; it must be at least the prompt length".into());
         }

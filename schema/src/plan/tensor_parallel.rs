@@ -55,28 +55,29 @@ pub struct Slice {
     /// The number of key-value heads, with the query heads that use them.
     pub kv_heads: u32,
     /// The number of rows of the feed-forward matrices.
-    pub feed_forward: u32,
+    #[serde(rename = "feed_forward")]
+    pub feed_forward_rows: u32,
 }
 
 /// The slices and the all-reduce of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TensorPlan {
+pub struct TensorParallelPlan {
     pub all_reduce: AllReduce,
     /// For `over-the-air`: the time of one all-reduce, which does not depend on the number of devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub air_time: Option<Seconds>,
+    #[serde(rename = "air_time", default, skip_serializing_if = "Option::is_none")]
+    pub all_reduce_time: Option<Seconds>,
     /// The format of partial results in messages.
     #[serde(rename = "values")]
-    pub partial_format: Format,
-    #[serde(default)]
-    pub head_loads: HeadWeights,
+    pub partial_result_format: Format,
+    #[serde(rename = "head_loads", default)]
+    pub head_weights: HeadWeights,
     /// Maximum number of prompt tokens in one batch; not limited if absent.
     #[serde(default, rename = "batch", skip_serializing_if = "Option::is_none")]
-    pub max_batch: Option<u32>,
+    pub max_batch_tokens: Option<u32>,
     /// The format of the embedding on the head; the format of its other weights if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub embedding_as: Option<Format>,
+    #[serde(rename = "embedding_as", default, skip_serializing_if = "Option::is_none")]
+    pub embedding_format: Option<Format>,
     /// The slice of each device, in the order of `devices`.
     pub slices: Vec<Slice>,
 }
@@ -84,17 +85,17 @@ pub struct TensorPlan {
 /// The formats of partial results that can be summed: floating-point numbers, or blocks of 32 8-bit numbers (`q8_0`).
 const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
-impl TensorPlan {
+impl TensorParallelPlan {
     /// Returns the size in bytes of a device's partial result of a block for `tokens` tokens. `embedding` is the
     /// width of the hidden state.
-    pub fn partial_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
-        let blocks = u64::from(embedding).div_ceil(self.partial_format.block_len());
-        Bytes(blocks * self.partial_format.block_bytes()) * u64::from(tokens)
+    pub fn partial_result_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
+        let blocks = u64::from(embedding).div_ceil(self.partial_result_format.block_len());
+        Bytes(blocks * self.partial_result_format.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits every pass that has more tokens than [`TensorPlan::max_batch`], and renumbers the passes.
+    /// Splits every pass that has more tokens than [`TensorParallelPlan::max_batch_tokens`], and renumbers the passes.
     pub fn split_passes(&self, passes: Vec<Pass>) -> Vec<Pass> {
-        let Some(batch) = self.max_batch else { return passes };
+        let Some(batch) = self.max_batch_tokens else { return passes };
         let mut split: Vec<Pass> = Vec::new();
         for pass in passes {
             let mut done = 0;
@@ -115,28 +116,30 @@ impl TensorPlan {
 
     /// Checks that the slices and the all-reduce do not contradict each other or the rest of the plan.
     pub fn validate(&self, plan: &Plan) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         let names = plan.devices.iter().map(|device| &device.name);
         if !self.slices.iter().map(|slice| &slice.device).eq(names) {
             return refuse("kind.tensor.slices: list each of `devices` once, in the same order".into());
         }
-        if let Some(slice) = self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward == 0) {
+        if let Some(slice) =
+            self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward_rows == 0)
+        {
             return refuse(format!(
                 "kind.tensor.slices: `{}` has neither KV heads nor feed-forward rows: give it some, or leave \
                  it out of the plan",
                 slice.device
             ));
         }
-        if !PARTIAL_FORMATS.contains(&self.partial_format) {
-            let (format, known) = (self.partial_format, PARTIAL_FORMATS.map(Format::name).join(", "));
+        if !PARTIAL_FORMATS.contains(&self.partial_result_format) {
+            let (format, known) = (self.partial_result_format, PARTIAL_FORMATS.map(Format::name).join(", "));
             return refuse(format!(
                 "kind.tensor.values: partial results in `{format}` cannot be added up: use one of {known}"
             ));
         }
-        if self.max_batch == Some(0) {
+        if self.max_batch_tokens == Some(0) {
             return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
         }
-        match (self.all_reduce == AllReduce::OverTheAir, self.air_time) {
+        match (self.all_reduce == AllReduce::OverTheAir, self.all_reduce_time) {
             (true, None) => {
                 refuse("kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into())
             }
@@ -151,27 +154,27 @@ impl TensorPlan {
     }
 
     /// Checks that the slices cover a model of this shape completely.
-    pub fn validate_cover(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
+    pub fn validate_coverage(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
         for (what, found, whole) in [
             ("kv_heads", self.total(|slice| slice.kv_heads), shape.kv_heads),
-            ("feed_forward", self.total(|slice| slice.feed_forward), shape.feed_forward),
+            ("feed_forward", self.total(|slice| slice.feed_forward_rows), shape.feed_forward_length),
         ] {
             if found != u64::from(whole) {
-                return Err(DocumentError::invalid(format!(
+                return Err(DocumentError::invalid_document(format!(
                     "kind.tensor.slices: `{what}` add up to {found}, but the model has {whole}: change the slices, or \
                      plan again"
                 )));
             }
         }
-        let last = self.slices.iter().rposition(|slice| slice.feed_forward > 0);
+        let last = self.slices.iter().rposition(|slice| slice.feed_forward_rows > 0);
         for (index, slice) in self.slices.iter().enumerate() {
             // The down projection is split along its blocks of weights; the last device has an incomplete last block.
-            let block = plan.devices[index].residency.converted_format.map_or(1, Format::block_len);
-            if Some(index) != last && !u64::from(slice.feed_forward).is_multiple_of(block) {
-                return Err(DocumentError::invalid(format!(
+            let block = plan.devices[index].residency.conversion_format.map_or(1, Format::block_len);
+            if Some(index) != last && !u64::from(slice.feed_forward_rows).is_multiple_of(block) {
+                return Err(DocumentError::invalid_document(format!(
                     "kind.tensor.slices: the {} feed-forward rows of `{}` are not a multiple of the block \
                      length, {block}: change the slices, or plan again",
-                    slice.feed_forward, slice.device
+                    slice.feed_forward_rows, slice.device
                 )));
             }
         }
@@ -187,11 +190,11 @@ impl TensorPlan {
 const MAX_AIR_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
-    let refuse = |what: &str| Err(DocumentError::invalid(what));
+    let refuse = |what: &str| Err(DocumentError::invalid_document(what));
     let layers = plan.model.layers;
     for (index, device) in plan.devices.iter().enumerate() {
         let place = format!("devices[{index}] `{}`", device.name);
-        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
         if device.role == Role::Relay {
             return refuse("a tensor-parallel plan has no relays".into());
         }
@@ -211,7 +214,7 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
             return refuse("`sliding` weights are computed on the CPU: set `gpu_layers: 0`".into());
         }
     }
-    if plan.sequences != 1 || plan.draft.is_some() {
+    if plan.sequences != 1 || plan.draft_model.is_some() {
         return refuse("a tensor-parallel plan must have one sequence and no draft");
     }
     if plan.output_processor != Processor::Cpu {

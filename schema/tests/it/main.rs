@@ -44,7 +44,7 @@ fn hostile_values_are_refused() {
         (64, "sequences: 1000000000".into(), "1 to 1024"),
         (64, format!("sequences: {most}"), "1 to 1024"),
         (64, "sequences: -1".into(), "expected a whole number from 0"),
-        (u32::MAX, "sequences: 2".into(), "more than 4294967295 positions"),
+        (u32::MAX, "sequences: 2".into(), "at most 4294967295 are possible"),
         (64, "micro_batch: 0".into(), "1 to 512"),
         (64, "micro_batch: 513".into(), "1 to 512"),
         (64, drafting("0", "70 %"), "1 to 511"),
@@ -57,7 +57,7 @@ fn hostile_values_are_refused() {
         (
             64,
             drafting("5", "70 %").replace("profile: llama-1b", ""),
-            "`workload.speculation.draft` needs one of",
+            "`workload.speculation.draft` needs either",
         ),
         (64, drafting("5", "70 %").replace("tokens: 5", "tokens: 5, temperature: 1"), "unknown field"),
     ];
@@ -76,7 +76,7 @@ fn impossible_limits_are_refused() {
         Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
     };
     let valid = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");
-    assert!(valid.links.emulated);
+    assert!(valid.links.is_emulated);
     assert_eq!(Scenario::from_yaml(&valid.to_yaml()).expect("written and read"), valid);
     for (limits, complaint) in [
         ("cpu: 0", "`limits.cpu` is 0"),

@@ -10,7 +10,7 @@ mod queues;
 
 use std::time::Instant;
 
-use queues::{RunResult, hold, tandem};
+use queues::{RunResult, run_hold_model, run_tandem_queues};
 
 const EVENTS: u64 = 4_000_000;
 /// Number of events of each queueing model if SimPy, which is slower, runs the models too.
@@ -23,10 +23,10 @@ fn main() {
         println!("| model | million events/s |\n|---|---|");
     }
     let models: [(&str, &dyn Fn() -> RunResult); 4] = [
-        ("hold-16", &|| hold(16, events)),
-        ("hold-256", &|| hold(256, events)),
-        ("hold-4096", &|| hold(4096, events)),
-        ("tandem-8-64", &|| tandem(8, 64, events)),
+        ("hold-16", &|| run_hold_model(16, events)),
+        ("hold-256", &|| run_hold_model(256, events)),
+        ("hold-4096", &|| run_hold_model(4096, events)),
+        ("tandem-8-64", &|| run_tandem_queues(8, 64, events)),
     ];
     for (name, run) in models {
         // The best of five: other programs disturb the slower ones.
@@ -35,7 +35,8 @@ fn main() {
             (run(), started.elapsed().as_secs_f64())
         };
         let runs = (0..5).map(timed).min_by(|one, other| one.1.total_cmp(&other.1));
-        let (RunResult { events, clock, total_wait: waited }, seconds) = runs.expect("five runs");
+        let (RunResult { event_count: events, end_time: clock, total_wait: waited }, seconds) =
+            runs.expect("five runs");
         if twin {
             println!("{name} {events} {clock} {waited} {seconds:.6}");
         } else {

@@ -13,8 +13,8 @@ use hearth_sim::engine::{Engine, Nanos};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunResult {
     /// Number of completed delays or services.
-    pub events: u64,
-    pub clock: Nanos,
+    pub event_count: u64,
+    pub end_time: Nanos,
     /// The sum of the times that jobs waited in queues; zero for [`hold`].
     pub total_wait: Nanos,
 }
@@ -43,7 +43,7 @@ enum Event {
 }
 
 /// Runs the hold model until `events` events have occurred; the number of pending events is always `pending`.
-pub fn hold(pending: u64, events: u64) -> RunResult {
+pub fn run_hold_model(pending: u64, events: u64) -> RunResult {
     let mut engine = Engine::new();
     let mut delays = Delays(GOLDEN);
     for step in 0..pending {
@@ -53,7 +53,7 @@ pub fn hold(pending: u64, events: u64) -> RunResult {
         let Some(Event::Step { device, step }) = engine.next_event() else { break };
         engine.schedule_after(delays.next(), Event::Step { device, step: step.wrapping_add(1) });
     }
-    RunResult { events, clock: engine.now(), total_wait: 0 }
+    RunResult { event_count: events, end_time: engine.now(), total_wait: 0 }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +65,7 @@ struct Job {
 
 /// Runs jobs through a closed ring of servers until `services` services are complete. Job j begins at server j modulo
 /// `servers`.
-pub fn tandem(servers: u32, jobs: u32, services: u64) -> RunResult {
+pub fn run_tandem_queues(servers: u32, jobs: u32, services: u64) -> RunResult {
     let mut engine = Engine::new();
     let start = |job: u32| Delays(GOLDEN.wrapping_mul(u64::from(job) + 1));
     let mut all: Vec<Job> = (0..jobs).map(|job| Job { delays: start(job), arrived: 0, waited: 0 }).collect();
@@ -93,7 +93,7 @@ pub fn tandem(servers: u32, jobs: u32, services: u64) -> RunResult {
             serve(&mut engine, &mut all, next, job);
         }
     }
-    RunResult { events: done, clock: engine.now(), total_wait: waited }
+    RunResult { event_count: done, end_time: engine.now(), total_wait: waited }
 }
 
 fn serve(engine: &mut Engine<Event>, jobs: &mut [Job], server: u32, job: u32) {

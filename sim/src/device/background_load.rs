@@ -19,7 +19,7 @@ pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
     /// Clock rate of CPU and GPU as a fraction of the full clock rate.
-    pub clock_fraction: f64,
+    pub clock_rate_fraction: f64,
     /// Fraction of the GPU that other programs leave available, not counting a slower clock.
     pub available_gpu_fraction: f64,
     /// Fraction of the disk bandwidth that other programs leave available.
@@ -37,7 +37,7 @@ impl BackgroundLoad {
     pub fn initial(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
-            clock_fraction: 1.0,
+            clock_rate_fraction: 1.0,
             available_gpu_fraction: 1.0,
             available_disk_fraction: 1.0,
             allocated_bytes: 0.0,
@@ -52,13 +52,13 @@ impl BackgroundLoad {
         match change {
             Change::Load(load) => {
                 self.co_runners += f64::from(load.threads);
-                self.available_gpu_fraction *= load.gpu_available.map_or(1.0, |left| left.0);
+                self.available_gpu_fraction *= load.available_gpu_fraction.map_or(1.0, |left| left.0);
             }
             Change::Memory(memory) => self.allocated_bytes += memory.size.as_f64() * progress,
             Change::Swap(swap) => {
-                self.freed_bytes += self.withheld_bytes * progress * (1.0 - 1.0 / swap.compression);
+                self.freed_bytes += self.withheld_bytes * progress * (1.0 - 1.0 / swap.compression_ratio);
             }
-            Change::Slow(left) => self.clock_fraction *= left.0,
+            Change::Slow(left) => self.clock_rate_fraction *= left.0,
             Change::DiskLoad(share) => self.available_disk_fraction *= 1.0 - share.0,
             Change::Leaves | Change::Returns(_) | Change::Stalls => {}
         }
@@ -78,14 +78,14 @@ impl BackgroundLoad {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::{BytesPerSecond, Fraction};
-    use hearth_schema::events::{Load, MemoryLoad, Swap};
+    use hearth_schema::events::{CompressedSwap, MemoryLoad, ProcessorLoad};
 
     use super::*;
 
     #[test]
     fn background_load_combines_events() {
-        let taken = |mib| Change::Memory(MemoryLoad { size: Bytes::mib(mib), ramp_time: None });
-        let load = Change::Load(Load { threads: 3, gpu_available: Some(Fraction(0.5)) });
+        let taken = |mib| Change::Memory(MemoryLoad { size: Bytes::from_mib(mib), ramp_time: None });
+        let load = Change::Load(ProcessorLoad { threads: 3, available_gpu_fraction: Some(Fraction(0.5)) });
         let found = BackgroundLoad::initial(Bytes(0))
             .with_event(&load, 1.0)
             .with_event(&load, 1.0)
@@ -93,20 +93,28 @@ mod tests {
             .with_event(&Change::DiskLoad(Fraction(0.75)), 1.0)
             .with_event(&taken(100), 1.0)
             .with_event(&taken(200), 0.5);
-        let fractions = (found.available_gpu_fraction, found.clock_fraction, found.available_disk_fraction);
+        let fractions =
+            (found.available_gpu_fraction, found.clock_rate_fraction, found.available_disk_fraction);
         assert_eq!((found.co_runners, fractions), (6.0, (0.25, 0.5, 0.25)));
-        assert_eq!(found.memory_budget(Bytes::mib(300)), Some(Bytes::mib(100)));
-        assert_eq!(found.memory_budget(Bytes::mib(210)), None, "10 MiB are too little");
+        assert_eq!(found.memory_budget(Bytes::from_mib(300)), Some(Bytes::from_mib(100)));
+        assert_eq!(found.memory_budget(Bytes::from_mib(210)), None, "10 MiB are too little");
     }
 
     #[test]
     fn swapping_frees_uncompressed_share() {
-        let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
-        let quiet = BackgroundLoad::initial(Bytes::mib(400));
-        assert_eq!(quiet.memory_budget(Bytes::mib(1000)), Some(Bytes::mib(600)));
+        let swap =
+            Change::Swap(CompressedSwap { swap_out_rate: BytesPerSecond(1e8), compression_ratio: 4.0 });
+        let quiet = BackgroundLoad::initial(Bytes::from_mib(400));
+        assert_eq!(quiet.memory_budget(Bytes::from_mib(1000)), Some(Bytes::from_mib(600)));
         // 200 MiB are swapped out, and occupy 50 MiB when compressed.
-        assert_eq!(quiet.with_event(&swap, 0.5).memory_budget(Bytes::mib(1000)), Some(Bytes::mib(750)));
-        assert_eq!(quiet.with_event(&swap, 1.0).memory_budget(Bytes::mib(1000)), Some(Bytes::mib(900)));
-        assert_eq!(quiet.memory_budget(Bytes::mib(100)), Some(MIN_WEIGHT_CACHE));
+        assert_eq!(
+            quiet.with_event(&swap, 0.5).memory_budget(Bytes::from_mib(1000)),
+            Some(Bytes::from_mib(750))
+        );
+        assert_eq!(
+            quiet.with_event(&swap, 1.0).memory_budget(Bytes::from_mib(1000)),
+            Some(Bytes::from_mib(900))
+        );
+        assert_eq!(quiet.memory_budget(Bytes::from_mib(100)), Some(MIN_WEIGHT_CACHE));
     }
 }

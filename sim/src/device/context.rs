@@ -2,7 +2,7 @@
 
 use hearth_profiles::Bytes;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::StepRecord;
 
 use crate::engine::Engine;
 
@@ -32,7 +32,7 @@ pub struct Message {
     /// The round around the ring in which the sender computed; one less than `round` if the head receives.
     pub sender_round: u32,
     /// The slot of the sender: its index among all devices of the run.
-    pub from: usize,
+    pub sender_slot: usize,
     pub bytes: Bytes,
 }
 
@@ -48,6 +48,6 @@ pub enum DeviceOutput {
 #[derive(Debug)]
 pub struct SimContext<'a> {
     pub engine: &'a mut Engine<Event>,
-    pub records: &'a mut Vec<Record>,
-    pub outgoing: &'a mut Vec<DeviceOutput>,
+    pub records: &'a mut Vec<StepRecord>,
+    pub outputs: &'a mut Vec<DeviceOutput>,
 }

@@ -24,7 +24,7 @@ pub struct WeightLayout {
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
     /// The chunks of the output matrix; empty except on the head.
-    pub output: Range<Chunk>,
+    pub output_chunks: Range<Chunk>,
     /// Number of chunks of the model file.
     pub chunk_count: Chunk,
 }
@@ -51,11 +51,11 @@ impl WeightLayout {
         let layers = (0..model.layers.len() as u32)
             .map(|layer| Some(next(model.layer_bytes(layer))).filter(|_| owned[layer as usize]))
             .collect();
-        let tied = model.shape.tied_embeddings;
+        let tied = model.shape.has_tied_embeddings;
         let output = if tied { embedding.clone() } else { next(model.output_head_bytes()) };
         let chunk_count = offset.div_ceil(chunk.0) as Chunk;
         let (embedding, output) = if index == 0 { (embedding, output) } else { (0..0, 0..0) };
-        Self { layers, embedding, output, chunk_count }
+        Self { layers, embedding, output_chunks: output, chunk_count }
     }
 
     /// Returns the chunk with an embedding row, as a range that is empty except on the head.
@@ -67,7 +67,7 @@ impl WeightLayout {
     /// Returns the chunks that this device uses, in file order, including the whole embedding.
     pub fn own_chunks(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
-        own.extend([self.output.clone(), self.embedding.clone()]);
+        own.extend([self.output_chunks.clone(), self.embedding.clone()]);
         own.sort_unstable_by_key(|range| range.start);
         let mut from = 0;
         own.into_iter().flat_map(move |range| {
@@ -86,7 +86,7 @@ impl WeightLayout {
     /// Returns the chunks of consecutive layers or of the output matrix, which are read as a unit.
     pub fn part_chunks(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
-            ModelPart::Output => self.output.clone(),
+            ModelPart::Output => self.output_chunks.clone(),
             ModelPart::Layers(layers) => {
                 let mut own =
                     layers.clone().map(|layer| self.layer_chunks(layer)).filter(|chunks| !chunks.is_empty());
@@ -113,11 +113,11 @@ mod tests {
         let head = PlannedDevice { gpu_layers: 2, ..PlannedDevice::new("a", Role::Head, 10) };
         let plan = Plan {
             rounds: 2,
-            context: 1024,
+            context_length: 1024,
             devices: vec![head, PlannedDevice::new("b", Role::Worker, 6)],
             ..Plan::empty(scenario, PlannedModel::from_profile(&model), planner)
         };
-        let chunk = Bytes::mib(2);
+        let chunk = Bytes::from_mib(2);
         let layout = WeightLayout::new(&plan, 0, &model, chunk, false);
         // The CPU of the head computes layers 2..10 and 18..26.
         assert!(layout.layer_chunks(0).is_empty() && layout.layer_chunks(10).is_empty());
@@ -130,7 +130,7 @@ mod tests {
         let part = |layers| layout.part_chunks(&ModelPart::Layers(layers));
         assert_eq!(part(0..10), part(2..10));
         assert_eq!(u64::from(layout.chunk_count), model.total_bytes().0.div_ceil(chunk.0));
-        assert_eq!(layout.output.end, layout.chunk_count);
+        assert_eq!(layout.output_chunks.end, layout.chunk_count);
         let own: Vec<Chunk> = layout.own_chunks().collect();
         assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
         // A row of 4096 weights in the middle of 128256 rows.

@@ -20,22 +20,22 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_core::residency::{PartRequest, ReadOrigin};
+use hearth_core::residency::{ReadOrigin, WeightPart};
 use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds, Sourced};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::{Cost, Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord};
 
 use crate::engine::{Nanos, Timer};
 use crate::error::SimError;
 use crate::page_cache::Chunk;
-use crate::random::{self, Purpose};
-use crate::resource::Cpu;
+use crate::random::{self, StreamPurpose};
+use crate::resource::CpuSim;
 use crate::speculation::Drafter;
-use crate::trace::{TimedSteps, gpu_step_with_copies, record_steps, start_record};
+use crate::trace::{TimedSteps, gpu_step_with_copies, new_record, record_steps};
 
 use context::{DeviceOutput, Event, Message, SimContext};
 use layout::WeightLayout;
@@ -60,7 +60,7 @@ enum ThreadState {
 pub struct DeviceSim<'a> {
     /// Index among all devices of the run, which does not change when the ring changes.
     slot: usize,
-    device: &'a Device,
+    device: &'a DeviceProfile,
     model: &'a ModelProfile,
     /// Size of an element of the key-value cache, in bytes.
     kv_element: Bytes,
@@ -76,7 +76,7 @@ pub struct DeviceSim<'a> {
     /// GPU steps that wait until their mapped weights are in memory, and the pass whose tokens the steps complete.
     after_walk: Option<(TimedSteps, Option<u32>)>,
     idle_since: Nanos,
-    cpu: Cpu,
+    cpu: CpuSim,
     cpu_timer: Timer,
     /// Timer of [`Event::Wake`].
     wake_timer: Timer,
@@ -95,8 +95,8 @@ pub struct DeviceSim<'a> {
     drafter: Option<Drafter<'a>>,
 }
 
-fn idle_cpu(device: &Device) -> Cpu {
-    Cpu::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
+fn idle_cpu(device: &DeviceProfile) -> CpuSim {
+    CpuSim::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
 }
 
 /// Returns a cost of a profile; zero if the profile omits it.
@@ -140,11 +140,11 @@ impl<'a> DeviceSim<'a> {
     pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.thread {
             ThreadState::Walking(walk) => {
-                let next = walk.retry(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
+                let next = walk.resume(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
                 self.continue_walk(next, ctx);
             }
             ThreadState::Fixed { output } => {
-                ctx.outgoing.extend(output.map(DeviceOutput::Output));
+                ctx.outputs.extend(output.map(DeviceOutput::Output));
                 self.thread = ThreadState::Idle;
                 self.idle_since = ctx.engine.now();
             }
@@ -187,7 +187,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Ends the run: moves the records of unfinished reads to the trace.
-    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+    pub fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
         self.residency.flush(now, records);
     }
 
@@ -207,12 +207,12 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn receive(&mut self, message: Message, arrival: Nanos, ctx: &mut SimContext) -> Result<(), SimError> {
-        ctx.records.push(Record {
+        ctx.records.push(StepRecord {
             resource: Resource::Rx,
-            start: self.idle_since.min(arrival),
-            end: arrival,
+            start_ns: self.idle_since.min(arrival),
+            end_ns: arrival,
             bytes: message.bytes.0,
-            peer: Some(message.from as u16),
+            peer: Some(message.sender_slot as u16),
             ..self.record(StepKind::Receive, message.pass, message.round, ctx)
         });
         let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
@@ -251,22 +251,22 @@ impl<'a> DeviceSim<'a> {
             Step::Output { pass, processor: Processor::Gpu } => {
                 let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
                 let steps = self.gpu_output_steps(&record, pass.output_count());
-                let wiring = Record { kind: StepKind::Compute, ..record };
+                let wiring = StepRecord { kind: StepKind::Compute, ..record };
                 self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(pass.index)), ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
                 let time = self.cpu_cost().output_time(pass.output_count()) + fixed;
-                let segment = self.segment(self.layout.output.clone(), time);
+                let segment = self.segment(self.layout.output_chunks.clone(), time);
                 let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
                 self.walk_part(&ModelPart::Output, record, vec![segment], ctx);
             }
             Step::Send { pass, round, next_round, receiver: to } => {
-                let format = self.schedule.plan().activations;
-                let bytes = format.token_bytes(&self.model.shape) * u64::from(pass.tokens);
+                let format = self.schedule.plan().activation_format;
+                let bytes = format.bytes_per_token(&self.model.shape) * u64::from(pass.tokens);
                 let message =
-                    Message { pass, round: next_round, sender_round: round, from: self.slot, bytes };
-                ctx.outgoing.push(DeviceOutput::Send(to, message));
+                    Message { pass, round: next_round, sender_round: round, sender_slot: self.slot, bytes };
+                ctx.outputs.push(DeviceOutput::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
                 let woken = self.residency.request(self.part_request(&part, pass.index, round));
@@ -291,18 +291,18 @@ impl<'a> DeviceSim<'a> {
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
-                self.run_timed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, ctx);
+                self.run_timed(vec![(StepRecord { resource: Resource::Gpu, ..record }, time)], None, ctx);
             }
         }
     }
 
-    fn part_request(&self, part: &ModelPart, pass: u32, round: u32) -> PartRequest {
+    fn part_request(&self, part: &ModelPart, pass: u32, round: u32) -> WeightPart {
         let layers = match part {
             ModelPart::Layers(layers) => Some([layers.start, layers.end]),
             ModelPart::Output => None,
         };
         let origin = ReadOrigin { pass, round, layers };
-        PartRequest { pieces: self.layout.part_chunks(part), origin }
+        WeightPart { pieces: self.layout.part_chunks(part), origin }
     }
 
     fn wake_helper_if(&self, woken: bool, ctx: &mut SimContext) {
@@ -321,12 +321,17 @@ impl<'a> DeviceSim<'a> {
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) =
             (u64::from(self.model.shape.vocab_size).max(1), self.model.embedding_row_bytes());
-        let time = self.cpu_cost().embed_time(1);
+        let time = self.cpu_cost().embedding_time(1);
         let chunk = self.storage.chunk_size;
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
         let bytes_per_chunk = if self.reads_single_rows { pages } else { chunk };
         let segment = |position: u32| {
-            let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
+            let share = random::draw(
+                self.seed,
+                StreamPurpose::EmbeddingRow,
+                pass.sequence_index,
+                u64::from(position),
+            );
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row_chunks(row, row_bytes, chunk);
             let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
@@ -345,33 +350,33 @@ impl<'a> DeviceSim<'a> {
 
     /// Returns the upload, the computation and the download of a window's GPU layers. With unified memory nothing is
     /// copied.
-    fn gpu_steps(&self, compute: &Record, pass: Pass) -> TimedSteps {
+    fn gpu_steps(&self, compute: &StepRecord, pass: Pass) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
         let overhead = or_zero(gpu.window_overhead.as_ref());
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
-        let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
+        let bytes = self.model.shape.hidden_state_bytes() * u64::from(pass.tokens);
         let uploads = compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize));
         let up = bytes + uploads.copied().sum::<Bytes>();
-        let on_gpu = Record { resource: Resource::Gpu, ..compute.clone() };
+        let on_gpu = StepRecord { resource: Resource::Gpu, ..compute.clone() };
         gpu_step_with_copies(gpu, (on_gpu, time), compute, up, bytes)
     }
 
     /// Returns the GPU steps that compute the logits of `positions` positions: the upload of their hidden states, the
     /// matmul with the output matrix, the download of the logits, and the fixed CPU time of a token.
-    fn gpu_output_steps(&self, output: &Record, positions: u32) -> TimedSteps {
+    fn gpu_output_steps(&self, output: &StepRecord, positions: u32) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
             * (1.0 / self.gpu_speed);
-        let on_gpu = Record { resource: Resource::Gpu, kind: StepKind::Compute, ..output.clone() };
+        let on_gpu = StepRecord { resource: Resource::Gpu, kind: StepKind::Compute, ..output.clone() };
         let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
-        let cost = Cost { cpu_ns: fixed.to_nanos(), ..Cost::default() };
-        let up = self.model.shape.activation_bytes() * u64::from(positions);
+        let cost = StepCost { cpu_ns: fixed.to_nanos(), ..StepCost::default() };
+        let up = self.model.shape.hidden_state_bytes() * u64::from(positions);
         let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
         let mut steps = gpu_step_with_copies(gpu, (on_gpu, time), output, up, logits);
-        steps.push((Record { cost: Some(cost), ..output.clone() }, fixed));
+        steps.push((StepRecord { cost: Some(cost), ..output.clone() }, fixed));
         steps
     }
 
@@ -380,7 +385,7 @@ impl<'a> DeviceSim<'a> {
     fn run_on_gpu(
         &mut self,
         part: &ModelPart,
-        record: Record,
+        record: StepRecord,
         (steps, output): (TimedSteps, Option<u32>),
         ctx: &mut SimContext,
     ) {
@@ -400,14 +405,20 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Starts a computation that reads a part of the mapped weights.
-    fn walk_part(&mut self, part: &ModelPart, record: Record, segments: Vec<Segment>, ctx: &mut SimContext) {
-        let request = self.part_request(part, record.pass, record.round);
+    fn walk_part(
+        &mut self,
+        part: &ModelPart,
+        record: StepRecord,
+        segments: Vec<Segment>,
+        ctx: &mut SimContext,
+    ) {
+        let request = self.part_request(part, record.pass_index, record.round);
         let woken = self.residency.begin_part(request, &self.storage);
         self.wake_helper_if(woken, ctx);
         self.start_walk(record, segments, ctx);
     }
 
-    fn start_walk(&mut self, record: Record, segments: Vec<Segment>, ctx: &mut SimContext) {
+    fn start_walk(&mut self, record: StepRecord, segments: Vec<Segment>, ctx: &mut SimContext) {
         let mut walk = MappedComputation::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
         let next = walk.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
         self.thread = ThreadState::Walking(Box::new(walk));
@@ -418,7 +429,7 @@ impl<'a> DeviceSim<'a> {
         let now = ctx.engine.now();
         match next {
             ComputationAction::Compute(work) => {
-                self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
+                self.cpu.start_job(now, 0, f64::from(self.device.cpu.cores), work.0);
                 if let Some(at) = self.cpu.next_completion_time() {
                     ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
                 }
@@ -428,9 +439,9 @@ impl<'a> DeviceSim<'a> {
             ComputationAction::Done => {
                 if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
                     self.residency.end_part();
-                    let record = Record { end: now, ..walk.record };
+                    let record = StepRecord { end_ns: now, ..walk.record };
                     if record.kind == StepKind::Output {
-                        ctx.outgoing.push(DeviceOutput::Output(record.pass));
+                        ctx.outputs.push(DeviceOutput::Output(record.pass_index));
                     }
                     ctx.records.push(record);
                 }
@@ -457,7 +468,7 @@ impl<'a> DeviceSim<'a> {
         ComputeCost::for_main_memory(self.device, self.model, self.kv_element)
     }
 
-    fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> Record {
-        start_record(self.slot, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
+    fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> StepRecord {
+        new_record(self.slot, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
     }
 }

@@ -7,13 +7,13 @@
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::plan::Processor;
-use hearth_schema::trace::{Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
 use super::background_load::BackgroundLoad;
 use super::context::{Event, SimContext};
 use super::{DeviceSim, ThreadState};
 use crate::page_cache::config::PageCacheConfig;
-use crate::trace::start_record;
+use crate::trace::new_record;
 
 /// The pass number of records that belong to no pass: those of loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
@@ -40,12 +40,12 @@ impl<'a> DeviceSim<'a> {
     pub fn apply_load(&mut self, load: &BackgroundLoad, memory_budget: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, load.co_runners);
-        self.cpu.set_clock_fraction(now, load.clock_fraction);
-        self.gpu_speed = load.clock_fraction * load.available_gpu_fraction;
+        self.cpu.set_clock_fraction(now, load.clock_rate_fraction);
+        self.gpu_speed = load.clock_rate_fraction * load.available_gpu_fraction;
         if let Some(at) = self.cpu.next_completion_time() {
             ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
         }
-        self.storage.set_disk_fraction(now, load.available_disk_fraction);
+        self.storage.set_available_disk_fraction(now, load.available_disk_fraction);
         let (device, slot, seed) = (self.device, self.slot, self.seed);
         let (share, chunk) = (self.layout.chunk_count, self.storage.chunk_size);
         let cache_config = PageCacheConfig {
@@ -56,7 +56,7 @@ impl<'a> DeviceSim<'a> {
             share_chunks: share,
             chunk_size: chunk,
         };
-        self.storage.set_capacity(cache_config.initial_capacity());
+        self.storage.set_capacity(cache_config.initial_capacity_chunks());
         self.disk_timer_at = None;
         self.update_disk_timer(ctx);
     }
@@ -74,11 +74,12 @@ impl<'a> DeviceSim<'a> {
                 // The step produced no token.
                 let kind =
                     if walk.record.kind == StepKind::Output { StepKind::Compute } else { walk.record.kind };
-                ctx.records.push(Record { end: now, kind, ..walk.record });
+                ctx.records.push(StepRecord { end_ns: now, kind, ..walk.record });
             }
             ThreadState::Fixed { output: Some(pass) } => {
-                let own = |record: &&mut Record| {
-                    (record.kind, record.pass, record.device) == (StepKind::Output, pass, self.slot as u16)
+                let own = |record: &&mut StepRecord| {
+                    (record.kind, record.pass_index, record.device_index)
+                        == (StepKind::Output, pass, self.slot as u16)
                 };
                 // The step produced no token, even if it ends at this instant.
                 if let Some(output) = ctx.records.iter_mut().rev().find(own) {
@@ -126,15 +127,10 @@ impl<'a> DeviceSim<'a> {
         let rate = disk.populate_bandwidth.as_ref().unwrap_or(&disk.sequential_bandwidth).value;
         let rate =
             disk.bandwidth_limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
-        let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
-        let start = start_record(
-            self.slot,
-            Resource::DiskPrefetch,
-            StepKind::Prefetch,
-            (NO_PASS, 0),
-            ctx.engine.now(),
-        );
-        let record = Record { layers: span, bytes: bytes.0, ..start };
+        let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.transfer_time(bytes) };
+        let start =
+            new_record(self.slot, Resource::DiskPrefetch, StepKind::Prefetch, (NO_PASS, 0), ctx.engine.now());
+        let record = StepRecord { layers: span, bytes: bytes.0, ..start };
         self.earlier_bytes_read += bytes;
         self.run_timed(vec![(record, bytes / rate + upload)], None, ctx);
     }

@@ -8,7 +8,7 @@ use hearth_core::conversion::{converted_group, converted_model};
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, parts_by_visit};
-use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_schema::Plan;
@@ -17,14 +17,14 @@ use hearth_schema::residency::Residency;
 
 use super::context::Event;
 use super::layout::WeightLayout;
-use super::residency::{ManagedStream, ReadAheadThread, WeightResidency};
+use super::residency::{ManagedWeights, ReadAheadThread, WeightResidency};
 use super::storage::Storage;
 use super::{DeviceSim, ThreadState, idle_cpu, or_zero};
 use crate::engine::Engine;
 use crate::input::Input;
-use crate::page_cache::config::{PageCacheConfig, unwire_after};
+use crate::page_cache::config::{PageCacheConfig, unwire_idle_time};
 use crate::page_cache::{Access, Chunk, Fetch};
-use crate::random::{self, Purpose};
+use crate::random::{self, StreamPurpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
 
@@ -33,10 +33,11 @@ const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
 /// Returns the memory that the run can use on device `index` of the plan, less its draft model; `None` if the
 /// draft model does not fit.
-pub fn device_memory(input: &Input, index: usize, device: &Device) -> Option<DeviceMemory> {
+pub fn device_memory(input: &Input, index: usize, device: &DeviceProfile) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let device = draft::device_without_draft(plan, index, cluster.draft.as_ref(), device)?;
-    let mut memory = DeviceMemory::new(plan, index, &cluster.model, &device, input.options.ignore_memory);
+    let device = draft::device_without_draft(plan, index, cluster.draft_model.as_ref(), device)?;
+    let mut memory =
+        DeviceMemory::new(plan, index, &cluster.model, &device, input.options.ignore_memory_shortages);
     memory.weight_cache = memory.weight_cache.saturating_sub(process_memory(input, index));
     Some(memory)
 }
@@ -44,7 +45,7 @@ pub fn device_memory(input: &Input, index: usize, device: &Device) -> Option<Dev
 /// Returns the memory of a device's process beyond what its profile states, drawn from the device's own random
 /// stream.
 fn process_memory(input: &Input, index: usize) -> Bytes {
-    let part = random::draw(input.cluster.seed, Purpose::Process, 0, index as u64);
+    let part = random::draw(input.cluster.seed, StreamPurpose::Process, 0, index as u64);
     Bytes((input.options.max_extra_process_memory.as_f64() * part) as u64)
 }
 
@@ -53,13 +54,13 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(index, planned): (usize, &PlannedDevice)| {
         let residency = planned.residency;
-        if !residency.is_pinned() {
+        if !residency.uses_anonymous_memory() {
             return Cow::Borrowed(model);
         }
         let on_gpu =
             |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(index, round).contains(&layer));
         let as_planned = |layer: u32| residency.weight_format(on_gpu(layer));
-        let mut own = converted_model(model, residency.converted_format, as_planned);
+        let mut own = converted_model(model, residency.conversion_format, as_planned);
         own.output_head = converted_group(
             &model.output_head,
             residency.weight_format(plan.output_processor == Processor::Gpu),
@@ -72,7 +73,7 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
 /// Returns a device that executes `schedule`, at the beginning of a run and with an empty page cache.
 pub fn new_device<'a>(
     input: Input<'a>,
-    device: &'a Device,
+    device: &'a DeviceProfile,
     model: &'a ModelProfile,
     schedule: Schedule,
     slot: usize,
@@ -86,9 +87,9 @@ pub fn new_device<'a>(
     let layout = WeightLayout::new(&plan, index, model, chunk, device.gpu_maps_weights());
     // Pinned weights take the memory for all chunks of the file, and two more.
     let file_memory = chunk * (u64::from(layout.chunk_count) + 2);
-    let memory = if options.is_pinned() { memory.min(file_memory) } else { memory };
+    let memory = if options.uses_anonymous_memory() { memory.min(file_memory) } else { memory };
     let cache_config = PageCacheConfig {
-        device: if options.is_pinned() { &anonymous(device) } else { device },
+        device: if options.uses_anonymous_memory() { &anonymous(device) } else { device },
         device_slot: slot,
         seed: input.cluster.seed,
         memory_budget: memory,
@@ -101,20 +102,21 @@ pub fn new_device<'a>(
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
         let visits: Vec<Vec<Chunk>> = parts_by_visit(&plan, index).iter().map(chunks).collect();
         let (cores, chunks) = (device.cpu.cores, layout.chunk_count);
-        Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks))
+        Box::new(ManagedWeights::new(slot, options, &visits, memory, cores, chunks))
     } else {
-        Box::new(ReadAheadThread::new(slot, options, chunk, storage.readahead.window))
+        Box::new(ReadAheadThread::new(slot, options, chunk, storage.readahead.window_chunks))
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
-    let in_order =
-        model.shape.tied_embeddings || options.is_pinned() || input.options.read_around_embedding_rows;
+    let in_order = model.shape.has_tied_embeddings
+        || options.uses_anonymous_memory()
+        || input.options.read_around_embedding_rows;
     DeviceSim {
         slot,
         device,
         drafter: drafter(&input, &plan, index, device),
         model,
         uploads: budget.gpu_upload_per_layer.clone(),
-        kv_element: Bytes(plan.kv_cache.element_bytes()),
+        kv_element: Bytes(plan.kv_cache_format.bytes_per_element()),
         schedule,
         seed: input.cluster.seed,
         storage,
@@ -137,14 +139,19 @@ pub fn new_device<'a>(
     }
 }
 
-fn drafter<'a>(input: &Input<'a>, plan: &Plan, index: usize, device: &'a Device) -> Option<Drafter<'a>> {
-    let (planned, model) = (plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
-    let kv_element = Bytes(plan.kv_cache.element_bytes());
+fn drafter<'a>(
+    input: &Input<'a>,
+    plan: &Plan,
+    index: usize,
+    device: &'a DeviceProfile,
+) -> Option<Drafter<'a>> {
+    let (planned, model) = (plan.draft_model.as_ref()?, input.cluster.draft_model.as_ref()?);
+    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
     (index == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
 /// Returns the device with a policy for anonymous pages: LRU lists, or the formula of the prima.cpp paper.
-fn anonymous(device: &Device) -> Device {
+fn anonymous(device: &DeviceProfile) -> DeviceProfile {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {
         device.memory.page_cache = PageCachePolicy::TwoList;
@@ -172,13 +179,13 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
     let prefetch_rate = or_sequential(&device.disk.populate_bandwidth);
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(sequential.0.max(prefetch_rate.0)),
-        fault_rate: or_sequential(&device.disk.fault_bandwidth),
+        fault_read_rate: or_sequential(&device.disk.fault_bandwidth),
         prefetch_rate,
-        throttle: device.disk.bandwidth_limit.as_ref().map(|limit| limit.value),
+        throttle_rate: device.disk.bandwidth_limit.as_ref().map(|limit| limit.value),
         latency: or_zero(device.disk.latency.as_ref()),
     };
-    let mut storage = Storage::new(cache_config.page_cache(), read_ahead(device, chunk), speed, chunk);
-    storage.unwire_after = unwire_after(device).map(Seconds::to_nanos);
+    let mut storage = Storage::new(cache_config.build_page_cache(), read_ahead(device, chunk), speed, chunk);
+    storage.unwire_after = unwire_idle_time(device).map(Seconds::to_nanos);
     if let Some(rate) = &device.disk.page_cache_throughput {
         storage.costs = storage.costs.with_page_cache_throughput(chunk, rate.value);
     }
@@ -190,7 +197,7 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
 /// The threads of a layer fault at several positions at once, so that some compute while others wait, even if the
 /// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in flight
 /// has this effect: four chunks, half of them before the miss; touching the last one starts the next read.
-fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
+fn read_ahead(device: &DeviceProfile, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }

@@ -13,11 +13,11 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
-use crate::resource::{Disk, DiskSpeed, ReadKind};
+use crate::resource::{DiskSim, DiskSpeed, ReadKind};
 
 /// Pause in nanoseconds before a touch that found no free memory is repeated. It takes about as long as a
 /// read, which must complete first.
-pub const NO_MEMORY_PAUSE: Nanos = 100_000;
+pub const NO_MEMORY_RETRY_DELAY: Nanos = 100_000;
 
 /// Nanoseconds from the arrival of a page until the waiting thread maps it. Until then the page is neither young nor
 /// referenced, so reclaim may evict it. Measured on the machine of `docs/studies/linux-page-cache`: half of a round
@@ -25,7 +25,7 @@ pub const NO_MEMORY_PAUSE: Nanos = 100_000;
 pub const WAKE_LATENCY: Nanos = 23_500;
 
 /// The tag of a read that bypasses the page cache.
-pub const UNCACHED: Chunk = Chunk::MAX;
+pub const UNCACHED_READ: Chunk = Chunk::MAX;
 
 /// CPU times of the kernel's memory management, which delay the thread that causes it.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ impl MemoryManagementCosts {
         Self {
             insertion: of(PAGE_INSERT_COST),
             scan: of(PAGE_SCAN_COST),
-            release: of((Seconds(0.12), Bytes::mib(400))),
+            release: of((Seconds(0.12), Bytes::from_mib(400))),
             discard: of(PAGE_DISCARD_COST),
         }
     }
@@ -64,7 +64,7 @@ pub enum TouchResult {
     Ready,
     /// The chunk is being read: wait until [`Storage::pop_completed`] returns it.
     Pending,
-    /// No memory is free for the chunk yet: call [`Storage::retry`] after [`Storage::take_kernel_time`].
+    /// No memory is free for the chunk yet: call [`Storage::retry_touch`] after [`Storage::take_kernel_time`].
     NoMemory,
 }
 
@@ -72,7 +72,7 @@ pub enum TouchResult {
 pub struct Storage {
     pub cache: Box<dyn PageCache>,
     pub readahead: Readahead,
-    disk: Disk<Chunk>,
+    disk: DiskSim<Chunk>,
     pub chunk_size: Bytes,
     pub(super) costs: MemoryManagementCosts,
     /// Buffer for the chunks to read after one touch, kept to reuse its allocation.
@@ -94,7 +94,7 @@ impl Storage {
         Self {
             cache,
             readahead: Readahead::new(window),
-            disk: Disk::new(speed),
+            disk: DiskSim::new(speed),
             chunk_size,
             costs: MemoryManagementCosts::measured(chunk_size),
             reads: Vec::new(),
@@ -136,19 +136,19 @@ impl Storage {
         self.note_touch(now);
         match access(self.cache.as_mut(), chunk, flow) {
             Access::Hit => TouchResult::Ready,
-            Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
+            Access::InFlight | Access::Absent => self.retry_touch(now, chunk, flow),
         }
     }
 
     /// Reads a few pages by a page fault. They are too few to count in the page cache, and their read completes as
-    /// [`UNCACHED`].
+    /// [`UNCACHED_READ`].
     pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> TouchResult {
-        self.disk.submit(now, ReadKind::Fault, UNCACHED, bytes);
+        self.disk.submit(now, ReadKind::Fault, UNCACHED_READ, bytes);
         TouchResult::Pending
     }
 
     /// Repeats a touch that found no free memory, this time without reading around the chunk.
-    pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
+    pub fn retry_touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         let cache = self.cache.as_mut();
         // Another thread may have fetched it meanwhile.
         if cache.contains(chunk) {
@@ -200,7 +200,7 @@ impl Storage {
     /// Removes and returns one chunk whose read is complete by `now`.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Chunk> {
         let chunk = self.disk.pop_completed(now)?;
-        if chunk != UNCACHED {
+        if chunk != UNCACHED_READ {
             self.cache.on_arrival(chunk);
         }
         Some(chunk)
@@ -212,7 +212,7 @@ impl Storage {
     }
 
     /// Sets the fraction of the disk bandwidth that remains beside other programs.
-    pub fn set_disk_fraction(&mut self, now: Nanos, fraction: f64) {
+    pub fn set_available_disk_fraction(&mut self, now: Nanos, fraction: f64) {
         self.disk.set_available_fraction(now, fraction);
     }
 

@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::trace::{Cost, Record, StepKind};
+use hearth_schema::trace::{StepCost, StepKind, StepRecord};
 
 use super::residency::{Availability, WeightResidency};
-use super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult, UNCACHED};
+use super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult, UNCACHED_READ};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
-use crate::random::{self, Purpose};
+use crate::random::{self, StreamPurpose};
 use crate::resource::ReadKind;
 
 /// Probability that a thread that was woken for a page also needs the previous page: the page boundary lies inside
@@ -57,7 +57,7 @@ enum Waiting {
 #[derive(Debug)]
 pub struct MappedComputation {
     /// The trace record of the computation, to which the walk adds bytes and costs.
-    pub record: Record,
+    pub record: StepRecord,
     segments: VecDeque<Segment>,
     /// Number of threads that fault and compute together; the kernel's work is divided among them as well.
     threads: f64,
@@ -79,7 +79,7 @@ pub struct MappedComputation {
 
 impl MappedComputation {
     /// Creates a walk in which `threads` threads compute with the weights of `segments`, in order.
-    pub fn new(record: Record, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
+    pub fn new(record: StepRecord, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
         let mut walk = Self {
             record,
@@ -96,7 +96,7 @@ impl MappedComputation {
             since: 0,
             work: zero,
         };
-        walk.record.cost = Some(Cost::default());
+        walk.record.cost = Some(StepCost::default());
         walk.enter();
         walk
     }
@@ -110,7 +110,7 @@ impl MappedComputation {
         }
     }
 
-    fn cost(&mut self) -> &mut Cost {
+    fn cost(&mut self) -> &mut StepCost {
         self.record.cost.get_or_insert_default()
     }
 
@@ -162,7 +162,7 @@ impl MappedComputation {
     }
 
     /// Continues after a wait. If the walk waited for free memory, tries again to read the chunk.
-    pub fn retry(
+    pub fn resume(
         &mut self,
         now: Nanos,
         storage: &mut Storage,
@@ -173,7 +173,7 @@ impl MappedComputation {
         let chunk = match self.waiting {
             Waiting::Woken(chunk) => chunk,
             Waiting::Memory(chunk) => {
-                return match storage.retry(now, chunk, ReadKind::Fault) {
+                return match storage.retry_touch(now, chunk, ReadKind::Fault) {
                     TouchResult::Ready => self.advance(now, storage, residency),
                     touch => self.wait_for(now, chunk, touch, storage),
                 };
@@ -182,7 +182,7 @@ impl MappedComputation {
                 return self.advance(now, storage, residency);
             }
         };
-        if chunk != UNCACHED && !(storage.cache.resume(chunk) && storage.cache.resume(first)) {
+        if chunk != UNCACHED_READ && !(storage.cache.resume(chunk) && storage.cache.resume(first)) {
             // Evicted before this thread ran: it faults again.
             return self.advance(now, storage, residency);
         }
@@ -214,7 +214,8 @@ impl MappedComputation {
         let previous = self.previous(first).filter(|_| self.record.kind != StepKind::Embed)?;
         let evicted = self.previous_was_cached && !storage.cache.contains(previous);
         let reaches = || {
-            let drawn = random::draw(self.seed, Purpose::PageBoundary, self.record.pass, first.into());
+            let drawn =
+                random::draw(self.seed, StreamPurpose::PageBoundary, self.record.pass_index, first.into());
             drawn < 1.0 - (1.0 - CROSSING_PROBABILITY).powf(self.threads)
         };
         (residency.is_left_to_system() && evicted && reaches()).then_some(previous)
@@ -222,7 +223,8 @@ impl MappedComputation {
 
     /// Handles the arrival of a chunk. Returns whether the walk waits for it and is being woken.
     pub fn on_arrival(&mut self, chunk: Chunk) -> bool {
-        let woken = matches!(self.waiting, Waiting::Chunk(waited) if waited == chunk || chunk == UNCACHED);
+        let woken =
+            matches!(self.waiting, Waiting::Chunk(waited) if waited == chunk || chunk == UNCACHED_READ);
         if woken {
             self.waiting = Waiting::Woken(chunk);
         }
@@ -250,7 +252,7 @@ impl MappedComputation {
         let until = now.saturating_add((storage.take_kernel_time() * (1.0 / self.threads)).to_nanos());
         if touch == TouchResult::NoMemory {
             self.waiting = Waiting::Memory(chunk);
-            return ComputationAction::Retry(until.max(now + NO_MEMORY_PAUSE));
+            return ComputationAction::Retry(until.max(now + NO_MEMORY_RETRY_DELAY));
         }
         self.fault_until = until;
         self.previous_was_cached |= self.previous(chunk).is_some_and(|chunk| storage.cache.contains(chunk));

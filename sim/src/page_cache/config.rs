@@ -4,10 +4,13 @@
 //! below are the defaults. The memory budget for weights includes the memory that other programs can give up
 //! (`Memory::obtainable_bytes`). If that memory is compressed in RAM, its compressed size is subtracted.
 
-use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::device::{DeviceProfile, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
-use super::{Macos, MacosMetal, MgLru, PageCache, PaperFormulaCache, RandomCache, TwoList, ZramConfig};
+use super::{
+    MacosCache, MacosMetalCache, MgLruCache, PageCache, PaperFormulaCache, RandomCache, TwoListCache,
+    ZramConfig,
+};
 
 /// Compressed size of memory as a fraction of its size: a ratio of three to one, as zram with lz4 and the macOS
 /// compressor are said to reach.
@@ -23,7 +26,7 @@ const FILE_FLOOR: Fraction = Fraction(0.15);
 /// Page-cache size below which Android kills even the foreground process: 18432 pages, the first of the usual
 /// `minfree` values.
 /// source: drivers/staging/android/lowmemorykiller.c
-const KILL_BELOW: Bytes = Bytes::mib(72);
+const KILL_BELOW: Bytes = Bytes::from_mib(72);
 /// Idle time after which weights that Metal has wired are unwired.
 /// source: assumed, about a second
 const UNWIRE_AFTER: Seconds = Seconds(1.0);
@@ -31,7 +34,7 @@ const UNWIRE_AFTER: Seconds = Seconds(1.0);
 /// The parameters from which the page cache of a device is built.
 #[derive(Debug, Clone, Copy)]
 pub struct PageCacheConfig<'a> {
-    pub device: &'a Device,
+    pub device: &'a DeviceProfile,
     pub device_slot: usize,
     pub seed: u64,
     pub memory_budget: Bytes,
@@ -41,28 +44,30 @@ pub struct PageCacheConfig<'a> {
 
 impl PageCacheConfig<'_> {
     /// Returns an empty page cache with the policy of the profile.
-    pub fn page_cache(&self) -> Box<dyn PageCache> {
-        let (share, memory, capacity) = (self.share_chunks, &self.device.memory, self.initial_capacity());
-        let two_list = || TwoList::new(share, capacity).with_inactive_ratio_for(self.memory_budget.0 >> 30);
-        let reclaim = memory.reclaim.clone().unwrap_or_default();
+    pub fn build_page_cache(&self) -> Box<dyn PageCache> {
+        let (share, memory, capacity) =
+            (self.share_chunks, &self.device.memory, self.initial_capacity_chunks());
+        let two_list =
+            || TwoListCache::new(share, capacity).with_inactive_ratio_for_size(self.memory_budget.0 >> 30);
+        let reclaim = memory.reclaim_parameters.clone().unwrap_or_default();
         match memory.page_cache {
             PageCachePolicy::PaperLinear => Box::new(PaperFormulaCache::new(share, capacity)),
             PageCachePolicy::TwoList => Box::new(two_list()),
-            PageCachePolicy::MgLru => Box::new(MgLru::new(share, capacity)),
+            PageCachePolicy::MgLru => Box::new(MgLruCache::new(share, capacity)),
             PageCachePolicy::Random => {
                 Box::new(RandomCache::new(share, capacity, self.seed, self.device_slot as u64))
             }
             PageCachePolicy::Macos => {
                 let floor = or_default(reclaim.min_file_page_fraction.as_ref(), FILE_FLOOR);
-                let floor = fraction_of(memory.total.value, floor);
-                Box::new(Macos::new(share, capacity, self.chunks(floor)))
+                let floor = fraction_of(memory.total_memory.value, floor);
+                Box::new(MacosCache::new(share, capacity, self.chunks(floor)))
             }
             PageCachePolicy::MacosMetal => {
                 let ordinary = self.capacity(self.memory_budget).min(capacity);
-                Box::new(MacosMetal::new(share, capacity, ordinary))
+                Box::new(MacosMetalCache::new(share, capacity, ordinary))
             }
             PageCachePolicy::Android => {
-                let rate = or_default(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
+                let rate = or_default(reclaim.swapped_fraction_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
                 let zram = ZramConfig {
                     swappable_chunks: self.chunks(self.swappable()),
                     swapped_per_eviction_permille: per_mille(rate),
@@ -70,7 +75,8 @@ impl PageCacheConfig<'_> {
                         reclaim.compressed_fraction.as_ref(),
                         COMPRESSED,
                     )),
-                    kill_threshold: self.chunks(or_default(reclaim.kill_threshold.as_ref(), KILL_BELOW)),
+                    kill_threshold_chunks: self
+                        .chunks(or_default(reclaim.kill_threshold.as_ref(), KILL_BELOW)),
                 };
                 Box::new(two_list().with_zram(zram))
             }
@@ -78,11 +84,11 @@ impl PageCacheConfig<'_> {
     }
 
     /// Returns the initial capacity in chunks, before memory pressure makes other programs give up memory.
-    pub fn initial_capacity(&self) -> u32 {
+    pub fn initial_capacity_chunks(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
             PageCachePolicy::Macos => {
-                let reclaim = memory.reclaim.clone().unwrap_or_default();
+                let reclaim = memory.reclaim_parameters.clone().unwrap_or_default();
                 let compressed = or_default(reclaim.compressed_fraction.as_ref(), COMPRESSED);
                 self.memory_budget.saturating_sub(fraction_of(self.swappable(), compressed))
             }
@@ -93,7 +99,7 @@ impl PageCacheConfig<'_> {
     }
 
     fn swappable(&self) -> Bytes {
-        self.device.memory.obtainable_bytes().saturating_sub(self.device.memory.available.value)
+        self.device.memory.obtainable_bytes().saturating_sub(self.device.memory.available_memory.value)
     }
 
     /// Returns how much memory Metal may wire: the recommended working set less unreclaimable memory.
@@ -115,14 +121,14 @@ impl PageCacheConfig<'_> {
 }
 
 /// Returns the idle time after which the device's weights are unwired; `None` if they never are.
-pub fn unwire_after(device: &Device) -> Option<Seconds> {
-    let reclaim = device.memory.reclaim.clone().unwrap_or_default();
+pub fn unwire_idle_time(device: &DeviceProfile) -> Option<Seconds> {
+    let reclaim = device.memory.reclaim_parameters.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
-    (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
+    (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_timeout.as_ref(), UNWIRE_AFTER))
 }
 
 /// Describes the parts of a device's page cache that are not validated; `None` if all parts are validated.
-pub fn unvalidated_parts(device: &Device) -> Option<String> {
+pub fn unvalidated_parts(device: &DeviceProfile) -> Option<String> {
     let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
     match (device.memory.page_cache, device.os) {
         (PageCachePolicy::TwoList, Os::Linux) => None,

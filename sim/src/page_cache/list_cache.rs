@@ -1,22 +1,22 @@
-//! Page caches on lists: the state that [`super::MgLru`], [`super::RandomCache`], [`super::Macos`] and
-//! [`super::MacosMetal`] share.
+//! Page caches on lists: the state that [`super::MgLruCache`], [`super::RandomCache`], [`super::MacosCache`] and
+//! [`super::MacosMetalCache`] share.
 //!
 //! [`ListCache`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
-//! accesses, reads and evictions. A policy is a set of [`EvictionRules`]: the list of a new chunk, the effect of a
-//! use, and the choice of a victim. Reclaim of [`super::TwoList`] takes time and can be interrupted, which
+//! accesses, reads and evictions. A policy is a set of [`EvictionPolicy`]: the list of a new chunk, the effect of a
+//! use, and the choice of a victim. Reclaim of [`super::TwoListCache`] takes time and can be interrupted, which
 //! [`ListCache`] does not support.
 
-use super::lists::{List, ListLinks};
+use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// The rules by which a policy orders and evicts chunks.
-pub trait EvictionRules: std::fmt::Debug {
+pub trait EvictionPolicy: std::fmt::Debug {
     /// Returns the index of the list for a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, which is already marked as young.
-    fn on_use(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
+    fn on_use(&mut self, _pages: &mut ChunkLists, _chunk: Chunk) {}
     /// Returns the next chunk to evict, which is not in flight; `None` only if all chunks are in flight.
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
+    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk>;
     fn on_evict(&mut self, _chunk: Chunk) {}
     fn min_capacity(&self) -> u32 {
         0
@@ -28,9 +28,9 @@ pub trait EvictionRules: std::fmt::Debug {
 }
 
 #[derive(Debug)]
-pub struct Pages {
+pub struct ChunkLists {
     links: ListLinks,
-    lists: Vec<List>,
+    lists: Vec<ChunkList>,
     chunks: Vec<Page>,
     in_flight: u32,
     resident: u32,
@@ -49,11 +49,11 @@ struct Page {
     awaited: bool,
 }
 
-impl Pages {
+impl ChunkLists {
     fn new(share: u32, lists: usize) -> Self {
         Self {
             links: ListLinks::new(share),
-            lists: vec![List::new(); lists],
+            lists: vec![ChunkList::new(); lists],
             chunks: vec![Page::default(); share as usize],
             in_flight: 0,
             resident: 0,
@@ -61,7 +61,7 @@ impl Pages {
         }
     }
 
-    pub fn len(&self, list: usize) -> u32 {
+    pub fn list_len(&self, list: usize) -> u32 {
         self.lists[list].len()
     }
 
@@ -76,7 +76,7 @@ impl Pages {
     }
 
     /// Whether all allocated chunks are in flight.
-    pub fn all_in_flight(&self) -> bool {
+    pub fn are_all_in_flight(&self) -> bool {
         self.in_flight == self.resident
     }
 
@@ -94,13 +94,13 @@ impl Pages {
     /// Moves a chunk to the newest end of a list.
     pub fn put(&mut self, chunk: Chunk, list: usize) {
         self.take(chunk);
-        self.lists[list].push(&mut self.links, chunk);
+        self.lists[list].push_newest(&mut self.links, chunk);
         self.chunks[chunk as usize].list = Some(list as u8);
     }
 
     /// Returns the oldest chunk of a list that is not in flight; older chunks move to the newest end.
-    pub fn oldest_arrived(&mut self, list: usize) -> Option<Chunk> {
-        for _ in 0..self.len(list) {
+    pub fn scan_for_arrived(&mut self, list: usize) -> Option<Chunk> {
+        for _ in 0..self.list_len(list) {
             let chunk = self.oldest(list)?;
             self.scanned_chunks += 1;
             if !self.is_in_flight(chunk) {
@@ -121,15 +121,15 @@ impl Pages {
 #[derive(Debug)]
 pub struct ListCache<R> {
     rules: R,
-    pages: Pages,
+    pages: ChunkLists,
     capacity: u32,
     counters: Counters,
 }
 
-impl<R: EvictionRules> ListCache<R> {
+impl<R: EvictionPolicy> ListCache<R> {
     pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
         let capacity = capacity.max(rules.min_capacity());
-        Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }
+        Self { rules, pages: ChunkLists::new(share, lists), capacity, counters: Counters::default() }
     }
 
     fn evict(&mut self, chunk: Chunk) {
@@ -149,7 +149,7 @@ impl<R: EvictionRules> ListCache<R> {
     }
 }
 
-impl<R: EvictionRules> PageCache for ListCache<R> {
+impl<R: EvictionPolicy> PageCache for ListCache<R> {
     fn access(&mut self, chunk: Chunk) -> Access {
         if self.resume(chunk) {
             return Access::Hit;

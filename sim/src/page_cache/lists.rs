@@ -15,7 +15,7 @@ pub struct ListLinks {
 
 /// One list, which stores its links in [`ListLinks`].
 #[derive(Debug, Clone)]
-pub struct List {
+pub struct ChunkList {
     head: u32,
     tail: u32,
     len: u32,
@@ -27,7 +27,7 @@ impl ListLinks {
     }
 }
 
-impl List {
+impl ChunkList {
     pub fn new() -> Self {
         Self { head: NONE, tail: NONE, len: 0 }
     }
@@ -44,7 +44,7 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
-    pub fn push(&mut self, links: &mut ListLinks, chunk: Chunk) {
+    pub fn push_newest(&mut self, links: &mut ListLinks, chunk: Chunk) {
         links.previous[chunk as usize] = NONE;
         links.next[chunk as usize] = self.head;
         match self.head {
@@ -72,7 +72,7 @@ impl List {
     pub fn move_to_head(&mut self, links: &mut ListLinks, chunk: Chunk) {
         if self.head != chunk {
             self.remove(links, chunk);
-            self.push(links, chunk);
+            self.push_newest(links, chunk);
         }
     }
 }
@@ -83,9 +83,9 @@ mod tests {
 
     #[test]
     fn oldest_is_removed_first_unless_rotated() {
-        let (mut links, mut list) = (ListLinks::new(4), List::new());
+        let (mut links, mut list) = (ListLinks::new(4), ChunkList::new());
         for chunk in 0..4 {
-            list.push(&mut links, chunk);
+            list.push_newest(&mut links, chunk);
         }
         list.move_to_head(&mut links, 0);
         list.remove(&mut links, 2);

@@ -1,4 +1,4 @@
-//! Page caches of macOS: [`Macos`], and [`MacosMetal`] for weights that the GPU uses through Metal.
+//! Page caches of macOS: [`MacosCache`], and [`MacosMetalCache`] for weights that the GPU uses through Metal.
 //!
 //! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which
 //! is evicted first, the oldest page first; a speculative page that is used becomes active. Pages that a fault needs
@@ -15,63 +15,65 @@
 //! Not checked against a machine. Not here: dirty pages, swap files, the memory accesses of other programs.
 
 use super::Chunk;
-use super::list_cache::{EvictionRules, ListCache, Pages};
+use super::list_cache::{ChunkLists, EvictionPolicy, ListCache};
 
 const SPECULATIVE: usize = 0;
 const INACTIVE: usize = 1;
 const ACTIVE: usize = 2;
 
 #[derive(Debug)]
-pub struct MacosQueues {
+pub struct MacosEvictionPolicy {
     floor: u32,
 }
 
 /// The page cache of macOS for weights that Metal does not wire.
-pub type Macos = ListCache<MacosQueues>;
+pub type MacosCache = ListCache<MacosEvictionPolicy>;
 
-impl Macos {
+impl MacosCache {
     /// Creates an empty cache for `share` chunks, whose capacity never falls below `floor`.
     pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
-        Self::with_rules(MacosQueues { floor }, 3, share, capacity)
+        Self::with_rules(MacosEvictionPolicy { floor }, 3, share, capacity)
     }
 }
 
-impl EvictionRules for MacosQueues {
+impl EvictionPolicy for MacosEvictionPolicy {
     fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         if awaited { ACTIVE } else { SPECULATIVE }
     }
 
-    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk) {
+    fn on_use(&mut self, pages: &mut ChunkLists, chunk: Chunk) {
         if pages.list_of(chunk) == Some(SPECULATIVE) {
             pages.put(chunk, ACTIVE);
         }
     }
 
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_in_flight() {
+    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk> {
+        if pages.are_all_in_flight() {
             return None;
         }
-        if let Some(chunk) = pages.oldest_arrived(SPECULATIVE) {
+        if let Some(chunk) = pages.scan_for_arrived(SPECULATIVE) {
             return Some(chunk);
         }
         // No page is used meanwhile, and every scan clears the mark of a page, so some scan finds a page without a
         // mark.
         loop {
-            while pages.len(ACTIVE) > pages.len(INACTIVE) {
+            while pages.list_len(ACTIVE) > pages.list_len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;
                 pages.test_and_clear_young(oldest);
                 pages.put(oldest, INACTIVE);
             }
-            for _ in 0..pages.len(INACTIVE) {
-                let Some(chunk) = pages.oldest_arrived(INACTIVE) else { break };
+            for _ in 0..pages.list_len(INACTIVE) {
+                let Some(chunk) = pages.scan_for_arrived(INACTIVE) else { break };
                 if !pages.test_and_clear_young(chunk) {
                     return Some(chunk);
                 }
                 pages.put(chunk, ACTIVE);
             }
-            if pages.oldest_arrived(INACTIVE).is_none() && pages.len(ACTIVE) <= pages.len(INACTIVE) {
+            if pages.scan_for_arrived(INACTIVE).is_none()
+                && pages.list_len(ACTIVE) <= pages.list_len(INACTIVE)
+            {
                 // Everything inactive is in flight.
-                return pages.oldest_arrived(ACTIVE);
+                return pages.scan_for_arrived(ACTIVE);
             }
         }
     }
@@ -82,31 +84,31 @@ impl EvictionRules for MacosQueues {
 }
 
 #[derive(Debug)]
-pub struct WiredEvictionRules {
+pub struct WiredEvictionPolicy {
     ordinary: u32,
 }
 
 /// The page cache of macOS for weights that the GPU uses, which Metal wires.
-pub type MacosMetal = ListCache<WiredEvictionRules>;
+pub type MacosMetalCache = ListCache<WiredEvictionPolicy>;
 
-impl MacosMetal {
+impl MacosMetalCache {
     /// Creates an empty cache in which `wired` chunks may be wired, and `ordinary` chunks remain after an idle time.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
-        Self::with_rules(WiredEvictionRules { ordinary }, 1, share, wired)
+        Self::with_rules(WiredEvictionPolicy { ordinary }, 1, share, wired)
     }
 }
 
-impl EvictionRules for WiredEvictionRules {
+impl EvictionPolicy for WiredEvictionPolicy {
     fn insertion_list(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
         0
     }
 
-    fn on_use(&mut self, pages: &mut Pages, chunk: Chunk) {
+    fn on_use(&mut self, pages: &mut ChunkLists, chunk: Chunk) {
         pages.put(chunk, 0);
     }
 
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        pages.oldest_arrived(0)
+    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk> {
+        pages.scan_for_arrived(0)
     }
 
     fn idle_capacity(&self) -> Option<u32> {
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn speculative_pages_are_evicted_first() {
-        let mut cache = Macos::new(8, 4, 0);
+        let mut cache = MacosCache::new(8, 4, 0);
         (0..4).for_each(|chunk| prefetch(&mut cache, chunk));
         // 0 is the oldest but was used, so it is active; 1 is the oldest speculative page.
         assert_eq!(cache.access(0), Access::Hit);
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn file_floor_is_kept() {
         // 0.15 of 100 chunks of memory.
-        let mut cache = Macos::new(100, 60, 15);
+        let mut cache = MacosCache::new(100, 60, 15);
         cyclic(&mut cache, 1);
         cache.set_capacity(5);
         assert_eq!((cache.capacity(), cache.resident_chunks()), (15, 15));
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn idle_weights_are_unwired() {
-        let mut cache = MacosMetal::new(100, 100, 40);
+        let mut cache = MacosMetalCache::new(100, 100, 40);
         cyclic(&mut cache, 1);
         cache.on_idle();
         assert_eq!(cache.resident_chunks(), 40);

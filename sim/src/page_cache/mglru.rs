@@ -16,7 +16,7 @@
 //! not have.
 
 use super::Chunk;
-use super::list_cache::{EvictionRules, ListCache, Pages};
+use super::list_cache::{ChunkLists, EvictionPolicy, ListCache};
 
 /// `MAX_NR_GENS` of include/linux/mmzone.h.
 const MAX_GENERATIONS: u64 = 4;
@@ -25,17 +25,17 @@ const MIN_GENERATIONS: u64 = 2;
 
 /// The state of the multi-generational LRU: the numbers of the oldest and the youngest generation.
 #[derive(Debug)]
-pub struct Generations {
+pub struct MgLruEvictionPolicy {
     oldest: u64,
     youngest: u64,
 }
 
 /// The page cache of Linux with the multi-generational LRU.
-pub type MgLru = ListCache<Generations>;
+pub type MgLruCache = ListCache<MgLruEvictionPolicy>;
 
-impl MgLru {
+impl MgLruCache {
     pub fn new(share: u32, capacity: u32) -> Self {
-        let rules = Generations { oldest: 0, youngest: MAX_GENERATIONS - 1 };
+        let rules = MgLruEvictionPolicy { oldest: 0, youngest: MAX_GENERATIONS - 1 };
         Self::with_rules(rules, MAX_GENERATIONS as usize, share, capacity)
     }
 }
@@ -44,12 +44,12 @@ fn list(generation: u64) -> usize {
     (generation % MAX_GENERATIONS) as usize
 }
 
-impl Generations {
+impl MgLruEvictionPolicy {
     /// Moves every used page to a new youngest generation.
-    fn age(&mut self, pages: &mut Pages) {
+    fn age(&mut self, pages: &mut ChunkLists) {
         self.youngest += 1;
         for generation in self.oldest..self.youngest {
-            for _ in 0..pages.len(list(generation)) {
+            for _ in 0..pages.list_len(list(generation)) {
                 let Some(chunk) = pages.oldest(list(generation)) else { break };
                 let young = pages.test_and_clear_young(chunk);
                 pages.put(chunk, list(if young { self.youngest } else { generation }));
@@ -58,20 +58,20 @@ impl Generations {
     }
 }
 
-impl EvictionRules for Generations {
+impl EvictionPolicy for MgLruEvictionPolicy {
     fn insertion_list(&mut self, _chunk: Chunk, awaited: bool) -> usize {
         list(if awaited { self.youngest } else { self.oldest })
     }
 
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_in_flight() {
+    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk> {
+        if pages.are_all_in_flight() {
             return None;
         }
         // Each round removes a generation, and after two agings no page is young, so some round finds a page that is
         // not in flight.
         loop {
             let oldest = list(self.oldest);
-            for _ in 0..pages.len(oldest) {
+            for _ in 0..pages.list_len(oldest) {
                 let chunk = pages.oldest(oldest)?;
                 if pages.is_in_flight(chunk) {
                     pages.put(chunk, list(self.oldest + 1));
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn prefetched_pages_are_evicted_first() {
-        let mut cache = MgLru::new(8, 4);
+        let mut cache = MgLruCache::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         (2..5).for_each(|chunk| prefetch(&mut cache, chunk));
         // 2 and 3 are in the oldest generation, 0 and 1 in the youngest: 4 evicts 2.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn page_used_since_last_scan_is_kept() {
-        let mut cache = MgLru::new(8, 2);
+        let mut cache = MgLruCache::new(8, 2);
         (0..2).for_each(|chunk| prefetch(&mut cache, chunk));
         assert_eq!(cache.access(0), Access::Hit);
         assert_eq!(cache.prefetch(2), Fetch::Started);

@@ -11,11 +11,11 @@
 //! | policy | model | source |
 //! |---|---|---|
 //! | [`PaperFormulaCache`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
-//! | [`TwoList`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
-//! | [`MgLru`] | Linux with generations | mm/vmscan.c; unvalidated |
+//! | [`TwoListCache`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
+//! | [`MgLruCache`] | Linux with generations | mm/vmscan.c; unvalidated |
 //! | [`RandomCache`] | any chunk with equal probability | no kernel |
-//! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
-//! | [`TwoList::with_zram`] | Android: classic Linux with zram | lmkd, zram; unvalidated |
+//! | [`MacosCache`], [`MacosMetalCache`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
+//! | [`TwoListCache::with_zram`] | Android: classic Linux with zram | lmkd, zram; unvalidated |
 //!
 //! [`config`] builds the policy of a device. [`Readahead`], the same for every policy, decides which chunks are
 //! read together with a missing one.
@@ -34,12 +34,12 @@ mod zram;
 #[cfg(test)]
 mod paper_figures;
 
-pub use macos::{Macos, MacosMetal};
-pub use mglru::MgLru;
+pub use macos::{MacosCache, MacosMetalCache};
+pub use mglru::MgLruCache;
 pub use paper_linear::PaperFormulaCache;
 pub use random::RandomCache;
 pub use readahead::Readahead;
-pub use two_list::TwoList;
+pub use two_list::TwoListCache;
 pub use zram::ZramConfig;
 
 /// Default size of a chunk in bytes.
@@ -210,7 +210,7 @@ pub(crate) mod tests {
             swappable_chunks,
             swapped_per_eviction_permille: swapped_per_eviction,
             compressed_permille: 333,
-            kill_threshold,
+            kill_threshold_chunks: kill_threshold,
         }
     }
 
@@ -236,12 +236,12 @@ pub(crate) mod tests {
             let zram = zram(swappable, rate, 4);
             for cache in [
                 &mut PaperFormulaCache::new(SHARE, capacity) as &mut dyn PageCache,
-                &mut TwoList::new(SHARE, capacity),
-                &mut MgLru::new(SHARE, capacity),
+                &mut TwoListCache::new(SHARE, capacity),
+                &mut MgLruCache::new(SHARE, capacity),
                 &mut RandomCache::new(SHARE, capacity, seed, 0),
-                &mut Macos::new(SHARE, capacity, floor),
-                &mut MacosMetal::new(SHARE, capacity, floor),
-                &mut TwoList::new(SHARE, capacity).with_zram(zram),
+                &mut MacosCache::new(SHARE, capacity, floor),
+                &mut MacosMetalCache::new(SHARE, capacity, floor),
+                &mut TwoListCache::new(SHARE, capacity).with_zram(zram),
             ] {
                 check_invariants(cache, &ops);
             }
@@ -277,20 +277,20 @@ pub(crate) mod tests {
         // The name, the cache of a share of 100 chunks, the number of rounds, and the chunks read in the last one.
         let cases: [(&str, &mut dyn PageCache, u32, u64); 12] = [
             ("paper-linear, fits", &mut PaperFormulaCache::new(100, 100), 3, 0),
-            ("two-list, fits", &mut TwoList::new(100, 100), 3, 0),
-            ("mglru, fits", &mut MgLru::new(100, 100), 3, 0),
+            ("two-list, fits", &mut TwoListCache::new(100, 100), 3, 0),
+            ("mglru, fits", &mut MgLruCache::new(100, 100), 3, 0),
             ("random, fits", &mut RandomCache::new(100, 100, 1, 0), 3, 0),
-            ("macos, fits", &mut Macos::new(100, 100, 15), 3, 0),
-            ("macos-metal, fits", &mut MacosMetal::new(100, 100, 50), 3, 0),
+            ("macos, fits", &mut MacosCache::new(100, 100, 15), 3, 0),
+            ("macos-metal, fits", &mut MacosMetalCache::new(100, 100, 50), 3, 0),
             // The share exceeds the capacity by ten chunks: the paper's policy reads ten again, Linux all.
             ("paper-linear", &mut PaperFormulaCache::new(100, 90), 5, 10),
-            ("two-list", &mut TwoList::new(100, 90), 5, 100),
-            ("zram without swappable memory", &mut TwoList::new(100, 80).with_zram(zram), 5, 100),
+            ("two-list", &mut TwoListCache::new(100, 90), 5, 100),
+            ("zram without swappable memory", &mut TwoListCache::new(100, 80).with_zram(zram), 5, 100),
             // Each chunk is used once and then passes through all generations before its next use.
-            ("mglru", &mut MgLru::new(100, 90), 6, 100),
+            ("mglru", &mut MgLruCache::new(100, 90), 6, 100),
             // According to the paper all of the share is read again, or nothing.
-            ("macos-metal, wired", &mut MacosMetal::new(100, 100, 40), 4, 0),
-            ("macos-metal", &mut MacosMetal::new(100, 99, 40), 4, 100),
+            ("macos-metal, wired", &mut MacosMetalCache::new(100, 100, 40), 4, 0),
+            ("macos-metal", &mut MacosMetalCache::new(100, 99, 40), 4, 100),
         ];
         for (name, cache, rounds, expected) in cases {
             assert_eq!(cyclic(cache, rounds), expected, "{name}");

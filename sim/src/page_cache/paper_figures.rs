@@ -1,7 +1,7 @@
 //! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer: the tests make the page-cache calls of a
 //! helper thread and a reader. Layers are numbered from 1 as in the figures.
 
-use super::{Access, Chunk, Fetch, PageCache, PaperFormulaCache, TwoList};
+use super::{Access, Chunk, Fetch, PageCache, PaperFormulaCache, TwoListCache};
 
 const LAYERS: u32 = 8;
 
@@ -43,7 +43,7 @@ impl<C: PageCache> Device<C> {
 #[test]
 fn figure_3_every_layer_is_loaded_twice() {
     // Six layers, three slots, one round, prefetch.
-    let mut device = Device::new(TwoList::new(LAYERS, 3));
+    let mut device = Device::new(TwoListCache::new(LAYERS, 3));
     device.prefetch(1..=6);
     assert_eq!(device.resident_layers(), [4, 5, 6], "the first three were released by the last three");
     device.compute(1..=6);
@@ -68,7 +68,7 @@ fn figure_3_contradicts_the_formula() {
 #[test]
 fn figure_4_fast_disk() {
     // A window of two layers (this device's are 1, 2 and then 5, 6), two slots.
-    let mut device = Device::new(TwoList::new(LAYERS, 2));
+    let mut device = Device::new(TwoListCache::new(LAYERS, 2));
     device.prefetch([1, 2]);
     device.compute([1, 2]);
     device.prefetch([5, 6]);
@@ -82,7 +82,7 @@ fn figure_4_fast_disk() {
 
 #[test]
 fn figure_5_slow_disk() {
-    let mut device = Device::new(TwoList::new(LAYERS, 2));
+    let mut device = Device::new(TwoListCache::new(LAYERS, 2));
     device.prefetch([1]);
     device.compute([1, 2]);
     assert_eq!(device.faults, [2], "step 3: the computation waits for the second layer");

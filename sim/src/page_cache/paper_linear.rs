@@ -3,9 +3,9 @@
 //! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. To achieve this
 //! in a cyclic scan, the policy evicts the most recently used chunk, which is needed last. It evicts a prefetched
 //! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; the
-//! bytes that it reloads are a lower bound for those of [`super::TwoList`].
+//! bytes that it reloads are a lower bound for those of [`super::TwoListCache`].
 
-use super::lists::{List, ListLinks};
+use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
 /// A page cache that reloads per token only the part of its share that exceeds its capacity.
@@ -16,9 +16,9 @@ pub struct PaperFormulaCache {
     awaited: Vec<bool>,
     links: ListLinks,
     /// Chunks that were read but not used since, the oldest at the tail.
-    fresh: List,
+    fresh: ChunkList,
     /// Used chunks, the least recently used at the tail.
-    used: List,
+    used: ChunkList,
     in_flight: u32,
     counters: Counters,
 }
@@ -38,8 +38,8 @@ impl PaperFormulaCache {
             chunks: vec![State::Absent; share as usize],
             awaited: vec![false; share as usize],
             links: ListLinks::new(share),
-            fresh: List::new(),
-            used: List::new(),
+            fresh: ChunkList::new(),
+            used: ChunkList::new(),
             in_flight: 0,
             counters: Counters::default(),
         }
@@ -67,7 +67,7 @@ impl PageCache for PaperFormulaCache {
             State::Fresh => {
                 *state = State::Used;
                 self.fresh.remove(&mut self.links, chunk);
-                self.used.push(&mut self.links, chunk);
+                self.used.push_newest(&mut self.links, chunk);
                 Access::Hit
             }
             State::Used => {
@@ -103,7 +103,7 @@ impl PageCache for PaperFormulaCache {
         let (state, list) =
             if awaited { (State::Used, &mut self.used) } else { (State::Fresh, &mut self.fresh) };
         self.chunks[chunk as usize] = state;
-        list.push(&mut self.links, chunk);
+        list.push_newest(&mut self.links, chunk);
     }
 
     fn release(&mut self, chunk: Chunk) {

@@ -9,42 +9,42 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::Chunk;
-use super::list_cache::{EvictionRules, ListCache, Pages};
-use crate::random::{self, Purpose};
+use super::list_cache::{ChunkLists, EvictionPolicy, ListCache};
+use crate::random::{self, StreamPurpose};
 
 /// Maximum draws for an eviction. If all of them give chunks in flight, the first chunk that is not in flight is
 /// evicted.
 const MAX_DRAWS: u32 = 64;
 
 #[derive(Debug)]
-pub struct RandomVictims {
+pub struct RandomEvictionPolicy {
     stream: ChaCha8Rng,
     held: Vec<Chunk>,
     /// The position of each chunk in `held`.
     at: Vec<u32>,
 }
 
-pub type RandomCache = ListCache<RandomVictims>;
+pub type RandomCache = ListCache<RandomEvictionPolicy>;
 
 impl RandomCache {
     /// Creates an empty cache for a share of `share` chunks. `slot`, the index of the device, selects the
     /// random stream, so devices evict different chunks.
     pub fn new(share: u32, capacity: u32, seed: u64, slot: u64) -> Self {
-        let stream = random::stream(seed, Purpose::Eviction, 0, slot);
-        let rules = RandomVictims { stream, held: Vec::new(), at: vec![0; share as usize] };
+        let stream = random::stream(seed, StreamPurpose::Eviction, 0, slot);
+        let rules = RandomEvictionPolicy { stream, held: Vec::new(), at: vec![0; share as usize] };
         Self::with_rules(rules, 1, share, capacity)
     }
 }
 
-impl EvictionRules for RandomVictims {
+impl EvictionPolicy for RandomEvictionPolicy {
     fn insertion_list(&mut self, chunk: Chunk, _awaited: bool) -> usize {
         self.at[chunk as usize] = self.held.len() as u32;
         self.held.push(chunk);
         0
     }
 
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        if pages.all_in_flight() {
+    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk> {
+        if pages.are_all_in_flight() {
             return None;
         }
         let count = self.held.len();

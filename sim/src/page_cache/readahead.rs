@@ -14,7 +14,7 @@ use super::{Chunk, Fetch, PageCache};
 #[derive(Debug)]
 pub struct Readahead {
     /// Length of a read-ahead window in chunks, the most that one `MADV_WILLNEED` call reads.
-    pub window: u32,
+    pub window_chunks: u32,
     start: u32,
     size: u32,
     marker: Option<Chunk>,
@@ -23,15 +23,15 @@ pub struct Readahead {
 impl Readahead {
     /// Creates the state for a device whose read-ahead window has `window` chunks, at least one.
     pub fn new(window: u32) -> Self {
-        Self { window: window.max(1), start: 0, size: 0, marker: None }
+        Self { window_chunks: window.max(1), start: 0, size: 0, marker: None }
     }
 
     /// Handles a miss: appends the chunks to read to `reads`. Returns false if no memory is free for the missing
     /// chunk itself.
     pub fn on_miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
-        self.start = chunk.saturating_sub(self.window / 2);
-        self.size = self.window;
-        self.fetch(cache, self.start + self.size - (self.window / 4).max(1), reads);
+        self.start = chunk.saturating_sub(self.window_chunks / 2);
+        self.size = self.window_chunks;
+        self.fetch(cache, self.start + self.size - (self.window_chunks / 4).max(1), reads);
         // With one chunk per window, or no free memory for the chunks before it, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
             Fetch::Started => reads.push(chunk),
@@ -46,7 +46,7 @@ impl Readahead {
     pub fn on_hit(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) {
         if self.marker == Some(chunk) {
             self.start += self.size;
-            self.size = self.window;
+            self.size = self.window_chunks;
             self.fetch(cache, self.start, reads);
         }
     }

@@ -28,7 +28,7 @@
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
-use super::lists::{List, ListLinks};
+use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache, ZramConfig};
 
 /// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last one, at 0, covers all of it.
@@ -41,7 +41,7 @@ const MAX_SCANS_AT_ONCE: u32 = 32;
 
 /// The page cache of classic Linux, with an active and an inactive list.
 #[derive(Debug)]
-pub struct TwoList {
+pub struct TwoListCache {
     capacity: u32,
     /// The capacity in chunks before zram has compressed any memory.
     base_capacity: u32,
@@ -50,8 +50,8 @@ pub struct TwoList {
     killed: bool,
     chunks: Vec<Page>,
     links: ListLinks,
-    inactive: List,
-    active: List,
+    inactive: ChunkList,
+    active: ChunkList,
     /// Linux's `nonresident_age`: the number of evictions and activations so far.
     age: u64,
     /// Maximum ratio of the active list to the inactive one.
@@ -111,7 +111,7 @@ enum Reclaim {
 }
 
 impl Scan {
-    fn new(cache: &TwoList) -> Self {
+    fn new(cache: &TwoListCache) -> Self {
         let mut scan = Self {
             attempt: 1,
             force: false,
@@ -126,7 +126,7 @@ impl Scan {
     }
 
     /// Begins the scan at the next priority of reclaim. Returns false after the last one.
-    fn enter_next_priority(&mut self, cache: &TwoList) -> bool {
+    fn enter_next_priority(&mut self, cache: &TwoListCache) -> bool {
         if self.priority > 0 {
             self.priority -= 1;
         } else if !self.force && cache.active.len() > 0 {
@@ -141,7 +141,7 @@ impl Scan {
         true
     }
 
-    fn set_scan_counts(&mut self, cache: &TwoList) {
+    fn set_scan_counts(&mut self, cache: &TwoListCache) {
         let low = cache.inactive.len() * cache.inactive_ratio < cache.active.len();
         let deactivate = self.force || self.refaulted || low;
         self.active = if deactivate { cache.active.len() >> self.priority } else { 0 };
@@ -149,7 +149,7 @@ impl Scan {
     }
 }
 
-impl TwoList {
+impl TwoListCache {
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -158,8 +158,8 @@ impl TwoList {
             killed: false,
             chunks: vec![Page::default(); share as usize],
             links: ListLinks::new(share),
-            inactive: List::new(),
-            active: List::new(),
+            inactive: ChunkList::new(),
+            active: ChunkList::new(),
             age: 0,
             inactive_ratio: 1,
             seen_activations: 0,
@@ -172,7 +172,7 @@ impl TwoList {
     /// Sets the maximum ratio of the active list to the inactive one as Linux does for a page cache of this
     /// size, rounded down to GiB; it exceeds 1 from 1 GiB on.
     #[must_use]
-    pub fn with_inactive_ratio_for(mut self, gibibytes: u64) -> Self {
+    pub fn with_inactive_ratio_for_size(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
         self
     }
@@ -236,7 +236,7 @@ impl TwoList {
         let Some(chunk) = self.active.oldest() else { return };
         self.counters.scanned += 1;
         self.active.remove(&mut self.links, chunk);
-        self.inactive.push(&mut self.links, chunk);
+        self.inactive.push_newest(&mut self.links, chunk);
         let page = &mut self.chunks[chunk as usize];
         page.state = ListState::Inactive;
         page.young = false;
@@ -277,7 +277,7 @@ impl TwoList {
     /// Adds a chunk that is on no list to the active list.
     fn activate(&mut self, chunk: Chunk) {
         self.chunks[chunk as usize].state = ListState::Active;
-        self.active.push(&mut self.links, chunk);
+        self.active.push_newest(&mut self.links, chunk);
         self.age += 1;
         self.counters.activated += 1;
     }
@@ -295,7 +295,7 @@ impl TwoList {
     }
 }
 
-impl PageCache for TwoList {
+impl PageCache for TwoListCache {
     fn access(&mut self, chunk: Chunk) -> Access {
         if self.resume(chunk) {
             Access::Hit
@@ -324,7 +324,7 @@ impl PageCache for TwoList {
         let reclaimed = self.free_for_one();
         if let Some(zram) = self.zram.filter(|_| self.counters.evicted > evicted) {
             // The eviction has compressed memory of other programs, or the process is killed.
-            self.killed |= zram.is_exhausted(&self.counters) && self.capacity < zram.kill_threshold;
+            self.killed |= zram.is_exhausted(&self.counters) && self.capacity < zram.kill_threshold_chunks;
             self.update_capacity();
         }
         match reclaimed {
@@ -343,7 +343,7 @@ impl PageCache for TwoList {
             self.activate(chunk);
         } else {
             page.state = ListState::Inactive;
-            self.inactive.push(&mut self.links, chunk);
+            self.inactive.push_newest(&mut self.links, chunk);
         }
         Fetch::Started
     }
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn used_pages_outlive_prefetched_pages() {
-        let mut cache = TwoList::new(8, 4);
+        let mut cache = TwoListCache::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         (2..4).for_each(|chunk| prefetch(&mut cache, chunk));
         // 0 and 1 are older but young: they move to the head again, and 2 is then the oldest.
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn in_flight_pages_are_not_evicted() {
-        let mut cache = TwoList::new(4, 2);
+        let mut cache = TwoListCache::new(4, 2);
         assert_eq!(cache.prefetch(0), Fetch::Started);
         assert_eq!(cache.prefetch(1), Fetch::Started);
         assert_eq!(cache.prefetch(2), Fetch::NoMemory);
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn use_between_scans_activates() {
-        let mut cache = TwoList::new(8, 3);
+        let mut cache = TwoListCache::new(8, 3);
         (0..3).for_each(|chunk| read(&mut cache, chunk));
         // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next scan finds it young and referenced.
         prefetch(&mut cache, 3);
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn refault_within_active_list_activates() {
-        let mut cache = TwoList::new(8, 4);
+        let mut cache = TwoListCache::new(8, 4);
         (0..4).for_each(|chunk| read(&mut cache, chunk));
         prefetch(&mut cache, 4);
         (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));

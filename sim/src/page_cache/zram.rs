@@ -1,6 +1,6 @@
 //! Memory pressure on Android: zram, and the low memory killer.
 //!
-//! The capacity of a [`super::TwoList`] grows under pressure: for each evicted chunk of file pages the kernel
+//! The capacity of a [`super::TwoListCache`] grows under pressure: for each evicted chunk of file pages the kernel
 //! compresses some anonymous memory of other applications into zram (vm.swappiness), until none is left. A chunk that
 //! is compressed to a fraction `p` of its size frees 1 - p. The low memory killer ends the run if there is pressure,
 //! nothing is left to compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
@@ -22,7 +22,7 @@ pub struct ZramConfig {
     /// Compressed size in thousandths of the original size.
     pub compressed_permille: u32,
     /// Page-cache size in chunks below which the process is killed under memory pressure.
-    pub kill_threshold: u32,
+    pub kill_threshold_chunks: u32,
 }
 
 impl ZramConfig {
@@ -49,10 +49,10 @@ impl ZramConfig {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{cyclic, zram};
-    use super::super::{PageCache, TwoList};
+    use super::super::{PageCache, TwoListCache};
 
-    fn android(share: u32, capacity: u32, swappable_chunks: u32, kill_threshold: u32) -> TwoList {
-        TwoList::new(share, capacity).with_zram(zram(swappable_chunks, 1000, kill_threshold))
+    fn android(share: u32, capacity: u32, swappable_chunks: u32, kill_threshold: u32) -> TwoListCache {
+        TwoListCache::new(share, capacity).with_zram(zram(swappable_chunks, 1000, kill_threshold))
     }
 
     #[test]

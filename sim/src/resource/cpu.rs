@@ -14,7 +14,7 @@ use super::quota::CpuQuota;
 use crate::engine::Nanos;
 
 #[derive(Debug, Clone)]
-pub struct Cpu {
+pub struct CpuSim {
     cores: f64,
     /// Number of threads of other programs, which are always runnable.
     co_runners: f64,
@@ -36,7 +36,7 @@ struct Job {
     slowdown: f64,
 }
 
-impl Cpu {
+impl CpuSim {
     pub fn new(cores: f64) -> Self {
         Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, quota: None }
     }
@@ -65,7 +65,7 @@ impl Cpu {
     }
 
     /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
-    pub fn start(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
+    pub fn start_job(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
         self.settle(now);
         let job = Job { key, threads, remaining: seconds, slowdown: 0.0 };
         match self.jobs.binary_search_by_key(&key, |job| job.key) {
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn co_runner_shares_cores() {
-        let mut cpu = Cpu::new(8.0);
-        cpu.start(0, 1, 8.0, 2.0);
+        let mut cpu = CpuSim::new(8.0);
+        cpu.start_job(0, 1, 8.0, 2.0);
         assert_eq!(cpu.next_completion_time(), Some(2 * SECOND));
         // With eight more threads on eight cores the remaining second runs at half the speed.
         cpu.set_co_runners(SECOND, 8.0);
@@ -148,15 +148,15 @@ mod tests {
 
     #[test]
     fn slower_clock_lengthens_running_time() {
-        let mut cpu = Cpu::new(8.0);
-        cpu.start(0, 1, 8.0, 2.0);
+        let mut cpu = CpuSim::new(8.0);
+        cpu.start_job(0, 1, 8.0, 2.0);
         // One second runs at the full clock rate. The rest takes two seconds at half the rate, of which the clock
         // adds one.
         cpu.set_clock_fraction(SECOND, 0.5);
         assert_eq!(cpu.next_completion_time(), Some(3 * SECOND));
         assert_eq!(cpu.slowdown_time(3 * SECOND, 1), Seconds(1.0));
         // With as many other threads it runs for half of the time.
-        cpu.start(3 * SECOND, 2, 8.0, 1.0);
+        cpu.start_job(3 * SECOND, 2, 8.0, 1.0);
         assert_eq!(cpu.pop_completed(3 * SECOND), Some(1));
         cpu.set_co_runners(3 * SECOND, 8.0);
         assert_eq!(cpu.next_completion_time(), Some(7 * SECOND));
@@ -165,9 +165,9 @@ mod tests {
 
     #[test]
     fn spare_cores_slow_nothing() {
-        let mut cpu = Cpu::new(8.0);
+        let mut cpu = CpuSim::new(8.0);
         cpu.set_co_runners(0, 4.0);
-        cpu.start(0, 1, 4.0, 1.0);
+        cpu.start_job(0, 1, 4.0, 1.0);
         assert_eq!(cpu.next_completion_time(), Some(SECOND));
         assert_eq!(cpu.pop_completed(SECOND), Some(1));
     }
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn quota_stops_all_threads_until_next_period() {
         let (cores, period) = (Sourced::new(1.0, "test"), Sourced::new(Seconds(0.01), "test"));
-        let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores, period }));
+        let mut cpu = CpuSim::new(2.0).with_quota(Some(&Quota { cores, period }));
         // Two threads can run for 5 ms of every 10.
-        cpu.start(0, 1, 2.0, 0.012);
+        cpu.start_job(0, 1, 2.0, 0.012);
         assert_eq!(cpu.next_completion_time(), Some(22_000_000));
         // Another thread of the same group runs too and uses up the quota: three threads share 2 cores, so each runs
         // for two thirds of the time, in 5 ms of each period.

@@ -17,11 +17,11 @@ use crate::engine::Nanos;
 #[derive(Debug, Clone, Copy)]
 pub struct DiskSpeed {
     pub bandwidth: BytesPerSecond,
-    pub fault_rate: BytesPerSecond,
+    pub fault_read_rate: BytesPerSecond,
     /// Maximum rate of [`ReadKind::Prefetch`]; reads by page faults have the maximum rate `fault_rate`.
     pub prefetch_rate: BytesPerSecond,
     /// Limit on the total rate of all flows, for example of a cgroup.
-    pub throttle: Option<BytesPerSecond>,
+    pub throttle_rate: Option<BytesPerSecond>,
     /// Time from submitting a read to an idle flow until its first byte.
     pub latency: Seconds,
 }
@@ -38,7 +38,7 @@ const FLOWS: [ReadKind; 2] = [ReadKind::Fault, ReadKind::Prefetch];
 
 /// A disk and its outstanding reads, each with a tag `T`.
 #[derive(Debug)]
-pub struct Disk<T> {
+pub struct DiskSim<T> {
     speed: DiskSpeed,
     throttle: Option<Throttle<(ReadKind, T)>>,
     sharing: ProcessorSharing,
@@ -53,12 +53,12 @@ struct Queue<T> {
     starts: Option<Nanos>,
 }
 
-impl<T> Disk<T> {
+impl<T> DiskSim<T> {
     pub fn new(speed: DiskSpeed) -> Self {
         let queue = || Queue { requests: VecDeque::new(), starts: None };
         Self {
             speed,
-            throttle: speed.throttle.map(Throttle::new),
+            throttle: speed.throttle_rate.map(Throttle::new),
             sharing: ProcessorSharing::new(speed.bandwidth.0),
             queues: [queue(), queue()],
             bytes_read: 0,
@@ -102,10 +102,10 @@ impl<T> Disk<T> {
         }
     }
 
-    /// Returns the time at which to call [`Disk::pop_completed`] next, if nothing changes.
+    /// Returns the time at which to call [`DiskSim::pop_completed`] next, if nothing changes.
     pub fn next_event_time(&self) -> Option<Nanos> {
         let starts = self.queues.iter().filter_map(|queue| queue.starts);
-        let admissions = self.throttle.as_ref().and_then(Throttle::next_admission);
+        let admissions = self.throttle.as_ref().and_then(Throttle::next_admission_time);
         starts.chain(self.sharing.next_completion_time()).chain(admissions).min()
     }
 
@@ -128,7 +128,7 @@ impl<T> Disk<T> {
 
     fn serve(&mut self, now: Nanos, flow: ReadKind) {
         let max_rate = match flow {
-            ReadKind::Fault => self.speed.fault_rate,
+            ReadKind::Fault => self.speed.fault_read_rate,
             ReadKind::Prefetch => self.speed.prefetch_rate,
         };
         if let Some((_, bytes)) = self.queues[flow as usize].requests.front() {
@@ -146,14 +146,14 @@ mod tests {
     fn speed() -> DiskSpeed {
         DiskSpeed {
             bandwidth: BytesPerSecond(1000e6),
-            fault_rate: BytesPerSecond(400e6),
+            fault_read_rate: BytesPerSecond(400e6),
             prefetch_rate: BytesPerSecond(1000e6),
-            throttle: None,
+            throttle_rate: None,
             latency: Seconds(0.0),
         }
     }
 
-    fn drain(disk: &mut Disk<u32>) -> Vec<(Nanos, u32)> {
+    fn drain(disk: &mut DiskSim<u32>) -> Vec<(Nanos, u32)> {
         let mut out = Vec::new();
         while let Some(at) = disk.next_event_time() {
             while let Some(tag) = disk.pop_completed(at) {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn flow_is_served_in_order_at_its_max_rate() {
-        let mut disk = Disk::new(speed());
+        let mut disk = DiskSim::new(speed());
         disk.submit(0, ReadKind::Fault, 1, Bytes(4_000_000));
         disk.submit(0, ReadKind::Fault, 2, Bytes(8_000_000));
         assert_eq!(drain(&mut disk), [(10 * MILLI, 1), (30 * MILLI, 2)]);
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn fault_slows_prefetch() {
-        let mut disk = Disk::new(speed());
+        let mut disk = DiskSim::new(speed());
         disk.submit(0, ReadKind::Prefetch, 1, Bytes(10_000_000));
         // Faults get their maximum of 400 MB/s (an equal share would be 500), the prefetch the other 600.
         disk.submit(0, ReadKind::Fault, 2, Bytes(2_000_000));
@@ -186,7 +186,7 @@ mod tests {
     fn throttle_limits_both_flows() {
         // 10 MB/s are 1 MB per slice, so the second read waits for the end of the slice, and another 0.1 s for its
         // own bytes. Reading then takes 1 ms and 2.5 ms.
-        let mut disk = Disk::new(DiskSpeed { throttle: Some(BytesPerSecond(10e6)), ..speed() });
+        let mut disk = DiskSim::new(DiskSpeed { throttle_rate: Some(BytesPerSecond(10e6)), ..speed() });
         disk.submit(0, ReadKind::Prefetch, 1, Bytes(1_000_000));
         disk.submit(0, ReadKind::Fault, 2, Bytes(1_000_000));
         assert_eq!(drain(&mut disk), [(MILLI, 1), (202 * MILLI + MILLI / 2, 2)]);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn only_idle_flow_pays_latency() {
-        let mut disk = Disk::new(DiskSpeed { latency: Seconds(0.005), ..speed() });
+        let mut disk = DiskSim::new(DiskSpeed { latency: Seconds(0.005), ..speed() });
         disk.submit(0, ReadKind::Fault, 1, Bytes(4_000_000));
         disk.submit(0, ReadKind::Fault, 2, Bytes(4_000_000));
         assert_eq!(drain(&mut disk), [(15 * MILLI, 1), (25 * MILLI, 2)]);

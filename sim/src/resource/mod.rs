@@ -14,8 +14,8 @@ mod throttle;
 
 use crate::engine::Nanos;
 
-pub use cpu::Cpu;
-pub use disk::{Disk, DiskSpeed, ReadKind};
+pub use cpu::CpuSim;
+pub use disk::{DiskSim, DiskSpeed, ReadKind};
 
 /// Converts seconds to nanoseconds, rounded up. It avoids `f64::ceil`, which is a function call on processors without
 /// an instruction for it.

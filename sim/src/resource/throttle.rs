@@ -48,7 +48,7 @@ impl<R> Throttle<R> {
     }
 
     /// Returns the time at which the next read is admitted.
-    pub fn next_admission(&self) -> Option<Nanos> {
+    pub fn next_admission_time(&self) -> Option<Nanos> {
         let (_, bytes) = self.waiting.front()?;
         let slices = (self.checked - self.slice_start).div_ceil(SLICE).max(1);
         let excess = self.admitted + *bytes as f64 - slices as f64 * self.slice_bytes;
@@ -63,7 +63,7 @@ impl<R> Throttle<R> {
 
     /// Removes and returns one read that is admitted by `now`.
     pub fn pop_admitted(&mut self, now: Nanos) -> Option<(R, u64)> {
-        if self.next_admission()? > now {
+        if self.next_admission_time()? > now {
             return None;
         }
         let (read, bytes) = self.waiting.pop_front()?;
@@ -90,7 +90,7 @@ mod tests {
 
     fn drain(throttle: &mut Throttle<u32>) -> Vec<(Nanos, u32)> {
         let mut out = Vec::new();
-        while let Some(at) = throttle.next_admission() {
+        while let Some(at) = throttle.next_admission_time() {
             while let Some((read, _)) = throttle.pop_admitted(at) {
                 out.push((at / SLICE, read));
             }
@@ -132,7 +132,7 @@ mod tests {
         throttle.push(0, 0, MB / 2);
         throttle.push(0, 1, MB);
         assert!(throttle.pop_admitted(0).is_some());
-        assert_eq!(throttle.next_admission(), Some(SLICE * 3 / 2));
+        assert_eq!(throttle.next_admission_time(), Some(SLICE * 3 / 2));
     }
 
     #[test]

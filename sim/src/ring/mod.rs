@@ -2,7 +2,7 @@
 //!
 //! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders
 //! their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
-//! Weights are on disk when the run begins, unless [`crate::Options::warm_start`] is set; weights in GPU memory are
+//! Weights are on disk when the run begins, unless [`crate::Options::starts_warm`] is set; weights in GPU memory are
 //! already loaded.
 //!
 //! The events of a scenario affect the run: background load, memory pressure, devices that leave ([`timeline`],
@@ -19,20 +19,20 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::Recovery;
 use hearth_core::schedule::{Generation, Schedule};
 use hearth_profiles::Seconds;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Counter, Header, Outcome, Reading, Record, Resource, StepKind, Trace};
+use hearth_schema::trace::{Counter, CounterReading, Header, Outcome, Resource, StepKind, StepRecord, Trace};
 
 use crate::device::context::{DeviceOutput, Event, Message, SimContext};
 use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
 use crate::input::{Input, ScenarioEvents, SimulationResult};
-use crate::network::{Network, member_order};
+use crate::network::{NetworkSim, member_order};
 use crate::speculation::AcceptanceSampler;
-use crate::trace::{TraceCollector, memory_readings, start_record};
+use crate::trace::{TraceCollector, memory_readings, new_record};
 
 use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
@@ -58,7 +58,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) scenario_events: ScenarioEvents<'a>,
     pub(crate) engine: Engine<Event>,
     pub(crate) ring: Ring<'a>,
-    pub(crate) network: Network<Event>,
+    pub(crate) network: NetworkSim<Event>,
     /// The members of the cluster, in the order in which the links number them.
     pub(crate) link_order: Vec<usize>,
     /// Decides which pass enters the ring next.
@@ -84,7 +84,7 @@ pub(crate) struct Simulation<'a> {
 pub fn simulate(
     input: &Input,
     scenario_events: &ScenarioEvents,
-    devices: &[&Device],
+    devices: &[&DeviceProfile],
     memories: Vec<DeviceMemory>,
     header: Header,
 ) -> Result<SimulationResult, SimError> {
@@ -94,35 +94,35 @@ pub fn simulate(
     let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
     let unreached_events = timeline.unreached_events();
     let mut run_events = timeline.run_events;
-    run_events.sort_by_key(|run_event| run_event.start);
+    run_events.sort_by_key(|run_event| run_event.start_ns);
     let trace = Trace { run_events, ..trace.finish(passes, outcome) };
-    Ok(SimulationResult { trace, plans, unreached_events })
+    Ok(SimulationResult { trace, new_plans: plans, unreached_event_indices: unreached_events })
 }
 
 impl<'a> Simulation<'a> {
     fn new(
         input: Input<'a>,
         scenario_events: ScenarioEvents<'a>,
-        devices: &[&'a Device],
+        devices: &[&'a DeviceProfile],
         memories: Vec<DeviceMemory>,
         models: &'a [Cow<'a, ModelProfile>],
         header: Header,
     ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
-        let new_device = |(index, device): (usize, &&'a Device)| {
+        let new_device = |(index, device): (usize, &&'a DeviceProfile)| {
             let schedule = Schedule::new(plan.clone(), index);
-            let is_pinned = plan.devices[index].residency.is_pinned();
+            let is_pinned = plan.devices[index].residency.uses_anonymous_memory();
             let (model, memory) = (&models[index], &memories[index]);
             let mut device = setup::new_device(input, device, model, schedule, index, memory, &mut engine);
-            if input.options.warm_start || is_pinned {
+            if input.options.starts_warm || is_pinned {
                 setup::warm_page_cache(&mut device);
             }
             device
         };
         let devices: Vec<_> = devices.iter().enumerate().map(new_device).collect();
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
-        let network = Network::new(input.cluster, input.plan, &mut engine);
+        let network = NetworkSim::new(input.cluster, input.plan, &mut engine);
         let timeline_timer = engine.new_timer();
         let mut simulation = Self {
             input,
@@ -143,19 +143,19 @@ impl<'a> Simulation<'a> {
             timeline: EventTimeline::new(scenario_events.events),
             timeline_timer,
             reachability: Reachability::new(input.cluster.members.len()),
-            recovery: Recovery::running(plan),
+            recovery: Recovery::with_running_ring(plan),
             ready_at: 0,
             plans: Vec::new(),
             outcome: Outcome::Ok,
             ended: false,
             trace: TraceCollector { header, records: Vec::new(), readings: Vec::new() },
         };
-        simulation.schedule_timeline();
+        simulation.schedule_next_action();
         simulation
     }
 
     fn run(&mut self) -> Result<(), SimError> {
-        self.apply_initial_load();
+        self.apply_initial_background_load();
         self.begin_passes()?;
         let (mut idle, mut records) = (0, 0);
         while !self.ended {
@@ -202,7 +202,7 @@ impl<'a> Simulation<'a> {
         change: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext),
     ) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let mut ctx = SimContext { engine, records, outgoing: &mut Vec::new() };
+        let mut ctx = SimContext { engine, records, outputs: &mut Vec::new() };
         change(&mut self.ring.devices[slot], &mut ctx);
     }
 
@@ -213,7 +213,7 @@ impl<'a> Simulation<'a> {
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let mut ctx = SimContext { engine, records, outgoing: &mut outgoing };
+        let mut ctx = SimContext { engine, records, outputs: &mut outgoing };
         act(&mut self.ring.devices[slot], &mut ctx)?;
         if !self.ended && !self.ring.devices[slot].storage.cache.is_alive() {
             let what = "the system killed the process: no memory to compress, and too little page cache";
@@ -235,8 +235,12 @@ impl<'a> Simulation<'a> {
 
     fn send(&mut self, to: usize, message: Message) {
         let now = self.engine.now();
-        if self.is_disconnected(message.from, to) {
-            self.reachability.held_messages.push(HeldMessage { to, message, unsent_since: Some(now) });
+        if self.is_disconnected(message.sender_slot, to) {
+            self.reachability.held_messages.push(HeldMessage {
+                receiver: to,
+                message,
+                unsent_since: Some(now),
+            });
         } else {
             self.transmit(to, message, now);
         }
@@ -244,9 +248,9 @@ impl<'a> Simulation<'a> {
 
     pub(crate) fn transmit(&mut self, to: usize, message: Message, submitted: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let Message { pass, sender_round: sent_round, from, bytes, .. } = message;
-        let record = start_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submitted);
-        records.push(Record { end: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
+        let Message { pass, sender_round: sent_round, sender_slot: from, bytes, .. } = message;
+        let record = new_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submitted);
+        records.push(StepRecord { end_ns: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
         // The links number all members; devices that join the ring later may have slots in another order.
         let index = |slot: usize| {
             let member = self.ring.members[slot];
@@ -274,7 +278,13 @@ impl<'a> Simulation<'a> {
             self.trace.readings.extend(memory_readings(slot, pass, at, bytes));
         }
         let accepted = accepted_drafts.map(u64::from);
-        let reading = |value| Reading { device: 0, counter: Counter::Accepted, pass, time_ns: at, value };
+        let reading = |value| CounterReading {
+            device_index: 0,
+            counter: Counter::Accepted,
+            pass_index: pass,
+            time_ns: at,
+            value,
+        };
         self.trace.readings.extend(accepted.map(reading));
         self.on_tokens(tokens)
     }

@@ -12,7 +12,7 @@ use crate::engine::Nanos;
 
 #[derive(Debug, Clone, Copy)]
 pub struct HeldMessage {
-    pub to: usize,
+    pub receiver: usize,
     pub message: Message,
     /// The time at which the message was submitted; `None` if the message has been sent already.
     pub unsent_since: Option<Nanos>,
@@ -60,9 +60,10 @@ impl Reachability {
 
     /// Removes and returns the messages that can continue, in the order in which they were held. `members`
     /// has the cluster's member of each slot.
-    pub fn pop_deliverable(&mut self, members: &[usize]) -> Vec<HeldMessage> {
+    pub fn pop_deliverable_messages(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
-        let is_free = |held: &mut HeldMessage| is_reachable(held.message.from) && is_reachable(held.to);
+        let is_free =
+            |held: &mut HeldMessage| is_reachable(held.message.sender_slot) && is_reachable(held.receiver);
         self.held_messages.extract_if(.., is_free).collect()
     }
 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hearth_core::memory::DeviceMemory;
-use hearth_core::recovery::{self, NoPlan, Step, heartbeat};
+use hearth_core::recovery::{self, ReplanError, Step, heartbeat};
 use hearth_core::schedule::{Event as ScheduleEvent, Schedule};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
@@ -33,11 +33,11 @@ use crate::trace;
 
 use super::Simulation;
 use super::reachability::HeldMessage;
-use super::timeline::Action;
+use super::timeline::TimelineAction;
 
 impl<'a> Simulation<'a> {
     /// Applies the load at the start of the run. Memory that an event will swap out cannot be used yet.
-    pub fn apply_initial_load(&mut self) {
+    pub fn apply_initial_background_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.has_swap_event(self.device_name(slot)) {
                 self.apply_load(slot);
@@ -53,32 +53,32 @@ impl<'a> Simulation<'a> {
         self.input.cluster.members.iter().position(|member| member.name == name)
     }
 
-    pub fn schedule_timeline(&mut self) {
-        if let Some(at) = self.timeline.next_due() {
+    pub fn schedule_next_action(&mut self) {
+        if let Some(at) = self.timeline.next_due_time() {
             self.engine.set_timer(self.timeline_timer, at, Event::Timeline);
         }
     }
 
     pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
-        while let Some(action) = self.timeline.pop_due(now).filter(|_| !self.ended) {
+        while let Some(action) = self.timeline.pop_due_action(now).filter(|_| !self.ended) {
             match action {
-                Action::Begin(index) => self.begin_event(index)?,
-                Action::Ramp(index, step) => {
+                TimelineAction::Begin(index) => self.begin_event(index)?,
+                TimelineAction::Ramp(index, step) => {
                     self.timeline.set_ramp_step(index, step);
                     self.apply_event_load(index);
                 }
-                Action::End(index) => self.end_event(index),
-                Action::CheckHeartbeat(member, since)
+                TimelineAction::End(index) => self.end_event(index),
+                TimelineAction::CheckHeartbeat(member, since)
                     if self.reachability.unreachable_since(member) == Some(since) =>
                 {
                     self.heartbeat_missed(member, since)?;
                 }
                 // The head starts its next pass after this event, unless there is a newer plan by then.
-                Action::CheckHeartbeat(..) | Action::Ready => {}
+                TimelineAction::CheckHeartbeat(..) | TimelineAction::Ready => {}
             }
         }
-        self.schedule_timeline();
+        self.schedule_next_action();
         Ok(())
     }
 
@@ -100,27 +100,27 @@ impl<'a> Simulation<'a> {
 
     fn begin_event(&mut self, index: usize) -> Result<(), SimError> {
         let now = self.engine.now();
-        let (change, device) = self.timeline.event(index);
+        let (change, device) = self.timeline.change_and_device(index);
         let member = device.and_then(|name| self.member(name));
         match change {
             Change::Returns(when) => {
                 let Some(member) = member else { return Ok(()) };
                 let device = self.input.cluster.members[member].name.clone();
-                self.timeline.device_returned(now, &device);
+                self.timeline.end_absence(now, &device);
                 self.reconnect(member);
                 self.react(recovery::Event::DeviceReturned { device, rejoins: when })?;
             }
             Change::Leaves if member == Some(self.ring.members[0]) => {
-                self.timeline.begin(now, index, Seconds(0.0));
+                self.timeline.begin_event(now, index, Seconds(0.0));
                 let (device, reason) = (self.device_name(0).to_owned(), "the device left".into());
                 self.react(recovery::Event::DeviceLost { device, since: now, reason })?;
             }
             Change::Leaves | Change::Stalls => {
-                self.timeline.begin(now, index, Seconds(0.0));
-                if let (None, Some(lasts)) = (member, self.timeline.duration(index)) {
+                self.timeline.begin_event(now, index, Seconds(0.0));
+                if let (None, Some(lasts)) = (member, self.timeline.event_duration(index)) {
                     // Messages on a Wi-Fi channel continue after the stall; later messages are held.
                     self.collect_deliveries();
-                    self.network.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
+                    self.network.links.stall_all_channels(now, now.saturating_add(lasts.to_nanos()));
                     self.collect_deliveries();
                 }
                 let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
@@ -130,10 +130,10 @@ impl<'a> Simulation<'a> {
                 let swappable = member.map_or(Bytes::ZERO, |member| self.swappable(member));
                 let ramp_time = match change {
                     Change::Memory(memory) => memory.ramp_time.unwrap_or(Seconds(0.0)),
-                    Change::Swap(swap) => swappable / swap.rate,
+                    Change::Swap(swap) => swappable / swap.swap_out_rate,
                     _ => Seconds(0.0),
                 };
-                self.timeline.begin(now, index, ramp_time);
+                self.timeline.begin_event(now, index, ramp_time);
                 self.apply_event_load(index);
             }
         }
@@ -141,8 +141,8 @@ impl<'a> Simulation<'a> {
     }
 
     fn end_event(&mut self, index: usize) {
-        self.timeline.end(self.engine.now(), index);
-        let (change, device) = self.timeline.event(index);
+        self.timeline.end_event(self.engine.now(), index);
+        let (change, device) = self.timeline.change_and_device(index);
         if change == Change::Stalls {
             let member = device.and_then(|name| self.member(name));
             let members = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
@@ -155,11 +155,11 @@ impl<'a> Simulation<'a> {
     /// Returns the memory of other programs on a member that can be swapped out.
     fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
-        memory.obtainable_bytes().saturating_sub(memory.available.value)
+        memory.obtainable_bytes().saturating_sub(memory.available_memory.value)
     }
 
     fn apply_event_load(&mut self, index: usize) {
-        let (_, device) = self.timeline.event(index);
+        let (_, device) = self.timeline.change_and_device(index);
         let slot =
             device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.device_name(slot) == name));
         if let Some(slot) = slot {
@@ -186,7 +186,7 @@ impl<'a> Simulation<'a> {
     /// run.
     pub fn unreclaimable_bytes(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.device_name(slot), Bytes::ZERO);
-        self.ring.memories[slot].unreclaimable + Bytes(background_load.allocated_bytes as u64)
+        self.ring.memories[slot].unreclaimable_memory + Bytes(background_load.allocated_bytes as u64)
     }
 
     /// Ends the run because a device has too little memory; `what` explains it to users.
@@ -201,8 +201,8 @@ impl<'a> Simulation<'a> {
         self.timeline.run_events.push(RunEvent {
             kind,
             device,
-            start: since,
-            end,
+            start_ns: since,
+            end_ns: end,
             details: what,
             plan_digest: None,
         });
@@ -215,8 +215,8 @@ impl<'a> Simulation<'a> {
 
     /// Delivers activations, or holds them if their sender or receiver is unreachable.
     pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
-        if self.is_disconnected(message.from, slot) {
-            self.reachability.held_messages.push(HeldMessage { to: slot, message, unsent_since: None });
+        if self.is_disconnected(message.sender_slot, slot) {
+            self.reachability.held_messages.push(HeldMessage { receiver: slot, message, unsent_since: None });
             return Ok(());
         }
         self.with_device(slot, |device, ctx| device.deliver(message, ctx))
@@ -225,7 +225,8 @@ impl<'a> Simulation<'a> {
     fn disconnect(&mut self, member: usize) {
         let now = self.engine.now();
         if self.reachability.disconnect(now, member) {
-            self.timeline.schedule(heartbeat::detection_time(now), Action::CheckHeartbeat(member, now));
+            self.timeline
+                .schedule(heartbeat::detection_time_ns(now), TimelineAction::CheckHeartbeat(member, now));
         }
     }
 
@@ -234,8 +235,8 @@ impl<'a> Simulation<'a> {
             return;
         }
         let now = self.engine.now();
-        let deliverable = self.reachability.pop_deliverable(&self.ring.members);
-        for HeldMessage { to, message, unsent_since } in deliverable {
+        let deliverable = self.reachability.pop_deliverable_messages(&self.ring.members);
+        for HeldMessage { receiver: to, message, unsent_since } in deliverable {
             match unsent_since {
                 Some(submitted) => self.transmit(to, message, submitted),
                 None => self.engine.schedule_at(now, Event::Deliver(to, message)),
@@ -299,7 +300,7 @@ impl<'a> Simulation<'a> {
             });
         }
         let found = match self.scenario_events.replanner {
-            None => Err(NoPlan { reason: "this run has no replanner".into() }),
+            None => Err(ReplanError { reason: "this run has no replanner".into() }),
             Some(replanner) => self.recovery.replan(replanner, all),
         };
         let reason = match found {
@@ -307,7 +308,7 @@ impl<'a> Simulation<'a> {
                 None => return Ok(recovery::Event::Planned(Box::new(plan))),
                 Some(reason) => reason,
             },
-            Err(NoPlan { reason }) => reason,
+            Err(ReplanError { reason }) => reason,
         };
         Ok(recovery::Event::NoPlan { reason })
     }
@@ -318,7 +319,8 @@ impl<'a> Simulation<'a> {
         let devices = input::check(&input)?;
         for (index, device) in devices.iter().enumerate() {
             let name = &plan.devices[index].name;
-            let fits = |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory;
+            let fits =
+                |memory: &DeviceMemory| memory.shortages.is_empty() || input.options.ignore_memory_shortages;
             let memory = setup::device_memory(&input, index, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.swappable(member));
             let background_load = self.timeline.background_load(name, withheld);
@@ -336,7 +338,8 @@ impl<'a> Simulation<'a> {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (kind, start, plan_digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
-        let run_event = RunEvent { kind, device: missing, start, end: None, details: what, plan_digest };
+        let run_event =
+            RunEvent { kind, device: missing, start_ns: start, end_ns: None, details: what, plan_digest };
         self.timeline.run_events.push(run_event);
         self.plans.push(plan);
     }
@@ -346,8 +349,8 @@ impl<'a> Simulation<'a> {
         for slot in self.ring.order.clone() {
             self.change_device(slot, DeviceSim::stop);
         }
-        for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
-            (record.start, record.end) = (record.start.min(now), now);
+        for record in self.trace.records.iter_mut().filter(|record| record.end_ns > now) {
+            (record.start_ns, record.end_ns) = (record.start_ns.min(now), now);
             if record.kind == StepKind::Output {
                 // The step produced no token.
                 record.kind = StepKind::Compute;
@@ -355,7 +358,7 @@ impl<'a> Simulation<'a> {
         }
         self.engine.clear();
         self.reachability.held_messages.clear();
-        self.network.drop_pending();
+        self.network.drop_pending_messages();
         self.collect_deliveries();
     }
 
@@ -385,8 +388,8 @@ impl<'a> Simulation<'a> {
         let round_trip = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
         let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(round_trip).max().unwrap_or(0);
         self.ready_at = self.engine.now() + wait;
-        self.timeline.schedule(self.ready_at, Action::Ready);
-        self.schedule_timeline();
+        self.timeline.schedule(self.ready_at, TimelineAction::Ready);
+        self.schedule_next_action();
     }
 
     pub fn receive_confirmations(&mut self) -> Result<(), SimError> {
@@ -428,7 +431,7 @@ impl<'a> Simulation<'a> {
             self.ring.members.push(member);
             self.ring.devices.push(new_device);
             self.ring.memories.push(memory);
-            self.trace.header.devices.push(trace::traced_device(name, device));
+            self.trace.header.devices.push(trace::build_traced_device(name, device));
         }
         let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));

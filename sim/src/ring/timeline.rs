@@ -20,7 +20,7 @@ use crate::engine::Nanos;
 const RAMP_STEPS: u32 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum TimelineAction {
     Begin(usize),
     Ramp(usize, u32),
     End(usize),
@@ -34,7 +34,7 @@ pub enum Action {
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
     /// Pending actions by time, then in the order of insertion.
-    queue: BTreeMap<(Nanos, u32), Action>,
+    queue: BTreeMap<(Nanos, u32), TimelineAction>,
     next_sequence: u32,
     /// Events that begin with a token, by the number of the token.
     by_token: BTreeMap<u32, Vec<usize>>,
@@ -63,23 +63,23 @@ impl EventTimeline {
                 timeline.by_token.entry(token).or_default().push(index);
             } else {
                 let at = event.start_time.unwrap_or(Seconds(0.0)).to_nanos();
-                timeline.schedule(at, Action::Begin(index));
+                timeline.schedule(at, TimelineAction::Begin(index));
             }
         }
         timeline
     }
 
-    pub fn schedule(&mut self, at: Nanos, action: Action) {
+    pub fn schedule(&mut self, at: Nanos, action: TimelineAction) {
         self.queue.insert((at, self.next_sequence), action);
         self.next_sequence += 1;
     }
 
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due_time(&self) -> Option<Nanos> {
         self.queue.keys().next().map(|&(at, _)| at)
     }
 
     /// Removes and returns one action that is due by `now`.
-    pub fn pop_due(&mut self, now: Nanos) -> Option<Action> {
+    pub fn pop_due_action(&mut self, now: Nanos) -> Option<TimelineAction> {
         let next = self.queue.first_entry()?;
         if next.key().0 > now { None } else { Some(next.remove()) }
     }
@@ -87,39 +87,41 @@ impl EventTimeline {
     /// Schedules the events that begin with token number `count`.
     pub fn on_token(&mut self, now: Nanos, count: u32) {
         for index in self.by_token.remove(&count).unwrap_or_default() {
-            self.schedule(now, Action::Begin(index));
+            self.schedule(now, TimelineAction::Begin(index));
         }
     }
 
     /// Returns the indices of the events that have not begun.
     pub fn unreached_events(&self) -> Vec<usize> {
-        let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
+        let waits = |action: &TimelineAction| {
+            if let TimelineAction::Begin(index) = action { Some(*index) } else { None }
+        };
         let mut waiting: Vec<usize> = self.queue.values().filter_map(waits).collect();
         waiting.extend(self.by_token.values().flatten());
         waiting.sort_unstable();
         waiting
     }
 
-    pub fn event(&self, index: usize) -> (Change, Option<&str>) {
+    pub fn change_and_device(&self, index: usize) -> (Change, Option<&str>) {
         let (event, change) = &self.events[index];
         (*change, event.device.as_deref())
     }
 
     /// Returns the duration of an event, if the scenario limits it.
-    pub fn duration(&self, index: usize) -> Option<Seconds> {
+    pub fn event_duration(&self, index: usize) -> Option<Seconds> {
         self.events[index].0.duration
     }
 
     /// Begins an event, which ramps up over the time `over` and is active until its end.
-    pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
+    pub fn begin_event(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
         let (device, duration, (kind, what)) = (event.device.clone(), event.duration, describe(change));
         self.logged.insert(index, self.run_events.len());
         self.run_events.push(RunEvent {
             kind,
             device,
-            start: now,
-            end: None,
+            start_ns: now,
+            end_ns: None,
             details: what,
             plan_digest: None,
         });
@@ -127,10 +129,10 @@ impl EventTimeline {
         self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
             let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
-            (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), Action::Ramp(index, count)));
+            (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), TimelineAction::Ramp(index, count)));
         }
         if let Some(duration) = duration {
-            self.schedule(now.saturating_add(duration.to_nanos()), Action::End(index));
+            self.schedule(now.saturating_add(duration.to_nanos()), TimelineAction::End(index));
         }
     }
 
@@ -140,26 +142,26 @@ impl EventTimeline {
         }
     }
 
-    pub fn end(&mut self, now: Nanos, index: usize) {
+    pub fn end_event(&mut self, now: Nanos, index: usize) {
         self.progress.remove(&index);
         if let Some(&at) = self.logged.get(&index) {
-            self.run_events[at].end = Some(now);
+            self.run_events[at].end_ns = Some(now);
         }
     }
 
-    pub fn device_returned(&mut self, now: Nanos, device: &str) {
+    pub fn end_absence(&mut self, now: Nanos, device: &str) {
         let open = (RunEventKind::Away, Some(device), None);
-        let is_open = |it: &&mut RunEvent| (it.kind, it.device.as_deref(), it.end) == open;
+        let is_open = |it: &&mut RunEvent| (it.kind, it.device.as_deref(), it.end_ns) == open;
         if let Some(away) = self.run_events.iter_mut().rev().find(is_open) {
-            away.end = Some(now);
+            away.end_ns = Some(now);
         }
     }
 
     /// Ends the logged replanning: the ring has generated its first token with the new plan.
     pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
-            if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {
-                run_event.end = Some(now);
+            if run_event.kind == RunEventKind::Replanned && run_event.end_ns.is_none() {
+                run_event.end_ns = Some(now);
             }
         }
     }
@@ -187,16 +189,17 @@ fn describe(change: &Change) -> (RunEventKind, String) {
     match change {
         Change::Load(load) => {
             let remains = |left| format!(", {} of the GPU remains", percent(left));
-            let gpu = load.gpu_available.map_or(String::new(), remains);
+            let gpu = load.available_gpu_fraction.map_or(String::new(), remains);
             (RunEventKind::Load, format!("{} threads{gpu}", load.threads))
         }
         Change::Memory(memory) => {
             let over = memory.ramp_time.map_or(String::new(), |over| format!(" over {over}"));
             (RunEventKind::Memory, format!("{}{over}", memory.size))
         }
-        Change::Swap(swap) => {
-            (RunEventKind::Swap, format!("{}, compressed by a factor of {}", swap.rate, swap.compression))
-        }
+        Change::Swap(swap) => (
+            RunEventKind::Swap,
+            format!("{}, compressed by a factor of {}", swap.swap_out_rate, swap.compression_ratio),
+        ),
         Change::Slow(left) => (RunEventKind::Slow, format!("{} of the clock rate remains", percent(*left))),
         Change::DiskLoad(share) => {
             (RunEventKind::DiskLoad, format!("{} of the disk bandwidth", percent(*share)))
@@ -222,29 +225,29 @@ mod tests {
             start_time: Some(Seconds(1.0)),
             duration: Some(Seconds(10.0)),
             device: Some("a".into()),
-            memory: Some(MemoryLoad { size: Bytes::mib(64), ramp_time: Some(Seconds(8.0)) }),
+            memory: Some(MemoryLoad { size: Bytes::from_mib(64), ramp_time: Some(Seconds(8.0)) }),
             ..Event::default()
         }]);
-        assert_eq!(timeline.next_due(), Some(1_000_000_000));
-        assert_eq!(timeline.pop_due(0), None);
-        assert_eq!(timeline.pop_due(1_000_000_000), Some(Action::Begin(0)));
-        timeline.begin(1_000_000_000, 0, Seconds(8.0));
+        assert_eq!(timeline.next_due_time(), Some(1_000_000_000));
+        assert_eq!(timeline.pop_due_action(0), None);
+        assert_eq!(timeline.pop_due_action(1_000_000_000), Some(TimelineAction::Begin(0)));
+        timeline.begin_event(1_000_000_000, 0, Seconds(8.0));
         let taken = |timeline: &EventTimeline| timeline.background_load("a", Bytes::ZERO).allocated_bytes;
         assert_eq!(taken(&timeline), 0.0);
         // Half of the memory is taken after half of the time: the 32nd step.
-        while let Some(Action::Ramp(index, step)) = timeline.pop_due(5_000_000_000) {
+        while let Some(TimelineAction::Ramp(index, step)) = timeline.pop_due_action(5_000_000_000) {
             timeline.set_ramp_step(index, step);
         }
-        assert_eq!(taken(&timeline), Bytes::mib(32).as_f64());
+        assert_eq!(taken(&timeline), Bytes::from_mib(32).as_f64());
         assert_eq!(timeline.background_load("b", Bytes::ZERO).allocated_bytes, 0.0);
-        while let Some(Action::Ramp(index, step)) = timeline.pop_due(9_000_000_000) {
+        while let Some(TimelineAction::Ramp(index, step)) = timeline.pop_due_action(9_000_000_000) {
             timeline.set_ramp_step(index, step);
         }
-        assert_eq!(taken(&timeline), Bytes::mib(64).as_f64());
-        assert_eq!(timeline.next_due(), Some(11_000_000_000));
-        assert_eq!(timeline.pop_due(11_000_000_000), Some(Action::End(0)));
-        timeline.end(11_000_000_000, 0);
+        assert_eq!(taken(&timeline), Bytes::from_mib(64).as_f64());
+        assert_eq!(timeline.next_due_time(), Some(11_000_000_000));
+        assert_eq!(timeline.pop_due_action(11_000_000_000), Some(TimelineAction::End(0)));
+        timeline.end_event(11_000_000_000, 0);
         assert_eq!(taken(&timeline), 0.0);
-        assert_eq!(timeline.run_events[0].end, Some(11_000_000_000));
+        assert_eq!(timeline.run_events[0].end_ns, Some(11_000_000_000));
     }
 }

@@ -18,7 +18,7 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 use crate::engine::Nanos;
 
 #[derive(Debug, Clone)]
-pub struct Loader {
+pub struct BlockLoader {
     /// The times at which the last blocks were released, the oldest first; at most `window` entries.
     released: VecDeque<Nanos>,
     window: usize,
@@ -27,7 +27,7 @@ pub struct Loader {
     pub bytes_read: Bytes,
 }
 
-impl Loader {
+impl BlockLoader {
     /// Creates a loader that begins at time zero and has memory for `window` blocks.
     pub fn new(window: usize, disk: BytesPerSecond) -> Self {
         Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, bytes_read: Bytes::ZERO }
@@ -57,7 +57,7 @@ mod tests {
     /// Uses `count` blocks that take 10 ms of reading and `compute` ms of computing each. Returns the times in ms at
     /// which they are done.
     fn used(window: usize, compute: Nanos, count: usize) -> Vec<Nanos> {
-        let mut loader = Loader::new(window, BytesPerSecond(1e6));
+        let mut loader = BlockLoader::new(window, BytesPerSecond(1e6));
         let mut now = 0;
         let each = |_| {
             let loading = loader.load(Bytes(10_000));
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn block_waits_for_a_released_block() {
-        let mut loader = Loader::new(2, BytesPerSecond(1e6));
+        let mut loader = BlockLoader::new(2, BytesPerSecond(1e6));
         for _ in 0..2 {
             loader.load(Bytes(10_000));
             loader.release(50 * MS);

@@ -14,10 +14,10 @@ mod simulation;
 
 use hearth_core::memory::PinnedMemory;
 use hearth_core::schedule::{ScheduleError, passes};
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
-use hearth_schema::plan::tensor_parallel::TensorPlan;
+use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
 use hearth_schema::trace::{Header, Outcome, Shortage, Trace};
 
 use crate::error::SimError;
@@ -29,21 +29,22 @@ use simulation::TensorSimulation;
 
 pub(crate) fn simulate(
     input: &Input,
-    tensor: &TensorPlan,
-    devices: &[&Device],
+    tensor: &TensorParallelPlan,
+    devices: &[&DeviceProfile],
     header: Header,
 ) -> Result<Trace, SimError> {
     let passes = tensor.split_passes(passes(&input.cluster.workload));
     check_context(&passes, input.plan)?;
-    let ignore = input.options.ignore_memory;
+    let ignore = input.options.ignore_memory_shortages;
     let model = &input.cluster.model;
-    let memory =
-        |(index, device): (usize, &&Device)| PinnedMemory::new(input.plan, index, model, device, ignore);
+    let memory = |(index, device): (usize, &&DeviceProfile)| {
+        PinnedMemory::new(input.plan, index, model, device, ignore)
+    };
     let memories: Vec<PinnedMemory> = devices.iter().enumerate().filter_map(memory).collect();
     let shortages: Vec<Shortage> =
         memories.iter().enumerate().flat_map(|(index, memory)| memory.shortages(index)).collect();
     if !ignore && !shortages.is_empty() {
-        let unreclaimable = memories.iter().map(PinnedMemory::main_memory);
+        let unreclaimable = memories.iter().map(PinnedMemory::unreclaimable_memory);
         return Ok(trace::out_of_memory_trace(header, passes, unreclaimable, shortages));
     }
     let ranks = devices
@@ -59,7 +60,9 @@ pub(crate) fn simulate(
 /// Checks that the workload fits in the plan's context, as the schedule of a ring does.
 fn check_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
     let end = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
-    let Some(beyond) = passes.iter().find(|pass| end(pass) > u64::from(plan.context)) else { return Ok(()) };
+    let Some(beyond) = passes.iter().find(|pass| end(pass) > u64::from(plan.context_length)) else {
+        return Ok(());
+    };
     let &Pass { index: pass, tokens, first_position: first, .. } = beyond;
-    Err(ScheduleError::BadPass { pass, tokens, first, context: plan.context })
+    Err(ScheduleError::BadPass { pass, tokens, first, context: plan.context_length })
 }

@@ -2,36 +2,36 @@
 //!
 //! On the CPU a rank waits for the weights of a block and then computes its slice. If the pinned weights exceed the
 //! memory, they are swapped in again for every token: all of them if the system evicts the least recently used, or
-//! only the excess, depending on the device's page cache. The [`Loader`] reads the weights of a sliding window. On a
+//! only the excess, depending on the device's page cache. The [`BlockLoader`] reads the weights of a sliding window. On a
 //! GPU with its own memory a rank uploads the activations, computes the slice, and downloads the partial result.
 
 use hearth_core::compute_cost::ComputeCost;
-use hearth_core::memory::{PinnedMemory, streamed_blocks};
+use hearth_core::memory::{PinnedMemory, streamed_block_sizes};
 use hearth_core::tensor::SlicedModel;
-use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::tensor_parallel::TensorPlan;
+use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
 use hearth_schema::residency::Residency;
-use hearth_schema::trace::{Cost, Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord};
 
 use crate::device::or_zero;
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::trace::{gpu_step_with_copies, record_steps, start_record};
+use crate::trace::{gpu_step_with_copies, new_record, record_steps};
 
-use super::loader::Loader;
+use super::loader::BlockLoader;
 
 #[derive(Debug, Clone)]
 pub struct Rank<'a> {
     index: usize,
-    device: &'a Device,
+    device: &'a DeviceProfile,
     sliced: SlicedModel,
     kv_element: Bytes,
     on_gpu: bool,
-    pub memory: PinnedMemory,
-    loader: Option<Loader>,
+    pub pinned_memory: PinnedMemory,
+    loader: Option<BlockLoader>,
     /// Bytes of each block of the output matrix that the sliding window loads.
     output: Vec<Bytes>,
     /// Bytes that are swapped in for each byte of weights that is used.
@@ -42,21 +42,21 @@ pub struct Rank<'a> {
 impl<'a> Rank<'a> {
     pub fn new(
         input: &Input<'a>,
-        tensor: &TensorPlan,
+        tensor: &TensorParallelPlan,
         index: usize,
-        device: &'a Device,
+        device: &'a DeviceProfile,
         memory: PinnedMemory,
     ) -> Self {
         let (plan, model) = (input.plan, &input.cluster.model);
         let planned = &plan.devices[index];
         let sliced = SlicedModel::new(plan, tensor, index, model);
-        let blocks = streamed_blocks(&sliced, index == 0);
+        let blocks = streamed_block_sizes(&sliced, index == 0);
         let window = planned.residency.resident_blocks.unwrap_or(0) as usize;
         // A window that includes all blocks reads nothing again.
         let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
-        let loader = slides.then(|| Loader::new(window, device.disk_read_rate()));
+        let loader = slides.then(|| BlockLoader::new(window, device.disk_read_rate()));
         let output = blocks[2 * model.layers.len()..].to_vec();
-        let excess = if input.options.ignore_memory { Bytes::ZERO } else { memory.excess_memory() };
+        let excess = if input.options.ignore_memory_shortages { Bytes::ZERO } else { memory.excess_memory() };
         let swap_ratio = if excess == Bytes::ZERO || memory.cpu_weights == Bytes::ZERO {
             0.0
         } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
@@ -64,21 +64,38 @@ impl<'a> Rank<'a> {
         } else {
             1.0
         };
-        let kv_element = Bytes(plan.kv_cache.element_bytes());
+        let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
         let on_gpu = planned.gpu_layers > 0;
         let swapped_in = Bytes::ZERO;
-        Self { index, device, sliced, kv_element, on_gpu, memory, loader, output, swap_ratio, swapped_in }
+        Self {
+            index,
+            device,
+            sliced,
+            kv_element,
+            on_gpu,
+            pinned_memory: memory,
+            loader,
+            output,
+            swap_ratio,
+            swapped_in,
+        }
     }
 
     pub fn embed_time(&self, pass: Pass) -> Seconds {
-        self.cpu_cost().embed_time(pass.tokens)
+        self.cpu_cost().embedding_time(pass.tokens)
     }
 
     /// Simulates the rank's slice of a block from `now` on, and returns its end time; `out` gets the records.
-    pub fn simulate_block(&mut self, now: Nanos, block: usize, pass: Pass, out: &mut Vec<Record>) -> Nanos {
+    pub fn simulate_block(
+        &mut self,
+        now: Nanos,
+        block: usize,
+        pass: Pass,
+        out: &mut Vec<StepRecord>,
+    ) -> Nanos {
         let layer = (block / 2) as u32;
-        let start = self.record(StepKind::Compute, pass, block as u32, now);
-        let mut record = Record { layers: Some([layer, layer + 1]), ..start };
+        let start = self.new_record(StepKind::Compute, pass, block as u32, now);
+        let mut record = StepRecord { layers: Some([layer, layer + 1]), ..start };
         if self.on_gpu {
             return self.block_on_gpu(block, pass, &record, out);
         }
@@ -92,13 +109,19 @@ impl<'a> Rank<'a> {
     }
 
     /// Simulates the output of a pass on the head and returns its end time.
-    pub fn simulate_output(&mut self, now: Nanos, round: u32, pass: Pass, out: &mut Vec<Record>) -> Nanos {
+    pub fn simulate_output(
+        &mut self,
+        now: Nanos,
+        round: u32,
+        pass: Pass,
+        out: &mut Vec<StepRecord>,
+    ) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
         let time = self.cpu_cost().output_time(1);
         let part = |&bytes: &Bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0)));
         let mut parts: Vec<(Bytes, Seconds)> = self.output.iter().map(part).collect();
         parts.push((Bytes::ZERO, or_zero(self.device.cpu.token_overhead.as_ref())));
-        let record = Record { bytes: whole.0, ..self.record(StepKind::Output, pass, round, now) };
+        let record = StepRecord { bytes: whole.0, ..self.new_record(StepKind::Output, pass, round, now) };
         self.compute_parts(&parts, &record, out)
     }
 
@@ -108,17 +131,22 @@ impl<'a> Rank<'a> {
 
     /// Simulates computing with parts of weights, one after another, each as soon as it is in memory. Returns the end
     /// time.
-    fn compute_parts(&mut self, parts: &[(Bytes, Seconds)], record: &Record, out: &mut Vec<Record>) -> Nanos {
-        let (mut at, mut computed) = (record.start, 0);
+    fn compute_parts(
+        &mut self,
+        parts: &[(Bytes, Seconds)],
+        record: &StepRecord,
+        out: &mut Vec<StepRecord>,
+    ) -> Nanos {
+        let (mut at, mut computed) = (record.start_ns, 0);
         for &(bytes, time) in parts {
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
                 let loading = loader.load(bytes);
                 at = at.max(loading.end);
-                out.push(Record {
+                out.push(StepRecord {
                     resource: Resource::DiskPrefetch,
                     kind: StepKind::Prefetch,
-                    start: loading.start,
-                    end: loading.end,
+                    start_ns: loading.start,
+                    end_ns: loading.end,
                     bytes: bytes.0,
                     ..record.clone()
                 });
@@ -132,23 +160,29 @@ impl<'a> Rank<'a> {
                 loader.release(at);
             }
         }
-        let cost = Some(Cost { cpu_ns: computed, ..Cost::default() });
-        out.push(Record { end: at, cost, ..record.clone() });
+        let cost = Some(StepCost { cpu_ns: computed, ..StepCost::default() });
+        out.push(StepRecord { end_ns: at, cost, ..record.clone() });
         at
     }
 
-    fn block_on_gpu(&self, block: usize, pass: Pass, record: &Record, out: &mut Vec<Record>) -> Nanos {
-        let Some(gpu) = &self.device.gpu else { return record.start };
+    fn block_on_gpu(
+        &self,
+        block: usize,
+        pass: Pass,
+        record: &StepRecord,
+        out: &mut Vec<StepRecord>,
+    ) -> Nanos {
+        let Some(gpu) = &self.device.gpu else { return record.start_ns };
         let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_element);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
             time += or_zero(gpu.window_overhead.as_ref());
         }
-        let record = Record { resource: Resource::Gpu, ..record.clone() };
-        let bytes = self.sliced.attention.shape.activation_bytes() * u64::from(pass.tokens);
+        let record = StepRecord { resource: Resource::Gpu, ..record.clone() };
+        let bytes = self.sliced.attention.shape.hidden_state_bytes() * u64::from(pass.tokens);
         record_steps(
             out,
-            record.start,
+            record.start_ns,
             gpu_step_with_copies(gpu, (record.clone(), time), &record, bytes, bytes),
         )
     }
@@ -157,8 +191,8 @@ impl<'a> Rank<'a> {
         ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
-    pub fn record(&self, kind: StepKind, pass: Pass, round: u32, now: Nanos) -> Record {
-        start_record(self.index, Resource::Cpu, kind, (pass.index, round), now)
+    pub fn new_record(&self, kind: StepKind, pass: Pass, round: u32, now: Nanos) -> StepRecord {
+        new_record(self.index, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 

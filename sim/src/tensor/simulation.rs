@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use hearth_core::tensor::Collective;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
-use hearth_schema::plan::tensor_parallel::{AllReduce, TensorPlan};
-use hearth_schema::trace::{Cost, Reading, Record, Resource, StepKind};
+use hearth_schema::plan::tensor_parallel::{AllReduce, TensorParallelPlan};
+use hearth_schema::trace::{CounterReading, Resource, StepCost, StepKind, StepRecord};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::Input;
-use crate::network::Network;
+use crate::network::NetworkSim;
 use crate::trace::memory_readings;
 
 use super::rank::Rank;
@@ -61,35 +61,40 @@ pub struct TensorSimulation<'a> {
     engine: Engine<Event>,
     ranks: Vec<Rank<'a>>,
     progress: Vec<Progress>,
-    network: Network<Event>,
+    network: NetworkSim<Event>,
     passes: &'a [Pass],
     all_reduce: Collective,
     air_time: Seconds,
-    tensor: &'a TensorPlan,
+    tensor: &'a TensorParallelPlan,
     embedding: u32,
     /// Number of blocks: attention and feed-forward block of every layer.
     blocks: u32,
     /// Number of ranks that have reached the all-reduce of a step (over-the-air all-reduce).
     ranks_waiting: BTreeMap<BlockStep, usize>,
     ended: bool,
-    records: Vec<Record>,
-    readings: Vec<Reading>,
+    records: Vec<StepRecord>,
+    readings: Vec<CounterReading>,
 }
 
 impl<'a> TensorSimulation<'a> {
-    pub fn new(input: &Input<'a>, tensor: &'a TensorPlan, ranks: Vec<Rank<'a>>, passes: &'a [Pass]) -> Self {
+    pub fn new(
+        input: &Input<'a>,
+        tensor: &'a TensorParallelPlan,
+        ranks: Vec<Rank<'a>>,
+        passes: &'a [Pass],
+    ) -> Self {
         let start = Progress { step: (0, 0), waiting_since: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
         let mut engine = Engine::new();
-        let network = Network::new(input.cluster, input.plan, &mut engine);
+        let network = NetworkSim::new(input.cluster, input.plan, &mut engine);
         Self {
             engine,
             progress: vec![start; ranks.len()],
-            all_reduce: Collective { pattern: tensor.all_reduce, devices: ranks.len() },
+            all_reduce: Collective { algorithm: tensor.all_reduce, devices: ranks.len() },
             ranks,
             network,
             passes,
-            air_time: tensor.air_time.unwrap_or(Seconds(0.0)),
+            air_time: tensor.all_reduce_time.unwrap_or(Seconds(0.0)),
             tensor,
             embedding: shape.embedding,
             blocks: 2 * shape.layers.0,
@@ -100,13 +105,13 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
+    pub fn run(mut self) -> Result<(Vec<StepRecord>, Vec<CounterReading>), SimError> {
         self.begin(0);
         while !self.ended
             && let Some(event) = self.engine.next_event()
         {
             if self.engine.now() > MAX_SIM_TIME {
-                let tokens = self.readings.iter().filter(|reading| reading.device == 0).count() as u32;
+                let tokens = self.readings.iter().filter(|reading| reading.device_index == 0).count() as u32;
                 return Err(SimError::RunTooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
             }
             match event {
@@ -125,9 +130,9 @@ impl<'a> TensorSimulation<'a> {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         self.progress[0].step = (index, 0);
         let end = now.saturating_add(self.ranks[0].embed_time(pass).to_nanos());
-        let record = self.ranks[0].record(StepKind::Embed, pass, 0, now);
-        let cost = Some(Cost { cpu_ns: end - now, ..Cost::default() });
-        self.records.push(Record { end, cost, ..record });
+        let record = self.ranks[0].new_record(StepKind::Embed, pass, 0, now);
+        let cost = Some(StepCost { cpu_ns: end - now, ..StepCost::default() });
+        self.records.push(StepRecord { end_ns: end, cost, ..record });
         self.engine.schedule_at(end, Event::Embedded);
     }
 
@@ -154,7 +159,7 @@ impl<'a> TensorSimulation<'a> {
     fn begin_all_reduce(&mut self, rank: usize) {
         let (now, step) = (self.engine.now(), self.progress[rank].step);
         self.progress[rank].waiting_since = Some(now);
-        if self.all_reduce.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
+        if self.all_reduce.algorithm == AllReduce::OverTheAir && self.ranks.len() > 1 {
             let ranks_waiting = self.ranks_waiting.entry(step).or_insert(0);
             *ranks_waiting += 1;
             if *ranks_waiting == self.ranks.len() {
@@ -172,7 +177,7 @@ impl<'a> TensorSimulation<'a> {
         let received = self.progress[rank].received.get(&step).copied().unwrap_or(0);
         let due = self.all_reduce.due_messages(rank, received);
         let tokens = self.passes[step.0].tokens;
-        let bytes = self.all_reduce.message_bytes(self.tensor.partial_bytes(self.embedding, tokens));
+        let bytes = self.all_reduce.message_bytes(self.tensor.partial_result_bytes(self.embedding, tokens));
         for number in self.progress[rank].sent..due {
             self.send(rank, self.all_reduce.receiver(rank, number), step, bytes);
         }
@@ -215,7 +220,8 @@ impl<'a> TensorSimulation<'a> {
         let (at, index) = (self.engine.now(), self.progress[0].step.0);
         let pass = self.passes[index].index;
         for (index, rank) in self.ranks.iter().enumerate() {
-            let bytes = [rank.bytes_read(), rank.memory.weights, rank.memory.main_memory()];
+            let bytes =
+                [rank.bytes_read(), rank.pinned_memory.weights, rank.pinned_memory.unreclaimable_memory()];
             self.readings.extend(memory_readings(index, pass, at, bytes));
         }
         if index + 1 < self.passes.len() {
@@ -228,8 +234,13 @@ impl<'a> TensorSimulation<'a> {
     fn send(&mut self, from: usize, to: usize, step: BlockStep, bytes: Bytes) {
         let now = self.engine.now();
         let pass = self.passes[step.0];
-        let record = self.ranks[from].record(StepKind::Send, pass, step.1.saturating_sub(1), now);
-        self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
+        let record = self.ranks[from].new_record(StepKind::Send, pass, step.1.saturating_sub(1), now);
+        self.records.push(StepRecord {
+            resource: Resource::Tx,
+            bytes: bytes.0,
+            peer: Some(to as u16),
+            ..record
+        });
         let arrival = Event::Delivered(to, Message { step, from: Some(from), bytes });
         if !self.network.send(&mut self.engine, &mut self.records, [from, to], bytes, arrival) {
             self.collect_deliveries();
@@ -254,7 +265,7 @@ impl<'a> TensorSimulation<'a> {
     }
 
     fn on_sum(&mut self, step: BlockStep) {
-        let bytes = self.tensor.partial_bytes(self.embedding, self.passes[step.0].tokens);
+        let bytes = self.tensor.partial_result_bytes(self.embedding, self.passes[step.0].tokens);
         for rank in 0..self.ranks.len() {
             let since = self.progress[rank].waiting_since.unwrap_or(self.engine.now());
             self.record_receive(rank, Message { step, from: None, bytes }, since);
@@ -264,10 +275,10 @@ impl<'a> TensorSimulation<'a> {
 
     fn record_receive(&mut self, rank: usize, Message { step, from, bytes }: Message, since: Nanos) {
         let (now, pass) = (self.engine.now(), self.passes[step.0]);
-        let record = self.ranks[rank].record(StepKind::Receive, pass, step.1.saturating_sub(1), since);
-        self.records.push(Record {
+        let record = self.ranks[rank].new_record(StepKind::Receive, pass, step.1.saturating_sub(1), since);
+        self.records.push(StepRecord {
             resource: Resource::Rx,
-            end: now,
+            end_ns: now,
             bytes: bytes.0,
             peer: from.map(|from| from as u16),
             ..record

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use hearth_sim::page_cache::{Access, Chunk, Fetch, PageCache, Readahead, TwoList};
+use hearth_sim::page_cache::{Access, Chunk, Fetch, PageCache, Readahead, TwoListCache};
 
 const LOG: &str = include_str!("../data/cyclic_reader.log");
 const CHUNKS_PER_MIB: u32 = 8;
@@ -76,7 +76,7 @@ fn parse_steps(word: &str, steps: &mut Vec<(char, u32)>) {
 
 /// The replayed page cache, its read-ahead and the chunks in flight.
 struct Replay {
-    cache: TwoList,
+    cache: TwoListCache,
     readahead: Readahead,
     in_flight: Vec<Chunk>,
     lost: u64,
@@ -159,7 +159,7 @@ fn replay_matches_measured_reads_and_refaults() {
     for row in rows() {
         let share = FILE_MIB * CHUNKS_PER_MIB;
         let mut replay = Replay {
-            cache: TwoList::new(share, row.capacity),
+            cache: TwoListCache::new(share, row.capacity),
             readahead: Readahead::new(READ_AHEAD),
             in_flight: Vec::new(),
             lost: 0,

@@ -6,10 +6,10 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::event_impact::{EventImpact, event_impact};
 use hearth_core::metrics::{self, Metrics};
-use hearth_core::recovery::{NoPlan, Replanner};
+use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
-use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime, Swap};
+use hearth_schema::events::{CompressedSwap, Event, MemoryLoad, ProcessorLoad, RejoinTime};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -25,7 +25,7 @@ use crate::small_rings::{
 struct EvenSplit;
 
 impl Replanner for EvenSplit {
-    fn replan(&self, reachable: &Cluster) -> Result<Plan, NoPlan> {
+    fn replan(&self, reachable: &Cluster) -> Result<Plan, ReplanError> {
         let (count, layers) = (reachable.members.len() as u32, reachable.model.shape.layers.0);
         let windows: Vec<u32> =
             (0..count).map(|place| layers * (place + 1) / count - layers * place / count).collect();
@@ -37,8 +37,8 @@ impl Replanner for EvenSplit {
 struct NoPlanFound;
 
 impl Replanner for NoPlanFound {
-    fn replan(&self, _: &Cluster) -> Result<Plan, NoPlan> {
-        Err(NoPlan { reason: "too little memory".into() })
+    fn replan(&self, _: &Cluster) -> Result<Plan, ReplanError> {
+        Err(ReplanError { reason: "too little memory".into() })
     }
 }
 
@@ -48,7 +48,7 @@ pub fn run_with(
     events: &[Event],
     replanner: Option<&dyn Replanner>,
 ) -> SimulationResult {
-    let options = Options { warm_start: true, ..Options::default() };
+    let options = Options { starts_warm: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
     simulate_with_events(&input, &ScenarioEvents { events, replanner }).expect("a run that ends")
 }
@@ -62,7 +62,7 @@ fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
 fn halves(events: &[Event]) -> (Trace, Metrics) {
     let (cluster, plan) = ring(&[PLENTY, PLENTY], 12, &[16, 16], OS);
     let trace = run_with(&cluster, &plan, events, None).trace;
-    let metrics = metrics::compute(&trace);
+    let metrics = metrics::compute_metrics(&trace);
     (trace, metrics)
 }
 
@@ -92,7 +92,8 @@ const WITHIN: f64 = 0.005;
 #[test]
 fn load_on_half_the_cores_doubles_computing() {
     // Four more threads with the device's own four on four cores, from the fourth token on.
-    let game = Event { load: Some(Load { threads: 4, gpu_available: None }), ..on("d1", 4) };
+    let game =
+        Event { load: Some(ProcessorLoad { threads: 4, available_gpu_fraction: None }), ..on("d1", 4) };
     let (trace, _) = halves(std::slice::from_ref(&game));
     let (quiet, busy) = before_and_during(&trace);
     assert_near(busy - quiet, half(), WITHIN, "more ms");
@@ -128,7 +129,7 @@ fn disk_load_slows_reading() {
 #[test]
 fn stall_adds_to_token_time() {
     let stall =
-        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls_links: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
     assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "no device is lost within 1.5 s");
     let phases = first(&trace);
@@ -141,32 +142,32 @@ fn stall_adds_to_token_time() {
 #[test]
 fn lost_device_is_replanned_around() {
     let (cluster, plan) = ring(&[PLENTY; 3], 12, &[10, 11, 11], OS);
-    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&EvenSplit));
+    let run = run_with(&cluster, &plan, &[Event { leaves_ring: true, ..on("d2", 4) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!(trace.outcome, Outcome::Ok);
     assert_eq!(count(trace, StepKind::Output), 12, "every token is output once");
     let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RunEventKind::Away, RunEventKind::Silent, RunEventKind::Replanned]);
     let [away, silent, replanned] = [0, 1, 2].map(|at| &trace.run_events[at]);
-    assert_eq!((away.start, away.end), (silent.start, None));
+    assert_eq!((away.start_ns, away.end_ns), (silent.start_ns, None));
     // The loss is detected after 1.5 to 2.0 s, at a heartbeat of the head.
-    let detected = silent.end.expect("a detected loss");
-    let silence = detected - silent.start;
+    let detected = silent.end_ns.expect("a detected loss");
+    let silence = detected - silent.start_ns;
     assert!((1_500_000_000..2_000_000_001).contains(&silence) && detected.is_multiple_of(500_000_000));
-    assert_eq!((replanned.start, run.plans.len()), (detected, 1));
-    assert_eq!(replanned.plan_digest.as_deref(), Some(run.plans[0].digest().as_str()));
+    assert_eq!((replanned.start_ns, run.new_plans.len()), (detected, 1));
+    assert_eq!(replanned.plan_digest.as_deref(), Some(run.new_plans[0].digest().as_str()));
     assert!(replanned.details.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.details);
 
     // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers of each
     // device from disk.
-    let again = (replanned.end.expect("a token") - replanned.start) as f64 * 1e-6;
+    let again = (replanned.end_ns.expect("a token") - replanned.start_ns) as f64 * 1e-6;
     let model = &cluster.model;
     let new: Bytes = (10..16).chain(21..32).map(|layer| model.layer_bytes(layer)).sum();
     let disk = new.as_f64() / 1e9 * 1e3;
-    let computing = (model.layers_bytes() + model.output_head_bytes()).as_f64() / 10e9 * 1e3;
+    let computing = (model.all_layers_bytes() + model.output_head_bytes()).as_f64() / 10e9 * 1e3;
     let expected = 8.0 + 0.9 * disk..8.0 + disk + computing + 30.0;
     assert!(expected.contains(&again), "{again} ms, {disk} ms of reading");
-    let metrics = metrics::compute(trace);
+    let metrics = metrics::compute_metrics(trace);
     assert_near(metrics.terms_ms.sum(), tpot(&metrics), WITHIN, "the sum of the terms");
     // The bubble is the time until the detection, and the transfer of the plan.
     let lost = metrics.terms_ms.bubble * 11.0;
@@ -177,21 +178,23 @@ fn lost_device_is_replanned_around() {
 fn sequences_are_recomputed_after_a_loss() {
     let (mut cluster, mut plan) = ring(&[PLENTY; 3], 6, &[10, 11, 11], OS);
     (cluster.workload.sequences, plan.sequences) = (3, 3);
-    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d2", 7) }], Some(&EvenSplit));
+    let run = run_with(&cluster, &plan, &[Event { leaves_ring: true, ..on("d2", 7) }], Some(&EvenSplit));
     let trace = &run.trace;
-    assert_eq!((trace.outcome, run.plans.len()), (Outcome::Ok, 1));
+    assert_eq!((trace.outcome, run.new_plans.len()), (Outcome::Ok, 1));
     assert_eq!(count(trace, StepKind::Output), 18, "every token is output once");
     // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and the tokens on the other two devices are
     // still output.
     let replanned = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a plan");
-    let out = trace
-        .readings
-        .iter()
-        .filter(|it| (it.device, it.counter) == (0, Counter::Unreclaimable) && it.time_ns <= replanned.start);
+    let out = trace.readings.iter().filter(|it| {
+        (it.device_index, it.counter) == (0, Counter::Unreclaimable) && it.time_ns <= replanned.start_ns
+    });
     let again = format!("; {} tokens computed again", 3 * 4 + out.count());
     assert!(replanned.details.ends_with(&again), "{} and {again}", replanned.details);
-    let metrics = metrics::compute(trace);
-    assert!(metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.tokens == 5), "{metrics:?}");
+    let metrics = metrics::compute_metrics(trace);
+    assert!(
+        metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.decoded_tokens == 5),
+        "{metrics:?}"
+    );
     assert_near(metrics.terms_ms.sum(), tpot(&metrics), WITHIN, "the sum of the terms");
 }
 
@@ -203,13 +206,17 @@ fn wifi_stall_holds_all_messages() {
         run_with(&cluster, &plan, events, None).trace
     };
     let stall =
-        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls: true, ..Event::default() };
+        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls_links: true, ..Event::default() };
     let (without, with) = (quiet(&[]), quiet(&[stall]));
-    let end =
-        |trace: &Trace| trace.records.iter().map(|record| record.end).max().expect("records") as f64 * 1e-6;
+    let end = |trace: &Trace| {
+        trace.records.iter().map(|record| record.end_ns).max().expect("records") as f64 * 1e-6
+    };
     // The head computes its half during the stall.
     assert_near(end(&with) - end(&without), 1500.0 - half(), 0.02, "more ms");
-    assert!(metrics::compute(&with).terms_ms.network > metrics::compute(&without).terms_ms.network + 100.0);
+    assert!(
+        metrics::compute_metrics(&with).terms_ms.network
+            > metrics::compute_metrics(&without).terms_ms.network + 100.0
+    );
 }
 
 #[test]
@@ -217,16 +224,16 @@ fn android_kill_is_reported() {
     let (mut cluster, plan) = ring(&[PLENTY, Bytes(1 << 30)], 4, &[16, 16], OS);
     cluster.members[1].device.memory.page_cache = PageCachePolicy::Android;
     // Less than 72 MiB remain for files, and other programs have no memory to give up.
-    let memory = Some(MemoryLoad { size: Bytes(1 << 30) - Bytes::mib(64), ramp_time: None });
+    let memory = Some(MemoryLoad { size: Bytes(1 << 30) - Bytes::from_mib(64), ramp_time: None });
     let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
     let last = trace.run_events.last().expect("a reason");
     assert_eq!((trace.outcome, last.kind), (Outcome::Killed, RunEventKind::OutOfMemory));
     assert_eq!(last.device.as_deref(), Some("d1"));
-    let swap = Some(Swap { rate: BytesPerSecond(40e6), compression: 4.0 });
+    let swap = Some(CompressedSwap { swap_out_rate: BytesPerSecond(40e6), compression_ratio: 4.0 });
     let memory = &mut cluster.members[1].device.memory;
-    memory.can_swap = Some(Sourced::new(Bytes::mib(64), "test"));
+    memory.can_swap = Some(Sourced::new(Bytes::from_mib(64), "test"));
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
-    let error = refused(&cluster, &plan, &[Event { swap, ..on("d1", 1) }]);
+    let error = refused(&cluster, &plan, &[Event { compressed_swap: swap, ..on("d1", 1) }]);
     assert!(matches!(error, SimError::AutomaticSwap { .. }), "{error:?}");
 }
 
@@ -242,7 +249,7 @@ fn events_need_a_ring_plan() {
 
 #[test]
 fn run_ends_without_a_new_plan() {
-    let leaves = [Event { leaves: true, ..on("d1", 4) }];
+    let leaves = [Event { leaves_ring: true, ..on("d1", 4) }];
     let (cluster, plan) = ring(&[PLENTY, PLENTY], 12, &[16, 16], OS);
     let none: Option<&dyn Replanner> = None;
     for (replanner, reason) in [(none, "no replanner"), (Some(&NoPlanFound as _), "too little memory")] {
@@ -250,9 +257,9 @@ fn run_ends_without_a_new_plan() {
         assert_eq!(trace.outcome, Outcome::Killed);
         let last = trace.run_events.last().expect("a reason");
         assert!(last.kind == RunEventKind::NotReplanned && last.details.contains(reason), "{last:?}");
-        assert!(metrics::compute(&trace).tpot_ms.is_some(), "the tokens until then count");
+        assert!(metrics::compute_metrics(&trace).tpot_ms.is_some(), "the tokens until then count");
     }
-    let head_leaves = [Event { leaves: true, ..on("d0", 4) }];
+    let head_leaves = [Event { leaves_ring: true, ..on("d0", 4) }];
     let trace = run_with(&cluster, &plan, &head_leaves, Some(&EvenSplit)).trace;
     assert_eq!(trace.outcome, Outcome::Killed, "the head cannot be replaced");
 }
@@ -260,15 +267,15 @@ fn run_ends_without_a_new_plan() {
 #[test]
 fn returning_device_rejoins_between_tokens() {
     let (cluster, plan) = ring(&[PLENTY; 3], 20, &[10, 11, 11], OS);
-    let leaves = Event { leaves: true, ..on("d2", 3) };
+    let leaves = Event { leaves_ring: true, ..on("d2", 3) };
     let back = |when| Event { rejoin_time: Some(when), ..on("d2", 8) };
     let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::BetweenTokens)], Some(&EvenSplit));
-    assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 2));
-    assert_eq!(run.plans[1].devices.len(), 3);
+    assert_eq!((run.trace.outcome, run.new_plans.len()), (Outcome::Ok, 2));
+    assert_eq!(run.new_plans[1].devices.len(), 3);
     assert_eq!(count(&run.trace, StepKind::Output), 20);
-    assert!(run.trace.run_events[0].end.is_some(), "the device has returned");
+    assert!(run.trace.run_events[0].end_ns.is_some(), "the device has returned");
     let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::NextRequest)], Some(&EvenSplit));
-    assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 1));
+    assert_eq!((run.trace.outcome, run.new_plans.len()), (Outcome::Ok, 1));
     // The device returns before its loss is detected: the messages that were held for it continue, and nothing is
     // computed again.
     let short = [
@@ -276,20 +283,20 @@ fn returning_device_rejoins_between_tokens() {
         Event { start_time: Some(Seconds(2.9)), after_tokens: None, ..back(RejoinTime::BetweenTokens) },
     ];
     let run = run_with(&cluster, &plan, &short, Some(&EvenSplit));
-    assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 0));
+    assert_eq!((run.trace.outcome, run.new_plans.len()), (Outcome::Ok, 0));
     assert_eq!(run.trace.passes.len(), 20);
 }
 
 #[test]
 fn spare_device_joins_after_a_loss() {
     let (cluster, plan) = ring(&[PLENTY; 3], 8, &[16, 16], OS);
-    let run = run_with(&cluster, &plan, &[Event { leaves: true, ..on("d1", 3) }], Some(&EvenSplit));
+    let run = run_with(&cluster, &plan, &[Event { leaves_ring: true, ..on("d1", 3) }], Some(&EvenSplit));
     assert_eq!(run.trace.outcome, Outcome::Ok);
     let names: Vec<&str> = run.trace.header.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["d0", "d1", "d2"], "device indices in the trace do not change");
-    let on_third = records(&run.trace, StepKind::Compute).filter(|it| it.device == 2);
+    let on_third = records(&run.trace, StepKind::Compute).filter(|it| it.device_index == 2);
     assert_eq!(on_third.count(), 5, "one for each token after the third");
-    assert!(run.trace.records.iter().filter(|it| it.device == 1).all(|it| it.pass <= 3));
+    assert!(run.trace.records.iter().filter(|it| it.device_index == 1).all(|it| it.pass_index <= 3));
 }
 
 #[test]
@@ -302,9 +309,9 @@ fn memory_pressure_by_residency() {
     let managed = ResidencyOptions::with_policy(Residency::Managed);
     for (residency, expected) in [(OS, 0.98..1.03), (managed, 0.25..0.32)] {
         let policy = residency.policy;
-        let memory_budget = share + Bytes::mib(64) + Bytes::mib(32);
+        let memory_budget = share + Bytes::from_mib(64) + Bytes::from_mib(32);
         let (cluster, plan) = ring(&[PLENTY, memory_budget], 16, &[16, 16], residency);
-        let memory = Some(MemoryLoad { size: taken + Bytes::mib(64), ramp_time: None });
+        let memory = Some(MemoryLoad { size: taken + Bytes::from_mib(64), ramp_time: None });
         let trace = run_with(&cluster, &plan, &[Event { memory, ..on("d1", 4) }], None).trace;
         assert_eq!(trace.outcome, Outcome::Ok);
         let total = readings(&trace, 1, Counter::BytesRead);
@@ -315,7 +322,7 @@ fn memory_pressure_by_residency() {
         assert!(expected.contains(&during), "{policy:?}: reads {during} of its share for a token");
         let pressure = first(&trace).memory_pressure;
         let found = pressure.during.expect("after") - pressure.before.expect("before");
-        let more = (taken + Bytes::mib(64)).as_f64() / (64u64 << 30) as f64;
+        let more = (taken + Bytes::from_mib(64)).as_f64() / (64u64 << 30) as f64;
         assert_near(found, more, WITHIN, "more pressure");
     }
 }
@@ -335,13 +342,14 @@ fn swapping_frees_memory_at_its_rate() {
     // Of the memory for the share and 96 MiB more, other programs occupy a quarter of the share until they are
     // swapped out, at 4:1.
     let can_swap = Bytes(share.0 / 3);
-    let unswapped = share + Bytes::mib(96) - Bytes(can_swap.0 * 3 / 4);
+    let unswapped = share + Bytes::from_mib(96) - Bytes(can_swap.0 * 3 / 4);
     let (mut cluster, plan) = ring(&[PLENTY, unswapped], 24, &[16, 16], OS);
     let memory = &mut cluster.members[1].device.memory;
     memory.can_swap = Some(Sourced::new(can_swap, "test"));
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
-    let swap = Some(Swap { rate: BytesPerSecond(40e6), compression: 4.0 });
-    let event = Event { start_time: Some(Seconds(0.0)), after_tokens: None, swap, ..on("d1", 1) };
+    let swap = Some(CompressedSwap { swap_out_rate: BytesPerSecond(40e6), compression_ratio: 4.0 });
+    let event =
+        Event { start_time: Some(Seconds(0.0)), after_tokens: None, compressed_swap: swap, ..on("d1", 1) };
     let trace = run_with(&cluster, &plan, std::slice::from_ref(&event), None).trace;
     assert_eq!(trace.outcome, Outcome::Ok);
     let read = readings(&trace, 1, Counter::BytesRead);
@@ -351,7 +359,7 @@ fn swapping_frees_memory_at_its_rate() {
     // Tokens read from disk until the swapping has ended and all weights are in memory.
     let seconds = can_swap.as_f64() / 40e6;
     let quiet = each.iter().position(|&part| part < 0.01).expect("a quiet token");
-    let counted = trace.readings.iter().find(|it| it.device == 1 && it.pass as usize == quiet);
+    let counted = trace.readings.iter().find(|it| it.device_index == 1 && it.pass_index as usize == quiet);
     let at = counted.expect("counted").time_ns;
     assert!(at as f64 * 1e-9 > seconds * 0.8, "quiet from {at} ns on, and swapping takes {seconds} s");
     cluster.members[1].device.memory.can_swap = None;

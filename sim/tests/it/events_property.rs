@@ -6,9 +6,9 @@
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
-use hearth_core::recovery::{NoPlan, Replanner};
+use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_schema::events::{Event, Load, MemoryLoad, RejoinTime};
+use hearth_schema::events::{Event, MemoryLoad, ProcessorLoad, RejoinTime};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::run_events::RunEventKind;
@@ -23,7 +23,7 @@ use crate::small_rings::{cluster, count, memories, planned, readings, replanned,
 struct TwoLayerWindows(ResidencyOptions);
 
 impl Replanner for TwoLayerWindows {
-    fn replan(&self, reachable: &Cluster) -> Result<Plan, NoPlan> {
+    fn replan(&self, reachable: &Cluster) -> Result<Plan, ReplanError> {
         Ok(replanned(reachable, &vec![2; reachable.members.len()], self.0))
     }
 }
@@ -46,18 +46,19 @@ fn event() -> impl Strategy<Value = Event> {
         };
         let endless = Event { duration: None, ..event.clone() };
         match what {
-            0 => Event { load: Some(Load { threads: size, gpu_available: None }), ..event },
+            0 => Event { load: Some(ProcessorLoad { threads: size, available_gpu_fraction: None }), ..event },
             1 | 2 => {
                 let over = event.duration.map_or(Seconds(1.0), |duration| Seconds(duration.0 / 2.0));
-                let (size, ramp_time) = (Bytes::mib(u64::from(size) * 3), Some(over).filter(|_| what == 2));
+                let (size, ramp_time) =
+                    (Bytes::from_mib(u64::from(size) * 3), Some(over).filter(|_| what == 2));
                 Event { memory: Some(MemoryLoad { size, ramp_time }), ..event }
             }
             3 => Event { clock_rate_fraction: share, ..event },
             4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
-            5 => Event { leaves: true, ..endless },
+            5 => Event { leaves_ring: true, ..endless },
             6 if size % 2 == 0 => Event { rejoin_time: Some(RejoinTime::BetweenTokens), ..endless },
             6 => Event { rejoin_time: Some(RejoinTime::NextRequest), ..endless },
-            _ => Event { stalls: true, duration: duration.or(Some(Seconds(1.0))), ..endless },
+            _ => Event { stalls_links: true, duration: duration.or(Some(Seconds(1.0))), ..endless },
         }
     })
 }
@@ -77,16 +78,16 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         prop_assert!(has_reason, "no reason for its end: {:?}", trace.run_events);
     }
     for record in &trace.records {
-        prop_assert!(record.start <= record.end, "{:?}", record);
+        prop_assert!(record.start_ns <= record.end_ns, "{:?}", record);
     }
-    prop_assert!(trace.records.is_sorted_by_key(|record| record.start));
+    prop_assert!(trace.records.is_sorted_by_key(|record| record.start_ns));
     for run_event in &trace.run_events {
-        prop_assert!(run_event.end.is_none_or(|end| run_event.start <= end), "{:?}", run_event);
+        prop_assert!(run_event.end_ns.is_none_or(|end| run_event.start_ns <= end), "{:?}", run_event);
     }
     for device in 0..trace.header.devices.len() as u16 {
         let read = readings(trace, device, Counter::BytesRead);
         prop_assert!(read.is_sorted(), "device {device}: bytes read never decrease");
-        let own = || trace.records.iter().filter(move |record| record.device == device);
+        let own = || trace.records.iter().filter(move |record| record.device_index == device);
         let last = read.last().copied().unwrap_or(0);
         // Every byte is read for a step, ahead of a step, or around a fault of a step.
         let ahead = own().filter(|record| record.kind == StepKind::Prefetch);
@@ -98,18 +99,23 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
         // The bytes at which a step faulted have been read, except one fault in each cancelled step. Under managed
         // residency a step may also wait for a helper that then finds the piece in memory.
-        let at =
-            trace.readings.iter().filter(|it| it.device == device).map(|it| it.time_ns).max().unwrap_or(0);
-        let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
+        let at = trace
+            .readings
+            .iter()
+            .filter(|it| it.device_index == device)
+            .map(|it| it.time_ns)
+            .max()
+            .unwrap_or(0);
+        let before = own().filter(|record| record.end_ns <= at).filter_map(|record| record.cost);
         let faulted: u64 = before.map(|cost| cost.faulted_bytes).sum();
         let replans = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
         let max = last + replans * CHUNK;
         prop_assert!(managed || faulted <= max, "device {device}: {faulted} faulted, {last} read");
     }
-    let metrics = metrics::compute(trace);
+    let metrics = metrics::compute_metrics(trace);
     if let Some(tpot) = metrics.tpot_ms {
         let sum = metrics.terms_ms.sum();
-        prop_assert!((sum - tpot.mean).abs() <= 1e-9 * tpot.mean, "{sum} and {}", tpot.mean);
+        prop_assert!((sum - tpot.mean_ms).abs() <= 1e-9 * tpot.mean_ms, "{sum} and {}", tpot.mean_ms);
         prop_assert!(
             metrics.terms_ms.named_terms().iter().all(|(_, ms)| *ms > -1e-6),
             "{:?}",
@@ -146,7 +152,7 @@ proptest! {
         prop_assume!(hearth_profiles::Document::validate(&plan).is_ok());
         let replanner = TwoLayerWindows(residency);
         let replanner: Option<&dyn Replanner> = if replans { Some(&replanner) } else { None };
-        let options = Options { warm_start: warm, ..Options::default() };
+        let options = Options { starts_warm: warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
             simulate_with_events(&input, &ScenarioEvents { events: &events, replanner }).expect("a run that ends").trace

@@ -5,7 +5,7 @@
 //! of the file and 64 MiB more, and the disk reads 200 MB/s.
 
 use hearth_core::cluster::Cluster;
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::{ModelProfile, shipped_profile};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::plan::Plan;
@@ -43,7 +43,7 @@ impl DeviceRun {
     /// occupies `process` bytes of the limit.
     pub fn alone(part: f64, process: u64, residency: ResidencyOptions) -> Self {
         let limit = (FILE_BYTES as f64 * part) as u64 + LIMIT_MARGIN;
-        Self { caches: vec![limit - process], windows: vec![16], residency, read_ahead: Bytes::mib(8) }
+        Self { caches: vec![limit - process], windows: vec![16], residency, read_ahead: Bytes::from_mib(8) }
     }
 
     /// Returns the seconds and the bytes read of each counted token.
@@ -62,9 +62,9 @@ impl DeviceRun {
     fn input(&self, seed: u64) -> (Cluster, Plan) {
         let model = shipped_profile("1b").expect("shipped");
         let mut plan = plan(&model, &self.windows, self.residency);
-        plan.context = 256;
+        plan.context_length = 256;
         let mut cluster = cluster("1b", &vec![Bytes(0); self.windows.len()], TOKENS + SETTLING as u32 + 1);
-        (cluster.context, cluster.workload.prompt_tokens, cluster.seed) = (256, 16, seed);
+        (cluster.context_length, cluster.workload.prompt_tokens, cluster.seed) = (256, 16, seed);
         for (place, member) in cluster.members.iter_mut().enumerate() {
             member.device = device(self.caches[place] + kv(&model, self.windows[place]), self.read_ahead);
         }
@@ -80,7 +80,7 @@ fn kv(model: &ModelProfile, layers: u32) -> u64 {
 
 fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {
     let outputs = trace.records.iter().filter(|record| record.kind == StepKind::Output);
-    let ends: Vec<u64> = outputs.map(|record| record.end).collect();
+    let ends: Vec<u64> = outputs.map(|record| record.end_ns).collect();
     let read: Vec<u64> =
         trace.readings.iter().filter(|it| it.counter == Counter::BytesRead).map(|it| it.value).collect();
     let read: Vec<u64> = read.chunks(devices).map(|token| token.iter().sum()).collect();
@@ -89,7 +89,7 @@ fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {
 }
 
 /// Returns a device with the rates that `hearth lab` measured on the machine, while other programs were running.
-fn device(available: u64, read_ahead: Bytes) -> Device {
+fn device(available: u64, read_ahead: Bytes) -> DeviceProfile {
     let yaml = format!(
         "schema: device/1
 name: vm
@@ -118,5 +118,5 @@ disk:
   read_ahead: {{value: {read_ahead}, source: test}}
 "
     );
-    Device::from_yaml(&yaml).expect("a valid device")
+    DeviceProfile::from_yaml(&yaml).expect("a valid device")
 }

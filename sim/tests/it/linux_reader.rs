@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_sim::device::storage::{Storage, TouchResult, WAKE_LATENCY};
 use hearth_sim::engine::{Engine, Nanos, Timer};
-use hearth_sim::page_cache::{Chunk, Fetch, TwoList};
+use hearth_sim::page_cache::{Chunk, Fetch, TwoListCache};
 use hearth_sim::resource::{DiskSpeed, ReadKind};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
 /// Read-ahead window of the kernel: `read_ahead_kb` 8192.
-const READ_AHEAD: Bytes = Bytes::mib(8);
+const READ_AHEAD: Bytes = Bytes::from_mib(8);
 /// Nanoseconds to sum a chunk: 400 MiB take 45 ms.
 const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
 /// Memory of the reading process, its page tables and its kernel memory, which the cgroup counts as well: about 2 MiB
@@ -90,12 +90,12 @@ impl ReaderSim {
         };
         let speed = DiskSpeed {
             bandwidth: BytesPerSecond(1500e6),
-            fault_rate: BytesPerSecond(744e6),
+            fault_read_rate: BytesPerSecond(744e6),
             prefetch_rate: BytesPerSecond(1438e6),
-            throttle: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
+            throttle_rate: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
             latency: Seconds(0.0002),
         };
-        let cache = Box::new(TwoList::new(share, capacity));
+        let cache = Box::new(TwoListCache::new(share, capacity));
         let mut engine = Engine::new();
         let disk_timer = engine.new_timer();
         Self {
@@ -122,7 +122,7 @@ impl ReaderSim {
                 }
                 Event::ReaderRetries(reader) => {
                     let touch =
-                        self.storage.retry(self.engine.now(), self.readers[reader].at, ReadKind::Fault);
+                        self.storage.retry_touch(self.engine.now(), self.readers[reader].at, ReadKind::Fault);
                     self.touched(reader, touch);
                 }
                 Event::ReaderWakes(reader) => {
@@ -245,7 +245,7 @@ impl ReaderSim {
         // In all other cases the chunk is done: a request that finds no free memory is dropped.
         self.next_chunk();
         let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
-        if self.setup.prefetch == Prefetch::One && done == self.storage.readahead.window {
+        if self.setup.prefetch == Prefetch::One && done == self.storage.readahead.window_chunks {
             self.requested[0].0 = self.requested[0].1;
         }
     }

@@ -133,7 +133,7 @@ fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, d
 /// their processes was measured.
 fn three_devices(residency: ResidencyOptions) -> DeviceRun {
     let caches = vec![246_120_448 - 15_300_000, 198_901_760 - 14_000_000, 234_913_792 - 11_000_000];
-    DeviceRun { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::mib(8) }
+    DeviceRun { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::from_mib(8) }
 }
 
 /// Returns the rows whose measurements vary, with the ranges of the measured values. They are simulated with several
@@ -145,7 +145,7 @@ fn edges() -> Vec<(&'static str, &'static str, DeviceRun, Bytes, Measured)> {
     let no_prefetch = three_devices(none);
     vec![
         // The seconds are not measured: they are the bytes at the rate of the throttle.
-        ("llama.cpp", "90 %", peer, Bytes::mib(4), (0.3..=3.3, 60.0..=660.0)),
+        ("llama.cpp", "90 %", peer, Bytes::from_mib(4), (0.3..=3.3, 60.0..=660.0)),
         ("three devices, os", "75 %", three_devices(os), Bytes::ZERO, (0.85..=1.34, 209.0..=255.0)),
         ("three devices, os, no prefetch", "75 %", no_prefetch, Bytes::ZERO, (1.3..=1.315, 261.0..=266.0)),
     ]

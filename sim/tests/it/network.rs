@@ -3,7 +3,7 @@
 use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
 use hearth_profiles::Bytes;
-use hearth_schema::trace::{Record, StepKind, Trace};
+use hearth_schema::trace::{StepKind, StepRecord, Trace};
 use proptest::prelude::*;
 
 use crate::small_rings::{
@@ -27,7 +27,7 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Trace {
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
     match cluster.links.connection("d0", "d1") {
         Some(Connection::Wireless(path)) => {
-            path.mean_time(cluster.model.shape.activation_bytes(), fresh).as_millis()
+            path.mean_message_time(cluster.model.shape.hidden_state_bytes(), fresh).as_millis()
         }
         other => panic!("{other:?} is not Wi-Fi"),
     }
@@ -46,7 +46,7 @@ fn network_term_equals_mean_message_time() {
         ("", [16, 8, 8], 3.0, true, 0.12),
     ] {
         let cluster = ring(3, 400, "", tcp);
-        let metrics = metrics::compute(&run(&cluster, &shares));
+        let metrics = metrics::compute_metrics(&run(&cluster, &shares));
         let expected = hops * hop(&cluster, fresh);
         let found = metrics.terms_ms.network;
         let case = format!("tcp {{{tcp}}}, {shares:?}");
@@ -63,7 +63,7 @@ fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(3, 400, channel, NO_TCP_DELAYS);
         let trace = run(&cluster, &[4, 2, 2]);
-        (metrics::compute(&trace).terms_ms.network, 12.0 * hop(&cluster, true))
+        (metrics::compute_metrics(&trace).terms_ms.network, 12.0 * hop(&cluster, true))
     });
     let (found, alone) = (awdl.0 - clean.0, awdl.1 - clean.1);
     println!("stalls take {found:.2} ms of a token, {alone:.2} if they delayed every hop separately");
@@ -74,19 +74,20 @@ fn each_stall_delays_a_ring_once() {
 fn stalls_raise_tail_latency() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(2, 300, channel, NO_TCP_DELAYS);
-        metrics::compute(&run(&cluster, &[16, 16])).tpot_ms.expect("tokens")
+        metrics::compute_metrics(&run(&cluster, &[16, 16])).tpot_ms.expect("tokens")
     });
-    assert!(awdl.p50 - clean.p50 < 1.0, "{clean:?}, {awdl:?}");
+    assert!(awdl.p50_ms - clean.p50_ms < 1.0, "{clean:?}, {awdl:?}");
     // The run has some twenty stalls, and of the 0.47 s of a token some 15 ms are sending.
-    assert!(awdl.mean - clean.mean > 0.4 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
+    assert!(awdl.mean_ms - clean.mean_ms > 0.4 && awdl.mean_ms - clean.mean_ms < 5.0, "{clean:?}, {awdl:?}");
 }
 
 /// Returns the messages of a trace, each as its send record and its receive record.
-fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
-    let arrival = |sent: &Record| {
+fn messages(trace: &Trace) -> Vec<(&StepRecord, &StepRecord)> {
+    let arrival = |sent: &StepRecord| {
         let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };
-        let key = (sent.peer, sent.pass, Some(sent.device), round);
-        records(trace, StepKind::Receive).find(|it| (Some(it.device), it.pass, it.peer, it.round) == key)
+        let key = (sent.peer, sent.pass_index, Some(sent.device_index), round);
+        records(trace, StepKind::Receive)
+            .find(|it| (Some(it.device_index), it.pass_index, it.peer, it.round) == key)
     };
     records(trace, StepKind::Send).map(|sent| (sent, arrival(sent).expect("a receive record"))).collect()
 }
@@ -109,8 +110,8 @@ proptest! {
         for (sent, received) in messages(&trace) {
             // Up and down, each with its overhead.
             let min = (Bytes(sent.bytes) / rate).to_nanos() * 2 + 400_000;
-            prop_assert!(sent.duration() >= min, "{:?}", sent);
-            prop_assert!(received.end >= sent.end, "{:?} {:?}", sent, received);
+            prop_assert!(sent.duration_ns() >= min, "{:?}", sent);
+            prop_assert!(received.end_ns >= sent.end_ns, "{:?} {:?}", sent, received);
         }
         prop_assert_eq!(written(&trace), written(&warm(&cluster, &plan)));
     }

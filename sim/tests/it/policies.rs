@@ -7,7 +7,7 @@ use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy::{
     self, Android, Macos, MacosMetal, MgLru, PaperLinear, Random, TwoList,
 };
-use hearth_profiles::device::{Device, Os, ReclaimParameters};
+use hearth_profiles::device::{DeviceProfile, Os, ReclaimParameters};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 use hearth_schema::trace::{Outcome, Trace};
 
@@ -17,20 +17,21 @@ const POLICIES: [PageCachePolicy; 7] = [PaperLinear, TwoList, MgLru, Random, Mac
 
 /// Runs the 8B shape on one device whose page cache holds `part` of its weights; `change` may change the device's
 /// profile. Returns the trace, and the bytes read per token as a fraction of the share.
-fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (Trace, f64) {
+fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut DeviceProfile)) -> (Trace, f64) {
     let model = llama_8b();
     let plan = plan(&model, &[32], OS);
-    let share = model.layers_bytes() + model.output_head_bytes();
-    let kv = model.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * 32;
+    let share = model.all_layers_bytes() + model.output_head_bytes();
+    let kv = model.shape.kv_bytes_per_layer(plan.context_length, Bytes(2)).0 * 32;
     let cache = (share.as_f64() * part) as u64;
     let mut cluster = cluster(&model.name, &[Bytes(cache + kv)], 5);
     let memory = &mut cluster.members[0].device.memory;
     memory.page_cache = policy;
     // The file floor of macOS is 0.15 of the total memory.
-    memory.total.value = Bytes(8 << 30);
+    memory.total_memory.value = Bytes(8 << 30);
     change(&mut cluster.members[0].device);
     let trace = cold(&cluster, &plan);
-    let read = metrics::compute(&trace).devices.first().map_or(0.0, |device| device.bytes_read_per_token);
+    let read =
+        metrics::compute_metrics(&trace).devices.first().map_or(0.0, |device| device.bytes_read_per_token);
     (trace, read / share.as_f64())
 }
 
@@ -58,14 +59,14 @@ fn bytes_read_per_token_by_policy() {
 #[test]
 fn low_memory_killer_ends_the_run() {
     let kill = |below: u64| {
-        move |device: &mut Device| {
-            device.memory.reclaim = Some(ReclaimParameters {
+        move |device: &mut DeviceProfile| {
+            device.memory.reclaim_parameters = Some(ReclaimParameters {
                 kill_threshold: Some(Sourced::new(Bytes(below), "test")),
                 ..ReclaimParameters::default()
             });
         }
     };
-    let cache = (llama_8b().layers_bytes().as_f64() * 0.5) as u64;
+    let cache = (llama_8b().all_layers_bytes().as_f64() * 0.5) as u64;
     assert_eq!(traced(0.5, Android, kill(cache / 2)).0.outcome, Outcome::Ok);
     assert_eq!(traced(0.5, Android, kill(cache * 2)).0.outcome, Outcome::Killed);
     // Without pressure nothing is killed.
@@ -75,11 +76,11 @@ fn low_memory_killer_ends_the_run() {
 #[test]
 fn android_compression_frees_memory() {
     let read = |compressed: f64| {
-        let with_zram = |device: &mut Device| {
+        let with_zram = |device: &mut DeviceProfile| {
             // Other programs occupy a third of the share: if compression frees nothing, three quarters fit.
             device.memory.can_swap = Some(Sourced::new(Bytes(1_600_000_000), "test"));
             let compressed = Some(Sourced::new(Fraction(compressed), "test"));
-            device.memory.reclaim =
+            device.memory.reclaim_parameters =
                 Some(ReclaimParameters { compressed_fraction: compressed, ..ReclaimParameters::default() });
         };
         traced(0.75, Android, with_zram).1
@@ -99,8 +100,8 @@ fn metal_unwires_idle_weights() {
         let metal = &mut cluster.members[1].device;
         metal.memory.page_cache = MacosMetal;
         add_gpu(metal, "metal", "10 GB/s", None);
-        metal.memory.reclaim = Some(ReclaimParameters {
-            unwire_after: Some(Sourced::new(Seconds(unwire_after), "test")),
+        metal.memory.reclaim_parameters = Some(ReclaimParameters {
+            unwire_timeout: Some(Sourced::new(Seconds(unwire_after), "test")),
             keeps_weights_wired: keep_alive,
             ..ReclaimParameters::default()
         });

@@ -57,12 +57,12 @@ impl SmallLastDevice {
 
     fn with_context(context: u32, windows: &[u32], options: ResidencyOptions, part: f64) -> Self {
         let (model, last) = (llama_8b(), windows.len() - 1);
-        let plan = Plan { context, ..plan(&model, windows, options) };
+        let plan = Plan { context_length: context, ..plan(&model, windows, options) };
         let share = share(&plan, last, &model);
         let memory_budget = Bytes((share.as_f64() * part) as u64);
         let kept = kept_bytes(memory_budget.0, share.0, CORES, &options);
         let layers = plan.windows(last).iter().map(|window| window.len() as u64).sum::<u64>();
-        let kv_element = Bytes(plan.kv_cache.element_bytes());
+        let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
         let mut memories = vec![PLENTY; windows.len()];
         memories[last] = memory_budget + model.shape.kv_bytes_per_layer(context, kv_element) * layers;
         let cluster = cluster(&model.name, &memories, 6);
@@ -98,7 +98,7 @@ fn reads_are_the_bytes_not_kept() {
 fn visit_time_follows_the_closed_form() {
     for (windows, rounds) in [([16, 8, 8], 1.0), ([8, 4, 4], 2.0), ([4, 2, 2], 4.0)] {
         for (part, buffer) in [(0.9, 8), (0.75, 8), (0.5, 8), (0.35, 8), (0.75, 64), (0.5, 160)] {
-            let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer)), ..MANAGED };
+            let options = ResidencyOptions { stream_buffer: Some(Bytes::from_mib(buffer)), ..MANAGED };
             let ring = SmallLastDevice::new(&windows, options, part);
             let quiet = tpot(&run(&cluster("llama-8b", &[PLENTY; 3], 6), &ring.plan)) / 1e3;
             let (stage, read) = (ring.share / MEMORY, ring.streamed);
@@ -137,7 +137,7 @@ fn single_device_overlaps_reading_and_computing() {
 
 #[test]
 fn share_read_per_token() {
-    let large_buffer = ResidencyOptions { stream_buffer: Some(Bytes::mib(256)), ..MANAGED };
+    let large_buffer = ResidencyOptions { stream_buffer: Some(Bytes::from_mib(256)), ..MANAGED };
     for (case, options, windows, part, expected) in [
         ("the system reads all", OS, [16, 16], 0.75, 0.98..1.02),
         ("a kept part is not read", MANAGED, [16, 16], 0.75, 0.25..0.27),
@@ -226,7 +226,7 @@ proptest! {
         more in 0.0f64..0.5,
         buffer_mib in 1u64..64,
     ) {
-        let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer_mib)), ..MANAGED };
+        let options = ResidencyOptions { stream_buffer: Some(Bytes::from_mib(buffer_mib)), ..MANAGED };
         let [few, many] = [part, part + more].map(|part| SmallLastDevice::new(&windows, options, part));
         let [less, much] = [&few, &many].map(|ring| ring.run().devices[1].bytes_read_per_token);
         let slack = options.piece_bytes().as_f64() * f64::from(1 + few.plan.rounds);
@@ -255,8 +255,8 @@ proptest! {
         // A prompt of one batch or of several.
         set_prompt(&mut cluster, &mut plan, 2048, 1 + (prompt - 1) * 600);
         for (place, device) in plan.devices.iter_mut().enumerate() {
-            let (buffer, kept) = (Some(Bytes(buffer_kib[place] << 10)), kept_mib[place].map(Bytes::mib));
-            let own = ResidencyOptions { stream_buffer: buffer, kept_limit: kept, ..MANAGED };
+            let (buffer, kept) = (Some(Bytes(buffer_kib[place] << 10)), kept_mib[place].map(Bytes::from_mib));
+            let own = ResidencyOptions { stream_buffer: buffer, kept_set_limit: kept, ..MANAGED };
             device.residency = if managed[place] { own } else { ResidencyOptions::default() };
             if place > 0 && device.window == 0 {
                 device.role = Role::Relay;
@@ -274,11 +274,11 @@ proptest! {
             let computed = records(&trace, StepKind::Compute);
             let layers: u32 = computed.map(|record| record.layer_range().len() as u32).sum();
             prop_assert_eq!(layers, cluster.model.shape.layers.0 * trace.passes.len() as u32);
-            let metrics = metrics::compute(&trace);
+            let metrics = metrics::compute_metrics(&trace);
             for (place, device) in metrics.devices.iter().enumerate().filter(|(place, _)| managed[*place]) {
                 let own = share(&plan, place, &cluster.model).as_f64();
                 let buffer_fits = memories[place].0 > (buffer_kib[place] << 10) + (16 << 20);
-                let max = if buffer_fits { 2.0 * own } else { 3.0 * own } + Bytes::mib(16).as_f64();
+                let max = if buffer_fits { 2.0 * own } else { 3.0 * own } + Bytes::from_mib(16).as_f64();
                 prop_assert!(device.bytes_read_per_token <= max, "{:?} of {}", device, own);
             }
         }

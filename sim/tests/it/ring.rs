@@ -21,7 +21,7 @@ fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
 
 /// Returns the milliseconds to read the weights of a token once at 10 GB/s.
 fn reading(model: &ModelProfile) -> f64 {
-    (model.layers_bytes() + model.output_head_bytes() + model.embedding_row_bytes()).as_f64() / 10e9 * 1e3
+    (model.all_layers_bytes() + model.output_head_bytes() + model.embedding_row_bytes()).as_f64() / 10e9 * 1e3
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn token_time_with_enough_memory() {
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
     for (windows, hops) in [(&[16, 16][..], 2.0), (&[8, 8], 4.0), (&[4, 4], 8.0)] {
         let plan = plan(&cluster.model, windows, OS);
-        let found = tpot(&metrics::compute(&warm(&cluster, &plan)));
+        let found = tpot(&metrics::compute_metrics(&warm(&cluster, &plan)));
         // The sum does not include attention over a dozen positions and the kernel time of the page cache.
         assert_near(found, reading(&cluster.model) + hops * hop, 0.005, format!("{windows:?}, ms"));
     }
@@ -93,8 +93,9 @@ fn prompt_batches_flow_through_the_ring() {
     assert_eq!(count(&trace, StepKind::Output), 3);
     // The head computes the second batch while the worker computes the first.
     let on = |device, pass| {
-        let found = records(&trace, StepKind::Compute).find(|it| (it.device, it.pass) == (device, pass));
-        found.map(|record| record.start..record.end).expect("computed")
+        let found =
+            records(&trace, StepKind::Compute).find(|it| (it.device_index, it.pass_index) == (device, pass));
+        found.map(|record| record.start_ns..record.end_ns).expect("computed")
     };
     assert!(on(0, 1).start < on(1, 0).end);
 }
@@ -116,7 +117,7 @@ fn gpu_layers_do_not_use_the_disk() {
     let terms = metrics.terms_ms;
     // 32 layers in two windows, at 100 GB/s; an upload and a download for each window.
     let model = &cluster.model;
-    assert_near(terms.gpu, model.layers_bytes().as_f64() / 100e9 * 1e3, 0.01, "ms on the GPU");
+    assert_near(terms.gpu, model.all_layers_bytes().as_f64() / 100e9 * 1e3, 0.01, "ms on the GPU");
     assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
     // No layer is read again, but the output matrix of the first token and new embedding rows are.
     let output = model.output_head_bytes().as_f64();
@@ -131,9 +132,9 @@ fn prefetch_keeps_to_its_budget() {
     let half = Bytes(layers(&llama_8b(), 0..16).0 / 2);
     for residency in [Residency::Os, Residency::Windowed] {
         let (cluster, mut plan) = ring(&[PLENTY, half], 5, &[4, 4], policy(residency, true));
-        plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
+        plan.devices[1].residency.prefetch_budget = Some(Bytes::from_mib(64));
         let trace = cold(&cluster, &plan);
-        let ahead = records(&trace, StepKind::Prefetch).filter(|record| record.device == 1);
+        let ahead = records(&trace, StepKind::Prefetch).filter(|record| record.device_index == 1);
         let max = ahead.map(|record| record.bytes).max().expect("a prefetch");
         assert_eq!(max, 64 << 20, "{residency:?}");
     }
@@ -169,11 +170,11 @@ proptest! {
             device.role = Role::Relay;
         }
         prop_assume!(plan.validate().is_ok());
-        let options = Options { chunk_size: Bytes(1 << chunk), warm_start: warm, ..Options::default() };
+        let options = Options { chunk_size: Bytes(1 << chunk), starts_warm: warm, ..Options::default() };
         let trace = simulate_with(&cluster, &plan, &options);
         if trace.outcome == Outcome::Ok {
             prop_assert_eq!(count(&trace, StepKind::Output) as u32, generate);
-            let reversed = trace.records.iter().find(|record| record.start > record.end);
+            let reversed = trace.records.iter().find(|record| record.start_ns > record.end_ns);
             prop_assert!(reversed.is_none(), "{:?}", reversed);
         }
     }

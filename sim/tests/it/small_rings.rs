@@ -8,12 +8,12 @@ use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_core::memory::draft;
 use hearth_core::metrics::{self, Metrics};
 use hearth_profiles::model::{ModelProfile, shipped_profile};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Link, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, DeviceProfile, Document, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Speculation, Workload};
-use hearth_schema::trace::{Counter, Record, StepKind, Trace};
+use hearth_schema::trace::{Counter, StepKind, StepRecord, Trace};
 use hearth_sim::{Input, Options, SimError, simulate};
 
 /// Enough memory for all weights.
@@ -26,7 +26,7 @@ pub const LATENCY: Seconds = Seconds(0.004);
 pub const OS: ResidencyOptions = ResidencyOptions::with_policy(Residency::Os).without_prefetch();
 
 /// Returns a device that takes time only to read memory at 10 GB/s, with a disk of 1 GB/s.
-fn device(available: Bytes) -> Device {
+fn device(available: Bytes) -> DeviceProfile {
     let yaml = format!(
         "schema: device/1
 name: plain
@@ -48,12 +48,12 @@ disk:
 ",
         available.0
     );
-    Device::from_yaml(&yaml).expect("a valid device")
+    DeviceProfile::from_yaml(&yaml).expect("a valid device")
 }
 
 /// Adds a GPU with 8 GiB of memory that it reads at `rate`. `copies` are the latencies of an upload and a download;
 /// `None` makes its memory unified.
-pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
+pub fn add_gpu(device: &mut DeviceProfile, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
     let ([up, down], unified) = (copies.unwrap_or(["0 s"; 2]), copies.is_none());
     let gpu = format!(
         "gpu:
@@ -69,7 +69,7 @@ pub fn add_gpu(device: &mut Device, kind: &str, rate: &str, copies: Option<[&str
   compute_buffer: {{value: 0 B, source: test}}
 "
     );
-    *device = Device::from_yaml(&(device.to_yaml() + &gpu)).expect("a valid device");
+    *device = DeviceProfile::from_yaml(&(device.to_yaml() + &gpu)).expect("a valid device");
 }
 
 pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
@@ -90,21 +90,22 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         head: 0,
         links: links(LATENCY, 100e6),
         model: shipped_profile(model).expect("a shipped model"),
-        context: 512,
-        kv_cache: KvFormat::F16,
-        activations: ActivationFormat::F32,
-        draft: None,
+        context_length: 512,
+        kv_cache_format: KvFormat::F16,
+        activation_format: ActivationFormat::F32,
+        draft_model: None,
         workload: Workload::new(4, generate),
         seed: 7,
     }
 }
 
 pub fn set_prompt(cluster: &mut Cluster, plan: &mut Plan, context: u32, prompt: u32) {
-    (cluster.context, cluster.workload.prompt_tokens, plan.context) = (context, prompt, context);
+    (cluster.context_length, cluster.workload.prompt_tokens, plan.context_length) =
+        (context, prompt, context);
 }
 
 pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
-    mib.iter().take(count).map(|&mib| Bytes::mib(mib)).collect()
+    mib.iter().take(count).map(|&mib| Bytes::from_mib(mib)).collect()
 }
 
 /// Returns a plan with these windows. The first device is the head, and all devices have the same residency.
@@ -114,11 +115,11 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         PlannedDevice { residency, ..PlannedDevice::new(format!("d{index}"), role, window) }
     };
     let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
-    let planned = PlannedModel { digest: None, ..PlannedModel::from_profile(model) };
+    let planned = PlannedModel { file_digest: None, ..PlannedModel::from_profile(model) };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
         rounds: model.shape.layers.0.div_ceil(windows.iter().sum()),
-        context: 512,
+        context_length: 512,
         devices: windows.iter().enumerate().map(device).collect(),
         ..Plan::empty(scenario, planned, planner)
     }
@@ -134,7 +135,7 @@ pub fn ring(memory: &[Bytes], generate: u32, windows: &[u32], options: Residency
 /// Returns a plan for the cluster's workload, with its sequences and its draft model.
 pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let sequences = cluster.workload.sequences;
-    Plan { sequences, draft: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
+    Plan { sequences, draft_model: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
 }
 
 /// Returns a plan for the reachable devices, the head first.
@@ -150,8 +151,9 @@ pub fn replanned(reachable: &Cluster, windows: &[u32], residency: ResidencyOptio
 pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluster {
     let draft = ModelRef { profile: Some("120m".into()), file: None };
     let acceptance = Sourced::new(Fraction(acceptance), "assumed: a test");
-    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
-    cluster.draft = Some(draft_model(&cluster.model));
+    cluster.workload.speculation =
+        Some(Speculation { draft_model: draft, tokens, acceptance, processor: None });
+    cluster.draft_model = Some(draft_model(&cluster.model));
     cluster
 }
 
@@ -204,16 +206,16 @@ pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
 
 /// Simulates a run whose page cache starts as earlier tokens would have left it.
 pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
-    simulate_with(cluster, plan, &Options { warm_start: true, ..Options::default() })
+    simulate_with(cluster, plan, &Options { starts_warm: true, ..Options::default() })
 }
 
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
-    metrics::compute(&cold(cluster, plan))
+    metrics::compute_metrics(&cold(cluster, plan))
 }
 
 /// Returns the mean milliseconds per token.
 pub fn tpot(metrics: &Metrics) -> f64 {
-    metrics.tpot_ms.expect("tokens after the first").mean
+    metrics.tpot_ms.expect("tokens after the first").mean_ms
 }
 
 /// Checks that the relative error of a value is less than `within`.
@@ -236,7 +238,7 @@ pub fn written(trace: &Trace) -> Vec<u8> {
     text
 }
 
-pub fn records(trace: &Trace, kind: StepKind) -> impl Iterator<Item = &Record> {
+pub fn records(trace: &Trace, kind: StepKind) -> impl Iterator<Item = &StepRecord> {
     trace.records.iter().filter(move |record| record.kind == kind)
 }
 
@@ -250,7 +252,7 @@ pub fn bytes(trace: &Trace, kind: StepKind) -> u64 {
 
 /// Returns the values of a counter of a device, pass by pass.
 pub fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
-    let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
+    let own = trace.readings.iter().filter(|it| (it.device_index, it.counter) == (device, counter));
     own.map(|it| it.value).collect()
 }
 

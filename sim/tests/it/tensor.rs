@@ -5,7 +5,7 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorParallelPlan};
 use hearth_schema::plan::{Plan, PlanKind};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::{Counter, MemoryKind, Outcome, StepKind, Trace};
@@ -22,15 +22,15 @@ fn plan(cluster: &Cluster, all_reduce: AllReduce, slices: &[(u32, u32)], options
     let layers = cluster.model.shape.layers.0;
     let slice = |(place, &(kv_heads, feed_forward))| {
         let device = format!("d{place}");
-        Slice { device, kv_heads, feed_forward }
+        Slice { device, kv_heads, feed_forward_rows: feed_forward }
     };
-    let kind = PlanKind::Tensor(TensorPlan {
+    let kind = PlanKind::Tensor(TensorParallelPlan {
         all_reduce,
-        air_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
-        partial_format: Format::F32,
-        head_loads: HeadWeights::Slice,
-        max_batch: None,
-        embedding_as: None,
+        all_reduce_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
+        partial_result_format: Format::F32,
+        head_weights: HeadWeights::Slice,
+        max_batch_tokens: None,
+        embedding_format: None,
         slices: slices.iter().enumerate().map(slice).collect(),
     });
     Plan { kind, rounds: 1, ..ring_plan(&cluster.model, &vec![layers; slices.len()], options) }
@@ -56,7 +56,7 @@ fn one_device_equals_a_ring_of_one() {
             trace.records.iter().all(|record| !matches!(record.kind, StepKind::Send | StepKind::Receive))
         );
         // Steps are rounded to the nanosecond.
-        assert_near(tpot(&metrics::compute(&trace)), ring, 1e-4, format!("{pattern:?}, ms"));
+        assert_near(tpot(&metrics::compute_metrics(&trace)), ring, 1e-4, format!("{pattern:?}, ms"));
     }
 }
 
@@ -68,7 +68,7 @@ fn token_time_is_slowest_slice_plus_all_reduce() {
     let wire = 16384.0 / 100e6 * 1e3;
     let latency = LATENCY.0 * 1e3;
     let alone = model.output_head_bytes().as_f64() / 10e9 * 1e3;
-    let slice = model.layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
+    let slice = model.all_layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
     // A token needs the embedding rows sent to the workers, and 64 sums. There is a separate wire to each of the
     // three others.
     for (pattern, each) in [
@@ -103,7 +103,7 @@ fn sliding_window_rereads_and_overlaps() {
     let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(4)));
     // The disk reads 1 GB/s and computing reads 10 GB/s from memory, so a token takes the time in which the head's
     // disk reads its slice and the output.
-    let share = cluster.model.layers_bytes().as_f64() / 2.0;
+    let share = cluster.model.all_layers_bytes().as_f64() / 2.0;
     let read = share + cluster.model.output_head_bytes().as_f64();
     let found = tpot(&metrics);
     assert_near(found, read / 1e6, 0.02, "ms");
@@ -121,15 +121,15 @@ fn out_of_memory_names_the_device() {
     let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
     let trace = cold(&cluster, &plan);
     assert_eq!((trace.outcome, trace.records.len()), (Outcome::OutOfMemory, 0));
-    let metrics = metrics::compute(&trace);
+    let metrics = metrics::compute_metrics(&trace);
     let [short] = &metrics.memory_shortages[..] else { panic!("{metrics:?}") };
-    assert_eq!((short.device.as_str(), short.memory), ("d1", MemoryKind::Main));
+    assert_eq!((short.device.as_str(), short.memory_kind), ("d1", MemoryKind::Main));
     assert_eq!(short.available_bytes, 3 << 29);
-    assert!(short.needed_bytes > cluster.model.layers_bytes().0 / 2);
+    assert!(short.needed_bytes > cluster.model.all_layers_bytes().0 / 2);
     assert_eq!(Trace::read(&mut &written(&trace)[..]).expect("a trace").shortages, trace.shortages);
     // Without the check the plan runs as with enough memory.
-    let ignoring = Options { ignore_memory: true, ..Options::default() };
-    let found = metrics::compute(&simulate_with(&cluster, &plan, &ignoring));
+    let ignoring = Options { ignore_memory_shortages: true, ..Options::default() };
+    let found = metrics::compute_metrics(&simulate_with(&cluster, &plan, &ignoring));
     let enough = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
     assert_eq!(found.tpot_ms, run(&enough, &plan).tpot_ms);
 }
@@ -142,7 +142,7 @@ fn head_needs_memory_to_load_the_model() {
     let pressure = |plan: &Plan| run(&cluster, plan).devices[0].memory_pressure;
     let slices = pressure(&plan);
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
-    (tensor.head_loads, tensor.embedding_as) = (HeadWeights::Model, Some(Format::F32));
+    (tensor.head_weights, tensor.embedding_format) = (HeadWeights::Model, Some(Format::F32));
     // 8 030 261 248 weights, of which the 525 336 576 of the embedding take 4 bytes and are stored twice.
     let (embedding, weights) = (525_336_576.0, 8_030_261_248.0);
     let model = (weights - embedding) * 18.0 / 32.0 + embedding * 4.0;
@@ -158,7 +158,7 @@ fn excess_weights_are_swapped() {
     let metrics = run(&cluster, &plan);
     assert_eq!(metrics.outcome, Outcome::Ok);
     // The least recently used weights are evicted, so the whole slice is read again for every token.
-    let share = cluster.model.layers_bytes().as_f64() / 2.0;
+    let share = cluster.model.all_layers_bytes().as_f64() / 2.0;
     let read = metrics.devices[1].bytes_read_per_token / share;
     assert!((0.99..1.01).contains(&read), "{read} of the slice");
     assert!(metrics.devices[1].demand_disk_ms > 0.99 * share / 1e6, "{metrics:?}");
@@ -211,7 +211,7 @@ fn long_prompt_runs_in_batches() {
     assert_eq!((count(&trace, StepKind::Output), trace.outcome), (3, Outcome::Ok));
     // Token by token, if the plan sets the batch to 1.
     let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
-    tensor.max_batch = Some(1);
+    tensor.max_batch_tokens = Some(1);
     let trace = cold(&cluster, &plan);
     assert_eq!(trace.passes.len(), 1100 + 2);
     assert!(trace.passes[1099].has_output && !trace.passes[1098].has_output);
@@ -242,11 +242,11 @@ proptest! {
             with_peer.map(|record| record.bytes).sum::<u64>()
         };
         prop_assert_eq!(total(StepKind::Send), total(StepKind::Receive), "bytes were lost");
-        let computed = records(&trace, StepKind::Compute).filter(|record| record.pass == 1);
+        let computed = records(&trace, StepKind::Compute).filter(|record| record.pass_index == 1);
         let computed: u64 = computed.map(|record| record.bytes).sum();
         let norms = 32 * 32_768 * (slices.len() as u64 - 1);
-        prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight is computed once");
-        assert_terms(&metrics::compute(&trace));
+        prop_assert_eq!(computed, cluster.model.all_layers_bytes().0 + norms, "not each weight is computed once");
+        assert_terms(&metrics::compute_metrics(&trace));
         prop_assert!(trace == cold(&cluster, &plan), "two runs differ");
         let mut read = trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead);
         prop_assert!(blocks.is_some() || read.all(|reading| reading.value == 0));

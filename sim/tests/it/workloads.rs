@@ -8,7 +8,7 @@ use hearth_core::metrics::token_times::{DecodeStep, TokenTimes};
 use hearth_core::metrics::{self, Metrics};
 use hearth_profiles::device::shipped_profile;
 use hearth_profiles::{Bytes, Document, Seconds, model};
-use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel, Processor};
+use hearth_schema::plan::{Plan, PlannedDraftModel, PlannedModel, Processor};
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::SimError;
@@ -30,7 +30,7 @@ fn planned(cluster: &Cluster, windows: &[u32]) -> Plan {
 }
 
 fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
-    metrics::compute(&warm(cluster, &planned(cluster, windows)))
+    metrics::compute_metrics(&warm(cluster, &planned(cluster, windows)))
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn prompt_batches_keep_all_devices_busy() {
         plan.devices.iter_mut().for_each(|device| device.gpu_layers = 8);
         let trace = warm(&cluster, &plan);
         let computed = || records(&trace, StepKind::Compute);
-        let (begin, end) = (computed().map(|it| it.start).min(), computed().map(|it| it.end).max());
+        let (begin, end) = (computed().map(|it| it.start_ns).min(), computed().map(|it| it.end_ns).max());
         let found = (end.expect("computed") - begin.expect("computed")) as f64 * 1e-9;
         // The layers of the shipped formats are not quite equal. If they were, the run would take the time of m + d -
         // 1 steps, instead of the m d steps that it would take without overlap.
@@ -69,7 +69,7 @@ fn prompt_batches_keep_all_devices_busy() {
         assert_near(found, once + (m - 1.0) * longest, 0.002, format!("{batches} batches, s"));
         let equal = (m + d - 1.0) / (m * d) * (m * once);
         assert_near(found, equal, 0.05, format!("{batches} batches, s as on equal devices"));
-        let ttft = metrics::compute(&trace).ttft_ms.expect("a token") * 1e-3;
+        let ttft = metrics::compute_metrics(&trace).ttft_ms.expect("a token") * 1e-3;
         assert!(ttft > found, "the output follows");
     }
 }
@@ -90,7 +90,7 @@ fn two_sequences_keep_two_devices_busy() {
     let gain = two.tokens_per_s.expect("tokens") / one.tokens_per_s.expect("tokens");
     assert_near(gain, (head + other) / head.max(other), 0.03, "gain");
     assert!(gain > 1.8, "{gain} times");
-    let own: Vec<_> = two.sequences.iter().map(|sequence| sequence.tokens).collect();
+    let own: Vec<_> = two.sequences.iter().map(|sequence| sequence.decoded_tokens).collect();
     assert_eq!(own, [99, 99]);
     assert!(two.sequences[0].ttft_ms < two.sequences[1].ttft_ms, "one prompt after the other");
     assert!(one.sequences.is_empty() && one.speculation.is_none());
@@ -107,7 +107,7 @@ fn two_sequences_keep_two_devices_busy() {
 fn tokens_per_step_follow_acceptance() {
     for (chance, drafts) in [(0.0, 3), (0.4, 1), (0.7, 5), (0.9, 8), (1.0, 5)] {
         let mut many = quick("1b", 1, Workload { sequences: 8, ..Workload::new(4, 400) });
-        many.context = 404;
+        many.context_length = 404;
         let cluster = with_drafts(many, drafts, chance);
         let drafting = run(&cluster, &[16]).speculation.expect("drafts");
         // Leviathan et al., 2023, Eq. 1: (1 - a^(n+1)) / (1 - a), the sum of the powers up to n.
@@ -115,7 +115,7 @@ fn tokens_per_step_follow_acceptance() {
         let found = drafting.tokens_per_step;
         assert_near(found, expected, 0.05, format!("{chance}, {drafts}"));
         assert!((drafting.acceptance - chance).abs() < 0.03, "{}", drafting.acceptance);
-        assert_eq!(drafting.accepted + drafting.steps, (drafting.steps as f64 * found).round() as u64);
+        assert_eq!(drafting.accepted_drafts + drafting.steps, (drafting.steps as f64 * found).round() as u64);
     }
 }
 
@@ -128,9 +128,9 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
     // Each step reads the weights of the draft model 5 times and those of the model once.
     let drafted = all.speculation.clone().expect("drafts");
     let own = draft_model(&model::shipped_profile("llama-8b").expect("shipped"));
-    let reading = (own.layers_bytes() + own.output_head_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
+    let reading = (own.all_layers_bytes() + own.output_head_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
     // 60 tokens in 10 steps of 6.
-    assert_eq!((drafted.steps, drafted.accepted), (10, 50));
+    assert_eq!((drafted.steps, drafted.accepted_drafts), (10, 50));
     assert_near(drafted.draft_ms * 6.0, reading, 0.01, "ms of drafting");
     assert!((drafted.draft_ms + drafted.verify_ms - tpot(&all)).abs() < 1e-9);
     assert_near(tpot(&all), (tpot(&plain) + reading) / 6.0, 0.01, "ms");
@@ -144,8 +144,8 @@ fn draft_adds_its_time_and_batch_reads_weights_once() {
 fn draft_model_uses_the_heads_memory() {
     let base = with_drafts(quick("1b", 2, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[8, 8]);
-    let own = base.draft.clone().expect("a draft");
-    let cache = own.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * own.layers.len() as u64;
+    let own = base.draft_model.clone().expect("a draft");
+    let cache = own.shape.kv_bytes_per_layer(plan.context_length, Bytes(2)).0 * own.layers.len() as u64;
     let unreclaimable = |trace: &Trace, device| readings(trace, device, Counter::Unreclaimable)[0];
     let plain = quick("1b", 2, Workload::new(4, 8));
     let (with, without) = (warm(&base, &plan), warm(&plain, &planned(&plain, &[8, 8])));
@@ -153,7 +153,7 @@ fn draft_model_uses_the_heads_memory() {
     assert_eq!(unreclaimable(&with, 1), unreclaimable(&without, 1));
     // A head with less memory is out of memory.
     let mut short_head = base.clone();
-    short_head.members[0].device.memory.available.value = Bytes(own.total_bytes().0);
+    short_head.members[0].device.memory.available_memory.value = Bytes(own.total_bytes().0);
     assert_eq!(warm(&short_head, &plan).outcome, Outcome::OutOfMemory);
     // Every sequence has a cache for the whole context, on the ring and for the draft.
     let mut several = plain.clone();
@@ -168,8 +168,12 @@ fn gpu_draft_does_not_use_the_cpu() {
     cluster.members[0].device = shipped_profile("d3").expect("shipped");
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
-    assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "the draft fits");
-    let found = metrics::compute(&warm(&cluster, &plan));
+    assert_eq!(
+        plan.draft_model.as_ref().map(|draft| draft.processor),
+        Some(Processor::Gpu),
+        "the draft fits"
+    );
+    let found = metrics::compute_metrics(&warm(&cluster, &plan));
     let (gpu, drafting) = (found.terms_ms.gpu, found.speculation.expect("drafts").draft_ms);
     assert!(gpu > 0.0 && (gpu - drafting).abs() < 1e-9);
     // If the draft model does not fit, the run is out of memory.
@@ -188,20 +192,24 @@ fn mismatched_draft_plan_is_refused() {
         SimError::Draft(error) => error,
         other => panic!("{other:?}"),
     };
-    let without_draft = Plan { draft: None, ..plan.clone() };
+    let without_draft = Plan { draft_model: None, ..plan.clone() };
     assert!(matches!(refused(&base, &without_draft), DraftError::OneSided { .. }));
     let plain = quick("1b", 1, Workload::new(4, 8));
     assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
     let mut other = base.clone();
-    other.draft = Some(model::shipped_profile("tiny").expect("shipped"));
+    other.draft_model = Some(model::shipped_profile("tiny").expect("shipped"));
     assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
     // A draft model with another vocabulary.
     let model = model::shipped_profile("tiny").expect("shipped");
-    let planned = PlannedDraft { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
-    let with_tiny = Plan { draft: Some(planned), ..plan.clone() };
+    let planned = PlannedDraftModel { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
+    let with_tiny = Plan { draft_model: Some(planned), ..plan.clone() };
     assert!(matches!(refused(&other, &with_tiny), DraftError::Vocabulary { .. }));
-    let on_gpu = plan.draft.clone().map(|draft| PlannedDraft { processor: Processor::Gpu, ..draft });
-    assert!(matches!(refused(&base, &Plan { draft: on_gpu, ..plan.clone() }), DraftError::NoGpu { .. }));
+    let on_gpu =
+        plan.draft_model.clone().map(|draft| PlannedDraftModel { processor: Processor::Gpu, ..draft });
+    assert!(matches!(
+        refused(&base, &Plan { draft_model: on_gpu, ..plan.clone() }),
+        DraftError::NoGpu { .. }
+    ));
     let mut several = base;
     several.workload.sequences = 2;
     assert!(matches!(refused(&several, &plan), DraftError::Sequences { requested: 2, planned: 1 }));
@@ -210,11 +218,11 @@ fn mismatched_draft_plan_is_refused() {
 #[test]
 fn later_tokens_are_never_faster_in_a_quiet_run() {
     let mut cluster = quick("1b", 2, Workload::new(4, 400));
-    cluster.context = 404;
+    cluster.context_length = 404;
     // Embedding rows are in memory, so none is read from disk.
     let trace = warm(&cluster, &planned(&cluster, &[8, 8]));
     let steps = TokenTimes::from_trace(&trace).decode_steps;
-    let times: Vec<u64> = steps.iter().map(DecodeStep::duration).collect();
+    let times: Vec<u64> = steps.iter().map(DecodeStep::duration_ns).collect();
     // Each step is rounded to a nanosecond, and a token has fewer than a hundred steps.
     assert!(times.windows(2).all(|pair| pair[1] + 100 >= pair[0]), "{times:?}");
     assert!(times[398] > times[0], "the cache grows: {} and {}", times[0], times[398]);
@@ -250,7 +258,7 @@ proptest! {
         if trace.outcome != Outcome::Ok {
             return Ok(());
         }
-        let metrics = metrics::compute(&trace);
+        let metrics = metrics::compute_metrics(&trace);
         let outputs = TokenTimes::from_trace(&trace);
         prop_assert_eq!(outputs.first_tokens.len(), sequences as usize);
         prop_assert_eq!(outputs.decoded_tokens() as u32, sequences * (generate - 1));
@@ -259,10 +267,10 @@ proptest! {
             prop_assert!(metrics.tokens_per_s.is_some_and(f64::is_finite));
         }
         let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
-        let accepted: BTreeMap<u32, u64> = accepted.map(|reading| (reading.pass, reading.value)).collect();
+        let accepted: BTreeMap<u32, u64> = accepted.map(|reading| (reading.pass_index, reading.value)).collect();
         let mut positions: BTreeMap<u32, u32> = BTreeMap::new();
         for pass in &trace.passes {
-            let at = positions.entry(pass.sequence).or_insert(0);
+            let at = positions.entry(pass.sequence_index).or_insert(0);
             prop_assert_eq!(pass.first_position, *at);
             let accepted_drafts = accepted.get(&pass.index).map_or(0, |&value| value as u32);
             *at += pass.tokens - pass.drafted + accepted_drafts;

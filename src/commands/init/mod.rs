@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hearth_ring::{MdnsScope, discovery};
 use hearth_workflow::LoadedScenario;
-use hearth_workflow::files::{check_folder, check_outputs, write};
+use hearth_workflow::files::{check_outputs, check_parent_folder, write};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use serde::Serialize;
 
@@ -43,17 +43,17 @@ struct Output {
 
 pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     let path = &args.output;
-    check_folder(path)?;
+    check_parent_folder(path)?;
     if path.exists() && !args.force {
         return Err(Failure::invalid("the file exists already")
-            .at(path.display())
-            .hint("write to another file, or replace this one with --force"));
+            .with_location(path.display())
+            .with_hint("write to another file, or replace this one with --force"));
     }
     let scenario = new_scenario(args)?;
     let text = scenario.to_yaml();
     let loaded = check(&text, path)?;
     // Skips the first file, which is the scenario itself.
-    check_outputs([path], loaded.files().iter().skip(1))?;
+    check_outputs([path], loaded.input_paths().iter().skip(1))?;
     write(path, text.as_bytes())?;
     let names = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
     let stand_ins: Vec<String> = names(&mut scenario.devices.iter().filter(|device| device.is_placeholder));
@@ -85,21 +85,23 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut prompter = is_interactive.then(|| Prompter::new(stdin().lock()));
     let model = match (&args.model, &mut prompter) {
         (Some(model), _) => model.clone(),
-        (None, Some(prompter)) => prompter.model()?,
+        (None, Some(prompter)) => prompter.ask_model()?,
         (None, None) => DEFAULT_MODEL.to_owned(),
     };
     if devices.is_empty() {
         devices = match &mut prompter {
-            Some(prompter) => prompter.devices()?,
+            Some(prompter) => prompter.ask_devices()?,
             None => {
                 return Err(Failure::invalid("no device is given, and standard input is not a terminal")
-                    .hint("add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`"));
+                    .with_hint(
+                        "add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`",
+                    ));
             }
         };
     }
     let network = match (args.network, &mut prompter) {
         (Some(network), _) => network,
-        (None, Some(prompter)) if devices.len() > 1 => prompter.network()?,
+        (None, Some(prompter)) if devices.len() > 1 => prompter.ask_network()?,
         (None, _) => Network::Wifi,
     };
     let stem = args.output.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -143,8 +145,8 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
 fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
     let loaded = LoadedScenario::parse(text, path, &LocalMachineResolver)?;
     for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {
-        loaded.device(entry)?;
+        loaded.resolve_device(entry)?;
     }
-    loaded.model_profile(None)?;
+    loaded.resolve_model_profile(None)?;
     Ok(loaded)
 }

@@ -24,7 +24,7 @@ impl<R: BufRead> Prompter<R> {
     }
 
     /// Asks for the model: the name of a shipped model, or a path.
-    pub fn model(&mut self) -> Result<String, Failure> {
+    pub fn ask_model(&mut self) -> Result<String, Failure> {
         let known: Vec<&str> = model::shipped_names().collect();
         crate::output::say_stderr!("Shipped models: {}.", known.join(", "));
         self.ask("Which model, or the path of a GGUF file?", "llama-8b", |answer| {
@@ -34,7 +34,7 @@ impl<R: BufRead> Prompter<R> {
     }
 
     /// Asks for devices until an empty name is entered.
-    pub fn devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
+    pub fn ask_devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
         let known: Vec<&str> = device::shipped_names().collect();
         crate::output::say_stderr!(
             "Shipped devices: {}; `measured` is this machine. `hearth profile` writes the document of any other.",
@@ -64,7 +64,7 @@ impl<R: BufRead> Prompter<R> {
         }
     }
 
-    pub fn network(&mut self) -> Result<Network, Failure> {
+    pub fn ask_network(&mut self) -> Result<Network, Failure> {
         self.ask("Are the devices connected by wifi or by cable?", "wifi", |answer| match answer {
             "wifi" => Ok(Network::Wifi),
             "cable" => Ok(Network::Cable),
@@ -83,7 +83,7 @@ impl<R: BufRead> Prompter<R> {
             crate::output::say_stderr!("{question}{brackets}");
             let mut line = String::new();
             let length = self.answers.read_line(&mut line).map_err(|error| {
-                Failure::failed(format!("cannot read the answer: {error}")).hint("use flags instead")
+                Failure::failed(format!("cannot read the answer: {error}")).with_hint("use flags instead")
             })?;
             let answer = if line.trim().is_empty() { default } else { line.trim() };
             match read(answer) {
@@ -92,7 +92,7 @@ impl<R: BufRead> Prompter<R> {
                     self.invalid += 1;
                     if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
                         return Err(Failure::invalid(format!("`{answer}`: {why}"))
-                            .hint("use flags instead: see `hearth init --help`"));
+                            .with_hint("use flags instead: see `hearth init --help`"));
                     }
                     crate::output::say_stderr!("`{answer}`: {why}");
                 }
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn end_of_input_selects_the_defaults() {
         let mut prompter = Prompter::new("".as_bytes());
-        assert_eq!(prompter.model().expect("the default"), "llama-8b");
-        assert_eq!(prompter.devices().expect("the default").len(), 1);
+        assert_eq!(prompter.ask_model().expect("the default"), "llama-8b");
+        assert_eq!(prompter.ask_devices().expect("the default").len(), 1);
         let many = "no\n".repeat(1000);
-        assert!(Prompter::new(many.as_bytes()).network().is_err());
+        assert!(Prompter::new(many.as_bytes()).ask_network().is_err());
     }
 }

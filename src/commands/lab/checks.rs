@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use hearth_schema::Scenario;
 use hearth_schema::events::{Change, Event};
 use hearth_schema::plan::Processor;
-use hearth_schema::scenario::{DeviceEntry, Limits};
+use hearth_schema::scenario::{DeviceEntry, ResourceLimits};
 
 use super::links;
 use super::session::limits_of;
@@ -13,38 +13,42 @@ use crate::diagnostics::Failure;
 
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     check_processors(scenario, processors)?;
-    if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
+    if let Some(entry) = scenario.devices.iter().find(|entry| !is_valid_file_name(&entry.name)) {
         let what = "the lab names files after devices, and this is not a valid file name";
-        return Err(device_error(entry, what).hint(FILE_NAME_HINT));
+        return Err(device_error(entry, what).with_hint(FILE_NAME_HINT));
     }
     for entry in &scenario.devices {
-        if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
+        if entry.limits.iter().any(|limits| limits.cpu_cores.is_some_and(|cpu| cpu < MIN_QUOTA)) {
             let what = format!("the kernel does not accept a CPU quota below {MIN_QUOTA} processors");
-            return Err(device_error(entry, what).hint("raise `limits.cpu`"));
+            return Err(device_error(entry, what).with_hint("raise `limits.cpu`"));
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
             let hint = format!("use only processors of the list {processors:?} in `limits.affinity`");
-            return Err(device_error(entry, format!("this machine has no processor {missing}")).hint(hint));
+            return Err(
+                device_error(entry, format!("this machine has no processor {missing}")).with_hint(hint)
+            );
         }
     }
     links::check(&scenario.links).map_err(|why| {
-        Failure::invalid(format!("the lab {why}")).hint("change `links`, or omit `links.emulated`")
+        Failure::invalid(format!("the lab {why}")).with_hint("change `links`, or omit `links.emulated`")
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
-        if speculation.draft.file.is_none() {
+        if speculation.draft_model.file.is_none() {
             let what = "the lab runs a real draft model, and the scenario names no file for it";
-            return Err(Failure::invalid(what).hint("write `workload.speculation.draft: {file: draft.gguf}`"));
+            return Err(
+                Failure::invalid(what).with_hint("write `workload.speculation.draft: {file: draft.gguf}`")
+            );
         }
         if speculation.processor == Some(Processor::Gpu) {
             let what = "the lab can draft only on the head's CPU";
-            return Err(Failure::invalid(what).hint("omit `workload.speculation.processor`"));
+            return Err(Failure::invalid(what).with_hint("omit `workload.speculation.processor`"));
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
         check_event(scenario, event, processors.len()).map_err(|why| {
             Failure::invalid(format!("events[{index}]: the lab does not support this event: {why}"))
-                .hint("omit the event, or use `hearth simulate`")
+                .with_hint("omit the event, or use `hearth simulate`")
         })?;
     }
     Ok(())
@@ -56,7 +60,7 @@ fn device_error(entry: &DeviceEntry, what: impl std::fmt::Display) -> Failure {
 
 pub const FILE_NAME_HINT: &str = "use letters, digits, `-`, `_` and `.`";
 
-pub fn is_file_name(name: &str) -> bool {
+pub fn is_valid_file_name(name: &str) -> bool {
     let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !name.is_empty() && !name.starts_with('.') && name.chars().all(is_safe)
 }
@@ -80,7 +84,7 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
     let needed_by = |entry: &DeviceEntry| {
         let limits = limits_of(entry);
         let threads = limits.threads.map_or(affinity_of(entry).len() as f64, f64::from);
-        limits.cpu.map_or(threads, |cpu| cpu.min(threads))
+        limits.cpu_cores.map_or(threads, |cpu| cpu.min(threads))
     };
     for set in scenario.devices.iter().map(affinity_of).chain([processors.iter().copied().collect()]) {
         let within = scenario.devices.iter().filter(|entry| affinity_of(entry).is_subset(&set));
@@ -91,7 +95,7 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
                  processors, but only {} are available to them ({set:?})",
                 set.len()
             );
-            return Err(Failure::invalid(what).hint(
+            return Err(Failure::invalid(what).with_hint(
                 "lower `limits.threads` or `limits.cpu`, or give the devices more processors with `limits.affinity`",
             ));
         }
@@ -111,8 +115,8 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let links = &scenario.links;
     let are_measured = !links.pair_links.is_empty()
         || links.wifi.is_some()
-        || !links.default.latency.source.starts_with("assumed");
-    if scenario.devices.len() > 1 && !links.emulated && are_measured {
+        || !links.default_link.latency.source.starts_with("assumed");
+    if scenario.devices.len() > 1 && !links.is_emulated && are_measured {
         found.push(
             "the links are those of this machine; `links.emulated: true` emulates the links of the scenario"
                 .into(),
@@ -125,10 +129,10 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
     let Some(change) = event.change() else { return Ok(()) };
     let named = |entry: &&DeviceEntry| Some(&entry.name) == event.device.as_ref();
     let limits = scenario.devices.iter().find(named).map(limits_of).unwrap_or_default();
-    let head = &scenario.devices[scenario.head()].name;
+    let head = &scenario.devices[scenario.head_index()].name;
     let why = match change {
         Change::Load(load) => {
-            if load.gpu_available.is_some() {
+            if load.available_gpu_fraction.is_some() {
                 return Err("the lab cannot load a GPU".into());
             }
             // A load slows a device only if both need the same processors.
@@ -147,13 +151,13 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
                 return Err("the memory is allocated at once: omit `over`".into());
             }
             match &limits {
-                Limits { memory: Some(all), .. } if load.size >= *all => {
+                ResourceLimits { memory: Some(all), .. } if load.size >= *all => {
                     return Err(format!(
                         "it takes {}, but the memory limit of the device is {all}",
                         load.size
                     ));
                 }
-                Limits { memory: None, memory_share: None, .. } => {
+                ResourceLimits { memory: None, memory_share: None, .. } => {
                     "the device has no memory limit, so the event would have no effect"
                 }
                 _ => return Ok(()),
@@ -181,18 +185,18 @@ mod tests {
         for (name, fits) in
             [("three-half_2.0", true), ("", false), ("..", false), ("a/b", false), (".git", false)]
         {
-            assert_eq!(is_file_name(name), fits, "{name}");
+            assert_eq!(is_valid_file_name(name), fits, "{name}");
         }
         let devices = "{name: a, profile: measured}, {name: '../../b', profile: measured}";
         let refused = check(&scenario(devices, PLAIN), &[0]).expect_err("no file");
-        let what = refused.into_error().what();
+        let what = refused.into_error().one_line_message();
         assert!(what.contains("`../../b`"), "{what}");
     }
 
     fn refusal(limits: &str, workload: &str) -> Option<String> {
         let devices = format!("{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}");
         let refused = check(&scenario(&devices, workload), &[0, 1]);
-        refused.err().map(|failure| failure.into_error().what())
+        refused.err().map(|failure| failure.into_error().one_line_message())
     }
 
     fn scenario(devices: &str, workload: &str) -> Scenario {
@@ -210,7 +214,8 @@ mod tests {
         assert!(check_processors(&scenario(devices, PLAIN), &[0, 1]).is_ok());
         for concurrent in ["micro_batch: 4", "sequences: 2"] {
             let loaded = scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
-            let refused = check_processors(&loaded, &[0, 1]).expect_err("2.5 of 2").into_error().what();
+            let refused =
+                check_processors(&loaded, &[0, 1]).expect_err("2.5 of 2").into_error().one_line_message();
             assert!(
                 refused.contains("2.5 processors, but only 2 are available to them ({0, 1})"),
                 "{refused}"

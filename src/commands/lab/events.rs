@@ -19,17 +19,17 @@ const ENDLESS: Duration = Duration::from_hours(24);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadReport {
+pub enum HeadProgress {
     /// The prompt enters the ring.
     Prompt,
     /// A token was generated.
     Token,
 }
 
-pub struct DeviceProcesses<'a> {
+pub struct EventTarget<'a> {
     pub placement: Placement<'a>,
     /// Stops the worker process when the device leaves; `None` for the head.
-    pub worker: Option<FreezeHandle>,
+    pub worker_freeze_handle: Option<FreezeHandle>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -70,9 +70,9 @@ impl Timeline {
 /// Applies events until the head exits. Returns the indices of the events that did not happen.
 pub fn apply(
     events: &[Event],
-    devices: &BTreeMap<String, DeviceProcesses>,
+    devices: &BTreeMap<String, EventTarget>,
     program: &Path,
-    reports: &mpsc::Receiver<HeadReport>,
+    reports: &mpsc::Receiver<HeadProgress>,
     elapsed: impl Fn() -> Duration,
 ) -> Result<Vec<usize>, LabError> {
     let mut timeline = Timeline::new(events);
@@ -85,8 +85,8 @@ pub fn apply(
         let now = prompt_at.map(since);
         let wait = now.zip(next).map_or(POLL_INTERVAL, |(now, next)| next.saturating_sub(now));
         match reports.recv_timeout(wait.min(POLL_INTERVAL)) {
-            Ok(HeadReport::Prompt) => prompt_at = Some(elapsed()),
-            Ok(HeadReport::Token) => {
+            Ok(HeadProgress::Prompt) => prompt_at = Some(elapsed()),
+            Ok(HeadProgress::Token) => {
                 timeline.record_token(events, prompt_at.map_or(Duration::ZERO, since));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -110,7 +110,7 @@ pub fn apply(
 /// Starts an event. Returns its background process, if it has one.
 fn begin(
     event: &Event,
-    device: &DeviceProcesses,
+    device: &EventTarget,
     program: &Path,
     duration: Duration,
 ) -> Result<Option<DeviceProcess>, LabError> {
@@ -121,7 +121,7 @@ fn begin(
             MemoryHog { program, memory, delay, duration }.arguments().to_vec()
         }
         Some(Change::Leaves) => {
-            if let Some(worker) = device.worker {
+            if let Some(worker) = device.worker_freeze_handle {
                 worker.freeze();
             }
             return Ok(None);
@@ -159,12 +159,12 @@ mod tests {
             "[{at: 0 s, for: 50 ms, device: a, load: 1 threads}, {token: 3, device: a, load: 1 threads}]",
         )
         .expect("events");
-        let processes = DeviceProcesses { placement: Placement::default(), worker: None };
+        let processes = EventTarget { placement: Placement::default(), worker_freeze_handle: None };
         let devices = BTreeMap::from([("a".to_string(), processes)]);
         let (report_tx, reports) = mpsc::channel();
         let head = std::thread::spawn(move || {
             for (pause, report) in
-                [(0, HeadReport::Prompt), (30, HeadReport::Token), (100, HeadReport::Token)]
+                [(0, HeadProgress::Prompt), (30, HeadProgress::Token), (100, HeadProgress::Token)]
             {
                 std::thread::sleep(Duration::from_millis(pause));
                 report_tx.send(report).expect("a receiver");

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;
-use hearth_profiles::link::path::Endpoint;
 use hearth_profiles::link::wifi::Wifi;
-use hearth_profiles::link::{PeerLink, path};
+use hearth_profiles::link::wifi_path::Endpoint;
+use hearth_profiles::link::{PeerLink, wifi_path};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
-use hearth_ring::probe::{self, ProbeEffort};
+use hearth_ring::probe::{self, ProbeOptions};
 use hearth_ring::{EmulatedPath, EmulatedTransport, TcpTransport};
 use hearth_schema::scenario::Links;
 use hearth_schema::{Plan, Scenario};
@@ -36,16 +36,16 @@ const CHANNEL_LOCK: &str = "wifi-channel.lock";
 
 /// Returns an error if the lab cannot emulate the links.
 pub fn check(links: &Links) -> Result<(), String> {
-    if !links.emulated {
+    if !links.is_emulated {
         return Ok(());
     }
     let own = links.pair_links.iter().filter_map(|named| named.link.as_ref());
-    if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > MAX_LATENCY) {
+    if let Some(link) = own.chain([&links.default_link]).find(|link| link.latency.value > MAX_LATENCY) {
         let latency = link.latency.value;
         return Err(format!("can emulate latencies of at most {MAX_LATENCY}, but a link has {latency}"));
     }
     let Some(wifi) = &links.wifi else { return Ok(()) };
-    if wifi.tcp.slow_start_after_idle || wifi.tcp.loss.value.0 > 0.0 {
+    if wifi.tcp.slow_start_after_idle || wifi.tcp.loss_rate.value.0 > 0.0 {
         return Err(
             "cannot emulate the effects of TCP over Wi-Fi: set `tcp: {idle_restart: false, loss: {value: 0 %, source: \
                     \"set\"}}`"
@@ -56,7 +56,7 @@ pub fn check(links: &Links) -> Result<(), String> {
         return Err("can emulate only one Wi-Fi channel, but the scenario has several".into());
     }
     match wifi.channels.first() {
-        Some(channel) if !channel.stalls.kinds().is_empty() => {
+        Some(channel) if !channel.stalls.stall_kinds().is_empty() => {
             Err("cannot emulate stalls of a channel: omit `stalls`".into())
         }
         Some(channel) if channel.delay.median.value > MAX_LATENCY => {
@@ -88,7 +88,7 @@ fn path_between(
             Failure::invalid(format!(
                 "the lab can emulate Wi-Fi only between stations, but {from} and {to} are not both stations"
             ))
-            .hint("put both into `stations`, or give the pair a link in `links.between`")
+            .with_hint("put both into `stations`, or give the pair a link in `links.between`")
         })?,
     };
     Ok(EmulatedPath { seed, rng_stream, ..path })
@@ -96,7 +96,7 @@ fn path_between(
 
 /// Returns the emulated path between two stations, whose messages use the channel twice: to and from the access
 /// point.
-fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<EmulatedPath> {
+fn wireless_path(wireless: &wifi_path::WirelessPath, channel_lock: &Path) -> Option<EmulatedPath> {
     let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) =
         (&wireless.sender, &wireless.receiver)
     else {
@@ -105,7 +105,7 @@ fn wireless_path(wireless: &path::WirelessPath, channel_lock: &Path) -> Option<E
     let delay = &channel.delay;
     Some(EmulatedPath {
         sigma: delay.sigma.value,
-        overhead: channel.overhead.value * 2.0,
+        overhead: channel.transmission_overhead.value * 2.0,
         bandwidth: Some(wireless.rate()),
         shared_medium_file: Some(channel_lock.to_path_buf()),
         ..EmulatedPath::with_latency(delay.median.value)
@@ -144,8 +144,8 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
 /// emulation. The measurement runs in this process, because it would increase the memory of a worker.
 pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let effort = ProbeEffort::quick();
-    if !links.emulated {
+    let effort = ProbeOptions::quick();
+    if !links.is_emulated {
         let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, effort))?;
         return Ok(Links::uniform(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
     }
@@ -168,7 +168,7 @@ fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
     };
     let link = |link: &Link| Link { latency: shifted(&link.latency), bandwidth: slowed(&link.bandwidth) };
     let mut found = links.clone();
-    found.default = link(&found.default);
+    found.default_link = link(&found.default_link);
     for named in &mut found.pair_links {
         named.link = named.link.as_ref().map(link);
     }
@@ -180,7 +180,7 @@ fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::link::wifi::Tcp;
+    use hearth_profiles::link::wifi::TcpParameters;
 
     use super::*;
 
@@ -201,9 +201,9 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
             bandwidth: Sourced::new(BytesPerSecond(1e9), "measured"),
         };
         let found = with_overhead(&links(WIRE), &probed);
-        assert!((found.default.latency.value.0 - 5.2e-3).abs() < 1e-9);
+        assert!((found.default_link.latency.value.0 - 5.2e-3).abs() < 1e-9);
         // 1 / (1/100 + 1/1000) MB/s.
-        assert!((found.default.bandwidth.value.0 / 90.909e6 - 1.0).abs() < 1e-4);
+        assert!((found.default_link.bandwidth.value.0 / 90.909e6 - 1.0).abs() < 1e-4);
     }
 
     #[test]
@@ -221,8 +221,10 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
         };
         assert_eq!(check(&wifi("")), Ok(()));
         assert!(check(&wifi(", stalls: awdl")).is_err_and(|why| why.contains("stalls")));
-        let restarting =
-            Links { wifi: wifi("").wifi.map(|wifi| Wifi { tcp: Tcp::default(), ..wifi }), ..links(WIRE) };
+        let restarting = Links {
+            wifi: wifi("").wifi.map(|wifi| Wifi { tcp: TcpParameters::default(), ..wifi }),
+            ..links(WIRE)
+        };
         assert!(check(&restarting).is_err_and(|why| why.contains("idle_restart")));
     }
 

@@ -17,7 +17,7 @@ use hearth_core::metrics::{self, Metrics};
 use hearth_lab::{DeviceUsage, LabError, allowed_processors};
 use hearth_reports::Report;
 use hearth_schema::{Plan, Trace};
-use hearth_workflow::files::{check_folder, write_in_folder};
+use hearth_workflow::files::{check_parent_folder, write_in_folder};
 use hearth_workflow::planning;
 use serde::Serialize;
 
@@ -26,22 +26,22 @@ use self::steadiness::{Steadiness, measure_steadiness};
 use super::print_json;
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
-use crate::machine::read_scenario_with;
-use crate::output::run::{RunOutput, table};
+use crate::machine::read_scenario_with_overrides;
+use crate::output::run::{RunSummary, table};
 use crate::output::{counters, plan, say};
 use crate::progress::{self, TerminalProgress};
 
 /// The results of `hearth lab` for one scenario, as `--json` prints them.
 #[derive(Serialize)]
 struct Output {
-    predicted: RunOutput,
-    measured: RunOutput,
+    predicted: RunSummary,
+    measured: RunSummary,
     error: Errors,
     /// The counters of the control group of each device, in ring order.
     groups: Vec<DeviceUsage>,
     /// The measured runs after the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    repeats: Vec<RunOutput>,
+    repeats: Vec<RunSummary>,
     /// The hash of the predicted trace, which was written before the run.
     prediction: String,
     /// The steadiness of the machine during each measured run.
@@ -62,8 +62,8 @@ impl From<LabError> for Failure {
             LabError::Limit { .. } | LabError::Process { .. } => Failure::failed(&error),
             _ => Failure::invalid(&error),
         };
-        let failure = error.path().into_iter().fold(failure, Failure::at);
-        error.hint().into_iter().fold(failure, Failure::hint)
+        let failure = error.path().into_iter().fold(failure, Failure::with_location);
+        error.hint().into_iter().fold(failure, Failure::with_hint)
     }
 }
 
@@ -77,26 +77,26 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Failure> {
-    let loaded = read_scenario_with(scenario, &args.planning, args.tokens)?;
+    let loaded = read_scenario_with_overrides(scenario, &args.planning, args.tokens)?;
     checks::check(&loaded.scenario, &allowed_processors())
-        .map_err(|failure| failure.at(scenario.display()))?;
+        .map_err(|failure| failure.with_location(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
         tracing::warn!("{warning}");
     }
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
-        check_folder(folder)?;
+        check_parent_folder(folder)?;
     }
     let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::invalid("the lab runs a real model, but the scenario has no model file")
-            .at(scenario.display())
-            .hint("give --model GGUF; `hearth synth` can make a model")
+            .with_location(scenario.display())
+            .with_hint("give --model GGUF; `hearth synth` can make a model")
     })?;
     let spinner = progress::spinner();
     spinner.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
     spinner.set_message("measuring the devices within their limits");
     let (devices, speed) = lab.measure_profiles()?;
-    let mut cluster = loaded.measured_cluster(devices, Some(&model))?;
+    let mut cluster = loaded.cluster_from_measured_devices(devices, Some(&model))?;
     hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     let plan = {
         let progress = TerminalProgress::new();
@@ -104,10 +104,10 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     };
     spinner.set_message("starting the workers");
     // On this machine every device reaches every other, but not in the scenario.
-    cluster.links.check_plan(&plan).map_err(Failure::invalid)?;
-    let mut plan = lab.prepare(&mut cluster, plan)?;
+    cluster.links.check_reachability(&plan).map_err(Failure::invalid)?;
+    let mut plan = lab.prepare_devices(&mut cluster, plan)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan)?;
-    let predicted_metrics = metrics::compute(&predicted);
+    let predicted_metrics = metrics::compute_metrics(&predicted);
     let mut measured: Vec<(Trace, Vec<DeviceUsage>)> = Vec::new();
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
@@ -137,11 +137,11 @@ fn show_all(
     if groups.is_empty() {
         return Err(Failure::failed("nothing was executed"));
     }
-    let first = RunOutput::from_trace(&traces[0]);
-    let repeats: Vec<RunOutput> = traces[1..].iter().map(RunOutput::from_trace).collect();
+    let first = RunSummary::from_trace(&traces[0]);
+    let repeats: Vec<RunSummary> = traces[1..].iter().map(RunSummary::from_trace).collect();
     let output = Output {
-        error: Errors::of(&metrics::compute(&predicted), &first.metrics),
-        predicted: RunOutput::from_trace(&predicted),
+        error: Errors::of(&metrics::compute_metrics(&predicted), &first.metrics),
+        predicted: RunSummary::from_trace(&predicted),
         measured: first,
         groups: groups.swap_remove(0),
         repeats,
@@ -151,12 +151,12 @@ fn show_all(
     traces.insert(0, predicted);
     let report = Report::new(traces).map_err(Failure::failed)?;
     if args.report.is_some() {
-        for (name, bytes) in report.files() {
+        for (name, bytes) in report.render_files() {
             write_in_folder(folder, name, &bytes)?;
         }
     }
     let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);
-    for warning in output.groups.iter().flat_map(counters::warnings).chain(unsteady) {
+    for warning in output.groups.iter().flat_map(counters::measurement_warnings).chain(unsteady) {
         tracing::warn!("{warning}");
     }
     if json {
@@ -185,7 +185,10 @@ impl Errors {
             (measured != 0.0).then(|| predicted / measured - 1.0)
         };
         Self {
-            tpot: relative(predicted.tpot_ms.map(|tpot| tpot.mean), measured.tpot_ms.map(|tpot| tpot.mean)),
+            tpot: relative(
+                predicted.tpot_ms.map(|tpot| tpot.mean_ms),
+                measured.tpot_ms.map(|tpot| tpot.mean_ms),
+            ),
             ttft: relative(predicted.ttft_ms, measured.ttft_ms),
             bytes_read: relative(predicted.bytes_read_per_token(), measured.bytes_read_per_token()),
         }

@@ -14,21 +14,21 @@ use std::time::Duration;
 
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
-    Cgroup, Cgroups, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies, Placement,
-    WatchedDevice, copies,
+    Cgroup, CgroupHierarchy, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies,
+    Placement, WatchedDevice, copies,
 };
-use hearth_profiles::{Bytes, Device, Document};
+use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::scenario::{DeviceEntry, Limits};
+use hearth_schema::scenario::{DeviceEntry, ResourceLimits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
-use hearth_workflow::documents::{read, read_trace, write_run};
+use hearth_workflow::documents::{read_document, read_trace, write_run_outputs};
 use hearth_workflow::files::{create_folder, write_in_folder};
 use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
 use hearth_workflow::{Error, LoadedScenario, ScenarioReplanner, limits};
 
-use super::events::{DeviceProcesses, HeadReport, apply};
+use super::events::{EventTarget, HeadProgress, apply};
 use super::{links, steadiness};
 use crate::cli::{GpuWeightFormat, LabArgs};
 use crate::diagnostics::Failure;
@@ -71,10 +71,10 @@ impl<'l> Lab<'l> {
         let devices = &loaded.scenario.devices;
         let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
         let limited = devices.iter().any(|entry| entry.limits.as_ref().is_some_and(need_groups));
-        let found = Cgroups::find(Path::new("/sys/fs/cgroup"));
+        let found = CgroupHierarchy::find(Path::new("/sys/fs/cgroup"));
         // Also done by a lab without groups, because a killed lab leaves processes that occupy memory.
         if let Ok(found) = &found {
-            found.remove_stale();
+            found.remove_stale_groups();
             if found.has_other_labs() {
                 tracing::warn!("another lab is running on this machine and disturbs the measurements");
             }
@@ -85,11 +85,11 @@ impl<'l> Lab<'l> {
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
-            let Limits { memory, cpu, .. } = limits_of(entry);
+            let ResourceLimits { memory, cpu_cores: cpu, .. } = limits_of(entry);
             // Disk and processor are limited only after the measurement of the device, because the simulator models
             // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
-            let limits = DeviceLimits { memory, disk_read: None, cpu };
-            let group = found.create(index, copies.file(index), limits)?;
+            let limits = DeviceLimits { memory, disk_read: None, cpus: cpu };
+            let group = found.create(index, copies.first_file(index), limits)?;
             group.set_cpu_limit(None)?;
             groups.insert(entry.name.clone(), group);
         }
@@ -108,7 +108,7 @@ impl<'l> Lab<'l> {
             folder,
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
-            draft: loaded.draft_file(),
+            draft: loaded.draft_model_file(),
             pass_tokens: workload.prompt_tokens.min(workload.micro_batch).min(MAX_PASS_TOKENS),
         })
     }
@@ -135,18 +135,18 @@ impl<'l> Lab<'l> {
 
     /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
     /// speed of the machine at these measurements.
-    pub fn measure_profiles(&self) -> Result<(Vec<Device>, f64), Failure> {
-        let now = steadiness::measure_speed()?;
+    pub fn measure_profiles(&self) -> Result<(Vec<DeviceProfile>, f64), Failure> {
+        let now = steadiness::measure_flops_per_second()?;
         let mut speeds = Vec::new();
-        let devices = self.loaded.devices(|index, entry| {
+        let devices = self.loaded.resolve_devices(|index, entry| {
             let (device, speed) = self.profile(index, entry, now).map_err(Failure::into_error)?;
             speeds.push(speed);
             Ok(device)
         })?;
         for entry in &self.loaded.scenario.devices {
             if let Some(group) = self.groups.get(&entry.name) {
-                let Limits { disk_read, cpu, .. } = limits_of(entry);
-                group.set_limits(DeviceLimits { memory: None, disk_read, cpu })?;
+                let ResourceLimits { disk_read_rate: disk_read, cpu_cores: cpu, .. } = limits_of(entry);
+                group.set_limits(DeviceLimits { memory: None, disk_read, cpus: cpu })?;
             }
         }
         self.copies.drop_page_cache()?;
@@ -156,23 +156,23 @@ impl<'l> Lab<'l> {
 
     /// Returns the profile of a device, cached or newly measured, and the speed of the machine at its measurement.
     /// `now` is the current speed.
-    fn profile(&self, index: usize, entry: &DeviceEntry, now: f64) -> Result<(Device, f64), Failure> {
+    fn profile(&self, index: usize, entry: &DeviceEntry, now: f64) -> Result<(DeviceProfile, f64), Failure> {
         let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(&limits_of(entry))));
         if let Some(cached) = cached.as_ref().filter(|cached| is_recent(cached))
             && let Some(speed) = speed_of(cached).filter(|then| steadiness::is_similar_speed(*then, now))
         {
-            return Ok((read(cached)?, speed));
+            return Ok((read_document(cached)?, speed));
         }
         let name = entry.name.as_str();
         let output = self.folder.join(format!("{name}.device.yaml"));
         let pass = self.pass_tokens.to_string();
         let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--pass-tokens", &pass]);
         arguments.extend(strings(["--name", name, "--model"]));
-        arguments.push(self.copies.file(index).display().to_string());
+        arguments.push(self.copies.first_file(index).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         self.start(entry, arguments)?.for_each_line(PROFILE_DEADLINE, |_| {})?;
-        let device: Device = read(&output)?;
-        let speed = steadiness::measure_speed()?;
+        let device: DeviceProfile = read_document(&output)?;
+        let speed = steadiness::measure_flops_per_second()?;
         if let (Some(folder), Some(cached)) = (&self.profiles, cached) {
             let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
             write_in_folder(folder, name(&cached), device.to_yaml().as_bytes())?;
@@ -182,15 +182,15 @@ impl<'l> Lab<'l> {
     }
 
     /// Returns the file name of a cached profile: a digest of everything that the profile depends on.
-    fn profile_name(&self, limits: &Limits) -> String {
-        let Limits { memory, threads, affinity, .. } = limits;
+    fn profile_name(&self, limits: &ResourceLimits) -> String {
+        let ResourceLimits { memory, threads, affinity, .. } = limits;
         let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
         format!("{}.device.yaml", hearth_schema::digest::digest_text(&key).replace(':', "-"))
     }
 
     /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
     /// cluster.
-    pub fn prepare(&mut self, cluster: &mut Cluster, mut plan: Plan) -> Result<Plan, Failure> {
+    pub fn prepare_devices(&mut self, cluster: &mut Cluster, mut plan: Plan) -> Result<Plan, Failure> {
         let mut scenario = as_measured(self.loaded);
         for (index, device) in plan.devices.iter().enumerate() {
             let limits = limits_of(self.entry(&device.name)?.1);
@@ -226,14 +226,14 @@ impl<'l> Lab<'l> {
             let (index, entry) = self.entry(&device.name)?;
             let mut arguments =
                 strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
-            arguments.push(self.copies.file(index).display().to_string());
+            arguments.push(self.copies.first_file(index).display().to_string());
             arguments.extend(self.emulation_flags(&entry.name));
             let mut child = self.start(entry, arguments)?;
             let line = child.next_line(START_DEADLINE)?;
             device.address = Some(line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string());
             self.children.insert(entry.name.clone(), child);
         }
-        if self.loaded.scenario.links.emulated && plan.devices.len() > 1 {
+        if self.loaded.scenario.links.is_emulated && plan.devices.len() > 1 {
             links::write(&self.folder, &self.loaded.scenario, plan)?;
         }
         write_in_folder(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
@@ -248,7 +248,8 @@ impl<'l> Lab<'l> {
             return Ok(());
         }
         self.groups.values().for_each(Cgroup::drop_page_cache);
-        let failed = |what: &'static str| move |error: io::Error| Error::file(&self.program, what, &error);
+        let failed =
+            |what: &'static str| move |error: io::Error| Error::from_io_error(&self.program, what, &error);
         let mut program = File::open(&self.program).map_err(failed("open"))?;
         io::copy(&mut program, &mut io::sink()).map_err(failed("read"))?;
         Ok(())
@@ -256,7 +257,7 @@ impl<'l> Lab<'l> {
 
     fn emulation_flags(&self, name: &str) -> Vec<String> {
         let file = self.folder.join(links::file_name(name)).display().to_string();
-        if self.loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
+        if self.loaded.scenario.links.is_emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
     }
 
     /// Simulates the plan and writes the trace and its hash. Returns both.
@@ -264,7 +265,7 @@ impl<'l> Lab<'l> {
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
         let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
-        let SimulationResult { trace, unreached_events, .. } =
+        let SimulationResult { trace, unreached_event_indices: unreached_events, .. } =
             simulate_with_events(cluster, plan, scenario, memory, &events)?;
         for index in unreached_events {
             tracing::warn!("events[{index}] did not happen before the predicted run ended");
@@ -272,7 +273,7 @@ impl<'l> Lab<'l> {
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::failed)?;
         let hash = hearth_schema::digest::digest_text(&String::from_utf8_lossy(&text));
-        write_run(&self.folder.join("predicted.trace"), &trace, &[])?;
+        write_run_outputs(&self.folder.join("predicted.trace"), &trace, &[])?;
         write_in_folder(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
     }
@@ -295,7 +296,7 @@ impl<'l> Lab<'l> {
             watched.push(WatchedDevice {
                 name: device.name.clone(),
                 cgroup: self.groups.get(&device.name),
-                is_throttled: limits_of(entry).disk_read.is_some(),
+                is_throttled: limits_of(entry).disk_read_rate.is_some(),
                 resident_bytes_before: self.copies.resident_bytes(index),
             });
         }
@@ -313,11 +314,11 @@ impl<'l> Lab<'l> {
     /// Reads the head's output, calls `token` at each token, applies events. Returns the indices of missed events.
     fn follow(&self, head: DeviceProcess, mut token: impl FnMut()) -> Result<Vec<usize>, Failure> {
         let scenario = &self.loaded.scenario;
-        let processes = |entry: &'l DeviceEntry| DeviceProcesses {
+        let processes = |entry: &'l DeviceEntry| EventTarget {
             placement: self.placement(entry),
-            worker: self.children.get(&entry.name).map(DeviceProcess::freeze_handle),
+            worker_freeze_handle: self.children.get(&entry.name).map(DeviceProcess::freeze_handle),
         };
-        let devices: BTreeMap<String, DeviceProcesses> =
+        let devices: BTreeMap<String, EventTarget> =
             scenario.devices.iter().map(|entry| (entry.name.clone(), processes(entry))).collect();
         let (report_tx, reports) = mpsc::channel();
         #[allow(clippy::disallowed_methods)] // events happen to real processes at real times
@@ -328,9 +329,9 @@ impl<'l> Lab<'l> {
             let ended = head.for_each_line(RUN_DEADLINE, |line| {
                 let report = if line.starts_with("token ") {
                     token();
-                    HeadReport::Token
+                    HeadProgress::Token
                 } else if line == PROMPT_START_LINE {
-                    HeadReport::Prompt
+                    HeadProgress::Prompt
                 } else {
                     return;
                 };
@@ -351,7 +352,7 @@ impl<'l> Lab<'l> {
             strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
         for (flag, value) in [
-            ("--model", self.copies.file(index).display().to_string()),
+            ("--model", self.copies.first_file(index).display().to_string()),
             ("--prompt-tokens", workload.prompt_tokens.to_string()),
             ("--sequences", workload.sequences.to_string()),
             ("--micro-batch", workload.micro_batch.to_string()),
@@ -413,26 +414,26 @@ fn as_measured(loaded: &LoadedScenario) -> Scenario {
     scenario
 }
 
-pub fn limits_of(entry: &DeviceEntry) -> Limits {
+pub fn limits_of(entry: &DeviceEntry) -> ResourceLimits {
     entry.limits.clone().unwrap_or_default()
 }
 
 /// Removes control groups and model copies after a signal, because destructors do not run then.
-fn clean_up_on_signal(groups: Option<Cgroups>, folder: PathBuf) {
+fn clean_up_on_signal(groups: Option<CgroupHierarchy>, folder: PathBuf) {
     interruption::on_signal(move || {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
-            groups.remove_own();
+            groups.kill_and_remove_own_groups();
         }
         // Also ends stopped workers, which cannot detect the end of their input.
-        copies::remove(&folder);
+        copies::remove_copies_folder(&folder);
         tracing::info!("interrupted; control groups and copies of the model are removed");
         std::process::exit(interruption::EXIT_INTERRUPTED);
     });
 }
 
-fn need_groups(limits: &Limits) -> bool {
-    let Limits { memory, memory_share, disk_read, cpu, .. } = limits;
+fn need_groups(limits: &ResourceLimits) -> bool {
+    let ResourceLimits { memory, memory_share, disk_read_rate: disk_read, cpu_cores: cpu, .. } = limits;
     memory.is_some() || memory_share.is_some() || disk_read.is_some() || cpu.is_some()
 }
 

@@ -75,12 +75,12 @@ pub fn measure_steadiness<T>(
     run: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<(T, Steadiness), Failure> {
     let computing =
-        predicted.tpot_ms.map_or(0.0, |tpot| (predicted.terms_ms.cpu / tpot.mean).clamp(0.0, 1.0));
-    let before = measure_speed()?;
+        predicted.tpot_ms.map_or(0.0, |tpot| (predicted.terms_ms.cpu / tpot.mean_ms).clamp(0.0, 1.0));
+    let before = measure_flops_per_second()?;
     let times = ProcessorTimes::now();
     let result = run()?;
     let stolen = ProcessorTimes::now().zip(times).map_or(0.0, |(now, then)| now.stolen_since(then));
-    let relative_speeds = [before / measured, measure_speed()? / measured];
+    let relative_speeds = [before / measured, measure_flops_per_second()? / measured];
     Ok((result, Steadiness::of(relative_speeds, stolen, computing)))
 }
 
@@ -116,7 +116,7 @@ impl ProcessorTimes {
     }
 }
 
-pub fn measure_speed() -> Result<f64, Failure> {
+pub fn measure_flops_per_second() -> Result<f64, Failure> {
     Ok(measure_matvec_speed().map_err(Failure::failed)?.0)
 }
 

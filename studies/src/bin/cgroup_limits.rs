@@ -25,11 +25,12 @@ use std::time::{Duration, Instant};
 
 use hearth_profiles::device::Quota;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
-use hearth_sim::resource::{Cpu, Disk, DiskSpeed, ReadKind};
+use hearth_sim::resource::{CpuSim, DiskSim, DiskSpeed, ReadKind};
 use hearth_studies::cgroups::{
-    Cgroups, Limits, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number, require_root,
+    CgroupLimits, Cgroups, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number,
+    require_cgroup_access,
 };
-use hearth_studies::{Failure, run_study, thread_cpu_seconds};
+use hearth_studies::{StudyError, run_study, thread_cpu_seconds};
 
 /// The CPU limit of the bursts of `--cpu`, in processors.
 const SHARE: f64 = 0.5;
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     run_study(run)
 }
 
-fn run(arguments: &[String]) -> Result<(), Failure> {
+fn run(arguments: &[String]) -> Result<(), StudyError> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["--cpu"] => cpu_rows(),
@@ -59,8 +60,8 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
 }
 
 /// Runs this program as a child under limits. Returns the numbers that the child prints, in milliseconds.
-fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, Failure> {
-    Cgroups::run(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
+fn in_child(limits: CgroupLimits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, StudyError> {
+    Cgroups::run_child(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
 }
 
 /// Runs bursts in a child with a CPU quota. Returns the wall time and the processor time of each burst, in ms.
@@ -69,9 +70,9 @@ fn bursts_in_child(
     period_ms: u64,
     threads: usize,
     [rounds, bursts, idle_ms]: [u64; 3],
-) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+) -> Result<(Vec<f64>, Vec<f64>), StudyError> {
     let quota = (period_ms as f64 * 1e3 * cores) as u64;
-    let limits = Limits { cpu_quota: Some((quota, period_ms * 1000)), ..Limits::default() };
+    let limits = CgroupLimits { cpu_quota: Some((quota, period_ms * 1000)), ..CgroupLimits::default() };
     let numbers = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
     let words = [&["--child-cpu".to_owned()][..], &numbers].concat();
     let pairs = in_child(limits, Path::new("/"), &words)?;
@@ -107,8 +108,8 @@ fn rounds_per_milli() -> f64 {
     (0..400).map(rate).fold(0.0, f64::max)
 }
 
-fn cpu_rows() -> Result<(), Failure> {
-    require_root()?;
+fn cpu_rows() -> Result<(), StudyError> {
+    require_cgroup_access()?;
     let rate = rounds_per_milli();
     println!(
         "| period ms | work ms | charged ms | idle ms | naive ms | exact quota ms | measured mean ms | median | \
@@ -137,7 +138,7 @@ fn cpu_rows() -> Result<(), Failure> {
 
 /// Runs as the child of `--cpu` and `--duty`: several threads start and end each burst together. Prints the wall time
 /// of each burst and the mean processor time of the threads, in milliseconds.
-fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
+fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);
     let burst = || {
@@ -169,9 +170,9 @@ fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), 
     Ok(())
 }
 
-fn duty_rows() -> Result<(), Failure> {
+fn duty_rows() -> Result<(), StudyError> {
     const PERIOD_MS: u64 = 10;
-    require_root()?;
+    require_cgroup_access()?;
     let rate = rounds_per_milli();
     println!(
         "| processors | threads | charged ms | idle ms | work / rate ms | simulated ms | measured ms | measured / (work / \
@@ -199,15 +200,15 @@ fn duty_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the mean time of a burst on the simulator's processor ([`Cpu`]), in milliseconds.
+/// Returns the mean time of a burst on the simulator's processor ([`CpuSim`]), in milliseconds.
 fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
-    let mut cpu = Cpu::new(2.0).with_quota(Some(&Quota { cores: value, period }));
+    let mut cpu = CpuSim::new(2.0).with_quota(Some(&Quota { cores: value, period }));
     let (mut now, mut total) = (0, 0);
     for _ in 0..bursts {
         now += idle_ms * 1_000_000;
         let begin = now;
-        cpu.start(now, 0, threads, work_ms * 1e-3);
+        cpu.start_job(now, 0, threads, work_ms * 1e-3);
         now = cpu.next_completion_time().expect("work is under way");
         cpu.pop_completed(now).expect("the work is complete");
         total += now - begin;
@@ -246,7 +247,7 @@ fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
 
 /// Runs as the child of `--disk`: prints the time of each burst in milliseconds. A burst requests all of its pieces,
 /// then waits for each of them.
-fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), Failure> {
+fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let file = File::open(path)?;
     let map = map_cold(&file)?;
@@ -266,8 +267,8 @@ fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(
     Ok(())
 }
 
-fn disk_rows() -> Result<(), Failure> {
-    require_root()?;
+fn disk_rows() -> Result<(), StudyError> {
+    require_cgroup_access()?;
     let file = WeightFile::create(&std::env::temp_dir(), FILE_MIB)?;
     println!(
         "| burst MiB | pause ms | naive ms | simulated mean ms | measured mean ms | measured / simulated | \
@@ -278,7 +279,7 @@ fn disk_rows() -> Result<(), Failure> {
             let bytes = (burst_mib * MIB) as f64;
             let naive = bytes / (DISK_MBPS as f64 * 1e3);
             let bursts = (4000.0 / (naive + pause_ms as f64)).clamp(6.0, 60.0) as usize;
-            let limits = Limits { disk_mb_per_s: DISK_MBPS, ..Limits::default() };
+            let limits = CgroupLimits { disk_mb_per_s: DISK_MBPS, ..CgroupLimits::default() };
             let numbers = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
             let words = [&["--child-disk".to_owned(), file.path_text.clone()][..], &numbers].concat();
             let times = in_child(limits, &file.path, &words)?;
@@ -296,16 +297,16 @@ fn disk_rows() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the time of each burst on the simulator's disk ([`Disk`]), in milliseconds.
+/// Returns the time of each burst on the simulator's disk ([`DiskSim`]), in milliseconds.
 fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(1500e6),
-        fault_rate: BytesPerSecond(744e6),
+        fault_read_rate: BytesPerSecond(744e6),
         prefetch_rate: BytesPerSecond(1438e6),
-        throttle: Some(BytesPerSecond(DISK_MBPS as f64 * 1e6)),
+        throttle_rate: Some(BytesPerSecond(DISK_MBPS as f64 * 1e6)),
         latency: Seconds(0.0002),
     };
-    let mut disk = Disk::new(speed);
+    let mut disk = DiskSim::new(speed);
     let (mut now, mut times) = (0, Vec::new());
     for _ in 0..bursts {
         now += pause_ms * 1_000_000;

@@ -14,8 +14,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use hearth_halda::{Exact, Halda, Instance, LatencyModel, PlanRules, Strategy, solve};
-use hearth_studies::Failure;
+use hearth_halda::{ExactSearch, Halda, Instance, LatencyModel, PlanRules, Strategy, solve};
+use hearth_studies::StudyError;
 use serde_json::Value;
 
 /// Maximum relative difference of times that count as equal. source: the tolerance of the certified optima.
@@ -28,7 +28,7 @@ struct Row {
     other_interpretation: Option<Value>,
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), StudyError> {
     let mut files: Vec<String> = std::env::args().skip(1).collect();
     if files.is_empty() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../halda/tests/data/lda");
@@ -51,8 +51,8 @@ fn main() -> Result<(), Failure> {
             println!("\ndevices may be dropped");
         }
         for (label, halda) in [
-            ("halda", Halda::PAPER),
-            ("halda, flips", Halda { flip_memory_cases: true, ..Halda::PAPER }),
+            ("halda", Halda::PRIMA_CPP_PAPER),
+            ("halda, flips", Halda { flip_memory_cases: true, ..Halda::PRIMA_CPP_PAPER }),
             ("halda-shipped", Halda::PRIMA_CPP),
         ] {
             let halda = Halda { may_drop_devices: may_drop, ..halda };
@@ -68,12 +68,12 @@ fn main() -> Result<(), Failure> {
 
 /// Returns the cells of a table row: the numbers of plans, optimal plans and refused instances, the median gap, and
 /// the share of plans whose time is more than twice the optimum.
-fn gaps(rows: &[Row], halda: Halda) -> Result<String, Failure> {
+fn gaps(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     let (mut found, mut refused) = (Vec::new(), 0);
     for row in rows {
         let model = LatencyModel::new(&row.instance)?;
         let rules = PlanRules { may_drop_devices: halda.may_drop_devices, may_have_partial_round: false };
-        let Ok(optimum) = solve(&Exact { rules, ..Exact::default() }, &model) else { continue };
+        let Ok(optimum) = solve(&ExactSearch { rules, ..ExactSearch::default() }, &model) else { continue };
         match solve(&halda, &model) {
             Ok(solution) => found.push(solution.seconds_per_token() / optimum.seconds_per_token() - 1.0),
             Err(_) => refused += 1,
@@ -89,7 +89,7 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, Failure> {
 }
 
 /// Returns how often the removal of devices with one layer changed a plan, and made it faster or slower.
-fn removals(rows: &[Row], halda: Halda) -> Result<String, Failure> {
+fn removals(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     let (mut removed, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
     for row in rows {
         let model = LatencyModel::new(&row.instance)?;
@@ -110,12 +110,12 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, Failure> {
 }
 
 /// Returns the instances for which the other interpretation of Algorithm 1 gives another time per token.
-fn readings(rows: &[Row]) -> Result<String, Failure> {
+fn readings(rows: &[Row]) -> Result<String, StudyError> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {
         let Some(other) = &row.other_interpretation else { continue };
         let model = LatencyModel::new(&row.instance)?;
-        let here = solve(&Halda::PAPER, &model).map(|solution| solution.seconds_per_token()).ok();
+        let here = solve(&Halda::PRIMA_CPP_PAPER, &model).map(|solution| solution.seconds_per_token()).ok();
         let there = other["T"].as_f64();
         compared += 1;
         let both = here.zip(there).map(|(here, there)| (here / there - 1.0).abs() <= TOLERANCE);
@@ -125,7 +125,7 @@ fn readings(rows: &[Row]) -> Result<String, Failure> {
             writeln!(listed, "  {} `{}`: {here:?}, there {there:?}", row.name, row.instance.name)?;
         }
     }
-    let name = Halda::PAPER.name();
+    let name = Halda::PRIMA_CPP_PAPER.name();
     Ok(format!(
         "`{name}` agrees with the other interpretation of Algorithm 1 on {same} of {compared} rows\n{listed}"
     ))

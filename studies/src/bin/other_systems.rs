@@ -16,14 +16,14 @@ use std::process::ExitCode;
 
 use hearth_core::metrics::Metrics;
 use hearth_core::{Cluster, Member, metrics};
-use hearth_halda::systems::{self, SystemOptions};
+use hearth_halda::systems::{self, SystemPlanOptions};
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Seconds, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::plan::tensor_parallel::AllReduce;
 use hearth_schema::plan::{PlanKind, ScenarioRecord};
 use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, simulate};
-use hearth_studies::{Failure, run_study};
+use hearth_studies::{StudyError, run_study};
 use hearth_workflow::{FileResolver, LoadedScenario};
 
 /// TPOT and TTFT in milliseconds.
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     run_study(|_| page().map(|page| print!("{page}")))
 }
 
-fn page() -> Result<String, Failure> {
+fn page() -> Result<String, StudyError> {
     let head = "# Other systems on the testbed of the prima.cpp paper\n\nWritten by\n\n    \
         cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
@@ -57,43 +57,43 @@ fn page() -> Result<String, Failure> {
     Ok(format!("{head}\n{}", texts.join("\n")))
 }
 
-fn paper(size: &str) -> Result<Cluster, Failure> {
+fn paper(size: &str) -> Result<Cluster, StudyError> {
     cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
 }
 
-fn cluster(path: &str) -> Result<Cluster, Failure> {
-    Ok(LoadedScenario::read(Path::new(path), &FileResolver)?.cluster(None)?)
+fn cluster(path: &str) -> Result<Cluster, StudyError> {
+    Ok(LoadedScenario::read(Path::new(path), &FileResolver)?.resolve_cluster(None)?)
 }
 
-fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failure> {
+fn planned(system: &str, cluster: &Cluster, options: SystemPlanOptions) -> Result<Plan, StudyError> {
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     Ok(systems::plan(system, cluster, &origin, options)?)
 }
 
-fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, Failure> {
-    let options = Options { ignore_memory, ..Options::default() };
-    Ok(metrics::compute(&simulate(&Input { cluster, plan, options: &options })?))
+fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, StudyError> {
+    let options = Options { ignore_memory_shortages: ignore_memory, ..Options::default() };
+    Ok(metrics::compute_metrics(&simulate(&Input { cluster, plan, options: &options })?))
 }
 
 /// Plans like another system, with the weight format that it uses, and simulates the plan.
-fn run_system(system: &str, cluster: &Cluster, ignore_memory: bool) -> Result<Metrics, Failure> {
-    run(cluster, &planned(system, cluster, SystemOptions::default())?, ignore_memory)
+fn run_system(system: &str, cluster: &Cluster, ignore_memory: bool) -> Result<Metrics, StudyError> {
+    run(cluster, &planned(system, cluster, SystemPlanOptions::default())?, ignore_memory)
 }
 
-fn name(pattern: AllReduce) -> Result<String, Failure> {
+fn name(pattern: AllReduce) -> Result<String, StudyError> {
     Ok(serde_json::to_string(&pattern)?.trim_matches('"').to_owned())
 }
 
 /// Returns the TPOT and TTFT of a run, or a description of its memory shortages if it failed.
 fn times(metrics: &Metrics) -> Result<Times, String> {
     if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
-        return Ok((tpot.mean, ttft));
+        return Ok((tpot.mean_ms, ttft));
     }
     let short: Vec<&str> = metrics.memory_shortages.iter().map(|short| short.device.as_str()).collect();
     Err(format!("out of memory: {}", short.join(", ")))
 }
 
-fn table_4() -> Result<String, Failure> {
+fn table_4() -> Result<String, StudyError> {
     let mut text = "## Table 4: times in ms\n\n| system | size | TPOT, paper | TPOT, simulated | error | TTFT, paper | TTFT, \
                     simulated | terms of TPOT |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n"
         .to_owned();
@@ -119,7 +119,7 @@ fn table_4() -> Result<String, Failure> {
     Ok(text)
 }
 
-fn table_5() -> Result<String, Failure> {
+fn table_5() -> Result<String, StudyError> {
     let mut text = "## Table 5: memory pressure at 8B, in % of the device's memory\n\n| system | device | paper | simulated |\n\
                     | --- | --- | ---: | ---: |\n"
         .to_owned();
@@ -135,7 +135,7 @@ fn table_5() -> Result<String, Failure> {
     Ok(text)
 }
 
-fn without_check() -> Result<String, Failure> {
+fn without_check() -> Result<String, StudyError> {
     let cluster = paper("70b")?;
     let metrics = run_system("dllama", &cluster, true)?;
     let (tpot, _) = times(&metrics)?;
@@ -159,7 +159,7 @@ fn without_check() -> Result<String, Failure> {
 }
 
 /// Returns the section that simulates dllama with several all-reduce patterns over one Wi-Fi channel.
-fn on_one_channel() -> Result<String, Failure> {
+fn on_one_channel() -> Result<String, StudyError> {
     let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
                     latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
                     all-reduces.\n\n| channel | pattern | numbers as | ms a token | messages |\n| --- | --- | --- | ---: | ---: |\n"
@@ -167,7 +167,7 @@ fn on_one_channel() -> Result<String, Failure> {
     for (words, file) in [("quiet", "llama-70b-on-wifi"), ("a Mac's stalls", "llama-70b-on-wifi-stalls")] {
         let mut cluster = cluster(&format!("scenarios/home/{file}.yaml"))?;
         (cluster.workload.prompt_tokens, cluster.workload.generated_tokens) = (1, 9);
-        let plan = planned("dllama", &cluster, SystemOptions::default())?;
+        let plan = planned("dllama", &cluster, SystemPlanOptions::default())?;
         for (all_reduce, values) in [
             (AllReduce::AllGather, Format::Q8_0),
             (AllReduce::AllGather, Format::F32),
@@ -176,7 +176,7 @@ fn on_one_channel() -> Result<String, Failure> {
         ] {
             let mut plan = plan.clone();
             if let PlanKind::Tensor(tensor) = &mut plan.kind {
-                (tensor.all_reduce, tensor.partial_format) = (all_reduce, values);
+                (tensor.all_reduce, tensor.partial_result_format) = (all_reduce, values);
             }
             let metrics = run(&cluster, &plan, true)?;
             let (tpot, _) = times(&metrics)?;
@@ -189,14 +189,15 @@ fn on_one_channel() -> Result<String, Failure> {
 }
 
 /// Returns a table row with the cost of one all-reduce of a system, from the sizes of its messages.
-fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failure> {
+fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, StudyError> {
     let weights_as = (system != "dllama").then_some(Format::Q4_0);
     let ample = with_ample_memory(cluster);
-    let plan = planned(system, &ample, SystemOptions { weight_format: weights_as, all_reduce_time: None })?;
-    let tensor = plan.kind.tensor_parallel().ok_or("slices")?;
+    let plan =
+        planned(system, &ample, SystemPlanOptions { weight_format: weights_as, all_reduce_time: None })?;
+    let tensor = plan.kind.tensor_plan().ok_or("slices")?;
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
-    let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
+    let all_reduce = hearth_core::tensor::Collective { algorithm: tensor.all_reduce, devices };
     let message = all_reduce.message_bytes(partial);
     let link = ample.links.default_link();
     let awaited: Vec<_> = (0..devices).map(|place| all_reduce.total_messages(place)).collect();
@@ -208,7 +209,7 @@ fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<Str
         "tpi-llm" => 2,
         _ => steps,
     };
-    let ms = link.time(message).as_millis() * legs as f64;
+    let ms = link.message_time(message).as_millis() * legs as f64;
     let (pattern, bytes) = (name(tensor.all_reduce)?, message.0 * count as u64);
     Ok(format!("| {pattern} | {format} | {count} | {bytes} | {ms:.1} |\n"))
 }
@@ -217,7 +218,9 @@ fn with_ample_memory(cluster: &Cluster) -> Cluster {
     let mut ample = cluster.clone();
     for device in ample.members.iter_mut().map(|member| &mut member.device) {
         let gpu = device.gpu.as_mut().map(|gpu| &mut gpu.memory_available);
-        for memory in [&mut device.memory.total, &mut device.memory.available].into_iter().chain(gpu) {
+        for memory in
+            [&mut device.memory.total_memory, &mut device.memory.available_memory].into_iter().chain(gpu)
+        {
             *memory = Sourced::new(Bytes(1 << 40), "set");
         }
     }
@@ -225,7 +228,7 @@ fn with_ample_memory(cluster: &Cluster) -> Cluster {
 }
 
 /// Returns the section about TPI-LLM on devices of 4 GiB with the disks of Fig. 2 of the prima.cpp paper.
-fn four_gib() -> Result<String, Failure> {
+fn four_gib() -> Result<String, StudyError> {
     let mut text = "## TPI-LLM: 70B on devices of 4 GiB\n\nThe paper: 30 s a token, with weights in 32 bit; it does not say on how \
                     many devices. Assumed: the processor of D2, and a disk of 2 GB/s as in the cluster of the paper's Fig. \
                     2.\n\n| devices | weights | s a token | of these waiting for the disk | blocks at once |\n| ---: | --- | ---: | \
@@ -234,15 +237,15 @@ fn four_gib() -> Result<String, Failure> {
     let paper = paper("70b")?;
     let mut member = paper.members[1].clone();
     member.device.gpu = None;
-    member.device.memory.total = Sourced::new(Bytes(4 << 30), "prima.cpp paper, section 2");
-    member.device.memory.available = member.device.memory.total.clone();
+    member.device.memory.total_memory = Sourced::new(Bytes(4 << 30), "prima.cpp paper, section 2");
+    member.device.memory.available_memory = member.device.memory.total_memory.clone();
     member.device.memory.can_swap = None;
     member.device.disk.sequential_bandwidth = Sourced::new(BytesPerSecond(2e9), "prima.cpp paper, Fig. 2");
     for count in [4, 8] {
         let members = (0..count).map(|at| Member { name: format!("m{at}"), ..member.clone() }).collect();
         let cluster = Cluster { members, head: 0, ..paper.clone() };
         for weights in [Format::F32, Format::F16] {
-            let options = SystemOptions { weight_format: Some(weights), all_reduce_time: None };
+            let options = SystemPlanOptions { weight_format: Some(weights), all_reduce_time: None };
             let plan = planned("tpi-llm", &cluster, options)?;
             let metrics = run(&cluster, &plan, false)?;
             let (tpot, _) = times(&metrics)?;
@@ -254,7 +257,7 @@ fn four_gib() -> Result<String, Failure> {
     Ok(text)
 }
 
-fn side_by_side() -> Result<String, Failure> {
+fn side_by_side() -> Result<String, StudyError> {
     let mut text = "## Every system at 8B\n\nWeights as the system has them, and as q4_0. AirInfer's all-reduce takes 1 ms here, as \
                     an input.\n\n| system | weights | ms a token | of these messages | slices (heads, rows) or layers |\n| --- | --- | \
                     ---: | ---: | --- |\n"
@@ -274,7 +277,7 @@ fn side_by_side() -> Result<String, Failure> {
             let row = match planned(
                 system,
                 &cluster,
-                SystemOptions { weight_format: weights_as, all_reduce_time: air_time },
+                SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time },
             ) {
                 Ok(plan) => {
                     let metrics = run(&cluster, &plan, false)?;
@@ -293,13 +296,12 @@ fn side_by_side() -> Result<String, Failure> {
 }
 
 fn parts(plan: &Plan) -> String {
-    let part =
-        |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| match plan.kind.tensor_parallel() {
-            None => format!("{} {}", device.name, device.window),
-            Some(tensor) => {
-                let slice = &tensor.slices[place];
-                format!("{} {}, {}", device.name, slice.kv_heads, slice.feed_forward)
-            }
-        };
+    let part = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| match plan.kind.tensor_plan() {
+        None => format!("{} {}", device.name, device.window),
+        Some(tensor) => {
+            let slice = &tensor.slices[place];
+            format!("{} {}, {}", device.name, slice.kv_heads, slice.feed_forward_rows)
+        }
+    };
     plan.devices.iter().enumerate().map(part).collect::<Vec<_>>().join("; ")
 }

@@ -15,9 +15,10 @@
 //! orders, up to 64 devices, 512 layers and all variables free.
 
 use hearth_halda::{
-    Exact, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, Overlap, PlanRules, Strategy, solve,
+    ExactSearch, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, OverlapSearch, PlanRules,
+    Strategy, solve,
 };
-use hearth_studies::{Failure, instance, medium_model_and_devices, with_cpu_time};
+use hearth_studies::{StudyError, measure_cpu_seconds, medium_model_and_devices, planning_instance};
 
 /// Number of runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
@@ -29,28 +30,34 @@ const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_r
 /// Devices may be dropped, and the last round may be partial.
 const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), StudyError> {
     println!("devices  case                planner               what    fastest us   median us  plans");
     if std::env::args().any(|argument| argument == "--limits") { limits() } else { planners() }
 }
 
-fn planners() -> Result<(), Failure> {
+fn planners() -> Result<(), StudyError> {
     let (model, devices) = medium_model_and_devices()?;
     for count in [4, 8, 16, 32] {
-        let make = |run| instance(&model, &devices, run, count);
+        let make = |run| planning_instance(&model, &devices, run, count);
         for (case, rules) in [("keep all", KEEP_ALL), ("select", SELECT)] {
-            let halda = Halda { may_drop_devices: rules.may_drop_devices, ..Halda::PAPER };
-            measure(case, "exact", &Exact { rules, ..Exact::default() }, RUNS, make)?;
-            measure(case, "overlap", &Overlap { rules, ..Overlap::default() }, RUNS, make)?;
+            let halda = Halda { may_drop_devices: rules.may_drop_devices, ..Halda::PRIMA_CPP_PAPER };
+            measure(case, "exact", &ExactSearch { rules, ..ExactSearch::default() }, RUNS, make)?;
+            measure(case, "overlap", &OverlapSearch { rules, ..OverlapSearch::default() }, RUNS, make)?;
             measure(case, "halda", &halda, RUNS, make)?;
             measure(case, "halda, every k", &Halda { prune_by_bound: false, ..halda }, RUNS, make)?;
         }
-        measure("remainder", "exact", &Exact { rules: FREE, ..Exact::default() }, SLOW_RUNS, make)?;
+        measure(
+            "remainder",
+            "exact",
+            &ExactSearch { rules: FREE, ..ExactSearch::default() },
+            SLOW_RUNS,
+            make,
+        )?;
     }
     Ok(())
 }
 
-fn limits() -> Result<(), Failure> {
+fn limits() -> Result<(), StudyError> {
     let (model, devices) = medium_model_and_devices()?;
     let with_links = |instance: Instance, run: usize| {
         // 1 to 6 ms, different in both directions.
@@ -60,10 +67,16 @@ fn limits() -> Result<(), Failure> {
         Instance { hops: Some(rows), ..instance }
     };
     for count in [4, 8, 12, 16, 32] {
-        let make = |run| with_links(instance(&model, &devices, run, count), run);
-        let exact = Exact { rules: SELECT, ..Exact::default() };
+        let make = |run| with_links(planning_instance(&model, &devices, run, count), run);
+        let exact = ExactSearch { rules: SELECT, ..ExactSearch::default() };
         measure("links", "exact", &exact, RUNS, make)?;
-        measure("links, free order", "exact", &Exact { order: OrderChoice::Best, ..exact }, SLOW_RUNS, make)?;
+        measure(
+            "links, free order",
+            "exact",
+            &ExactSearch { order: OrderChoice::Best, ..exact },
+            SLOW_RUNS,
+            make,
+        )?;
     }
     let deep = Model { model_layers: 512, ..model };
     for (count, links, order, rounds) in [
@@ -76,9 +89,9 @@ fn limits() -> Result<(), Failure> {
         (64, true, OrderChoice::Best, Some(100)),
     ] {
         let case = format!("{}512, {order:?} {rounds:?}", if links { "links, " } else { "" });
-        let exact = Exact { rules: FREE, head: HeadChoice::Best, rounds, order };
+        let exact = ExactSearch { rules: FREE, head: HeadChoice::Best, rounds, order };
         measure(&case, "exact", &exact, 2, |run| {
-            let instance = instance(&deep, &devices, run, count);
+            let instance = planning_instance(&deep, &devices, run, count);
             if links { with_links(instance, run) } else { instance }
         })?;
     }
@@ -91,16 +104,16 @@ fn measure(
     strategy: &dyn Strategy,
     runs: usize,
     make: impl Fn(usize) -> Instance,
-) -> Result<(), Failure> {
+) -> Result<(), StudyError> {
     let (mut plan, mut whole, mut plans, mut devices) = (Vec::new(), Vec::new(), 0, 0);
     for instance in (0..runs).map(make) {
         devices = instance.devices.len();
         let (found, seconds) =
-            with_cpu_time(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));
+            measure_cpu_seconds(|| LatencyModel::new(&instance).map(|model| drop(strategy.propose(&model))));
         found?;
         plan.push(seconds * 1e6);
         let model = LatencyModel::new(&instance)?;
-        let (solved, seconds) = with_cpu_time(|| solve(strategy, &model));
+        let (solved, seconds) = measure_cpu_seconds(|| solve(strategy, &model));
         whole.push(seconds * 1e6);
         plans += usize::from(solved.is_ok());
     }

@@ -16,9 +16,9 @@ use hearth_profiles::device::soc::{PartitionPolicy, Soc, SocStrategy, Synchronis
 use hearth_profiles::device::{SocOptions, shipped_profile};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
-use hearth_reports::charts::lines::{LineChart, Position, Series};
+use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
 use hearth_schema::pass::Pass;
-use hearth_studies::{Failure, run_study};
+use hearth_studies::{StudyError, run_study};
 
 /// The maximum length of the compared prompts. Lengths are the multiples of 32, and each of them plus one token,
 /// where another graph is needed.
@@ -28,22 +28,22 @@ fn main() -> ExitCode {
     run_study(|_| study())
 }
 
-fn study() -> Result<(), Failure> {
+fn study() -> Result<(), StudyError> {
     let folder = Path::new("docs/studies/soc");
     std::fs::create_dir_all(folder)?;
     for (name, lines) in [("prefill", prefill()?), ("partition", partition()?)] {
-        let drawing = lines.standalone_svg().ok_or("the chart has no values")?;
+        let drawing = lines.to_standalone_svg().ok_or("the chart has no values")?;
         std::fs::write(folder.join(format!("{name}.svg")), drawing)?;
     }
     averages()
 }
 
-fn soc(default_options: SocOptions) -> Result<Soc, Failure> {
+fn soc(default_options: SocOptions) -> Result<Soc, StudyError> {
     let soc = shipped_profile("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
     Ok(Soc { default_options, ..soc })
 }
 
-fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failure> {
+fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, StudyError> {
     let soc = soc(options)?;
     let forward = SocLatencyModel::new(&soc, model, Bytes(2)).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
@@ -53,42 +53,42 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Fa
         .0)
 }
 
-fn prefill() -> Result<LineChart, Failure> {
+fn prefill() -> Result<LineChart, StudyError> {
     let model = model::shipped_profile("llama-8b")?;
     let lengths: Vec<u32> =
         (0..MAX_LENGTH / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
     let mut lines = Vec::new();
-    for strategy in SocStrategy::ALL {
+    for strategy in SocStrategy::ALL_EXCEPT_BEST {
         let speed = |&tokens: &u32| {
             let pass = Pass::new(0, 0, tokens, true);
             Ok(Some(f64::from(tokens) / time(SocOptions::with_strategy(strategy), &model, pass)?))
         };
-        let values = lengths.iter().map(speed).collect::<Result<_, Failure>>()?;
+        let values = lengths.iter().map(speed).collect::<Result<_, StudyError>>()?;
         lines.push(Series { name: strategy.name().to_owned(), values });
     }
-    let place = |&tokens: &u32| Position {
-        fraction: f64::from(tokens) / f64::from(MAX_LENGTH),
+    let place = |&tokens: &u32| AxisPosition {
+        x_fraction: f64::from(tokens) / f64::from(MAX_LENGTH),
         label: tokens.to_string(),
     };
     Ok(LineChart {
         title: "Prefill speed of Llama-8B over the length of the prompt".into(),
         x_title: "tokens of the prompt".into(),
         unit: "tokens/s".into(),
-        positions: lengths.iter().map(place).collect(),
+        x_positions: lengths.iter().map(place).collect(),
         series: lines,
-        mark_missing: true,
+        marks_missing_values: true,
     })
 }
 
 /// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
 /// that the NPU computes.
-fn partition() -> Result<LineChart, Failure> {
+fn partition() -> Result<LineChart, StudyError> {
     let (soc, model) =
         (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor))?, model::shipped_profile("llama-8b")?);
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
-    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.event_pair_cost);
+    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync_cost.event_pair_seconds);
     let milliseconds =
         |part: u64, gpu: f64, npu: f64| 1e3 * (gpu.max(npu) + if part == 0 { 0.0 } else { pair });
     let by_tokens = |part: u64, matmul: Matmul| {
@@ -104,8 +104,8 @@ fn partition() -> Result<LineChart, Failure> {
         name: name.to_owned(),
         values: parts.iter().map(|&part| Some(time(part))).collect(),
     };
-    let place = |&part: &u64| Position {
-        fraction: part as f64 / 16.0,
+    let place = |&part: &u64| AxisPosition {
+        x_fraction: part as f64 / 16.0,
         label: format!("{:.0} %", part as f64 * 100.0 / 16.0),
     };
     let gate = Matmul { inputs: 4096, outputs: 14336 };
@@ -113,22 +113,22 @@ fn partition() -> Result<LineChart, Failure> {
         title: "Time of a product with 256 tokens over the part of it that the NPU computes".into(),
         x_title: "part of the product on the NPU".into(),
         unit: "ms".into(),
-        positions: parts.iter().map(place).collect(),
+        x_positions: parts.iter().map(place).collect(),
         series: vec![
             line("down, cut by tokens", &|part| by_tokens(part, down)),
             line("down, cut by rows", &|part| by_rows(part, down)),
             line("gate, cut by tokens", &|part| by_tokens(part, gate)),
             line("gate, cut by rows", &|part| by_rows(part, gate)),
         ],
-        mark_missing: true,
+        marks_missing_values: true,
     })
 }
 
 /// Prints the gains of fast synchronisation, and other strategies' times relative to HeteroLLM's hetero-tensor.
-fn averages() -> Result<(), Failure> {
-    let read = |name: &str| -> Result<ModelProfile, Failure> {
+fn averages() -> Result<(), StudyError> {
+    let read = |name: &str| -> Result<ModelProfile, StudyError> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
-        Ok(ModelDocument::from_yaml(&text)?.profile()?)
+        Ok(ModelDocument::from_yaml(&text)?.to_profile()?)
     };
     let models = [model::shipped_profile("llama-8b")?, read("llama-7b")?, read("internlm-1.8b")?];
     println!(
@@ -140,10 +140,10 @@ fn averages() -> Result<(), Failure> {
             let fast = SocOptions::with_strategy(strategy);
             let slow = SocOptions {
                 synchronisation: Synchronisation::Slow,
-                partitions: PartitionPolicy::Fixed,
+                partition_policy: PartitionPolicy::Fixed,
                 ..fast
             };
-            let gain = |pass: Pass| -> Result<f64, Failure> {
+            let gain = |pass: Pass| -> Result<f64, StudyError> {
                 Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
             };
             let prefill = |tokens| gain(Pass::new(0, 0, tokens, true));

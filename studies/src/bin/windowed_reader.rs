@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, ValueEnum};
 use hearth_studies::cgroups::{
-    Cgroups, Counters, Limits, MIB, PAGE_SIZE, WeightFile, advise, checksum, is_kept, map_cold, median,
-    require_root, resident_pages,
+    CgroupCounters, CgroupLimits, Cgroups, MIB, PAGE_SIZE, WeightFile, advise, checksum, is_kept, map_cold,
+    median, page_residency, require_cgroup_access,
 };
-use hearth_studies::{Failure, run_study};
+use hearth_studies::{StudyError, run_study};
 use serde::{Deserialize, Serialize};
 
 /// The maximum read-ahead with default kernel settings, in bytes. `WILLNEED` always reads such a chunk completely.
@@ -104,11 +104,11 @@ fn main() -> ExitCode {
     run_study(|_| run(Arguments::parse()))
 }
 
-fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(), Failure> {
+fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(), StudyError> {
     if let [experiment, file] = &child[..] {
         return read_windows(&serde_json::from_str(experiment)?, Path::new(file));
     }
-    require_root()?;
+    require_cgroup_access()?;
     let file = WeightFile::create(&directory, experiment.share_mib)?;
     println!(
         "| experiment | memory MiB | TPOT s | read / share | major faults | refaults MiB | activated MiB |\n\
@@ -156,14 +156,14 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
 }
 
 /// Runs one experiment in a new child, so that its cgroups are empty at the start, and prints its row.
-fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), Failure> {
-    let limits = Limits {
+fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), StudyError> {
+    let limits = CgroupLimits {
         memory_bytes: experiment.memory_mib * MIB,
         disk_mb_per_s: experiment.disk_mbps,
-        ..Limits::default()
+        ..CgroupLimits::default()
     };
     let arguments = ["--child".into(), serde_json::to_string(experiment)?, file.path_text.clone()];
-    let text = Cgroups::run(limits, &file.path, &arguments)?;
+    let text = Cgroups::run_child(limits, &file.path, &arguments)?;
     let row = text.lines().find_map(|line| line.strip_prefix(RESULT));
     for line in text.lines().filter(|line| !line.starts_with(RESULT)) {
         println!("  {line}");
@@ -174,7 +174,7 @@ fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), Failure> {
 }
 
 /// Runs as the child: joins the cgroups, reads the windows, and prints medians over the tokens after the first two.
-fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
+fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), StudyError> {
     let groups = Cgroups::join()?;
     let file = File::open(file)?;
     let map = map_cold(&file)?;
@@ -187,11 +187,11 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     let others = Duration::from_secs_f64(experiment.others_s / experiment.rounds as f64);
     let (mut tokens, mut sum) = (Vec::new(), 0u64);
     for token in 0..experiment.tokens {
-        let (start, before) = (Instant::now(), Counters::read(&groups)?);
+        let (start, before) = (Instant::now(), CgroupCounters::read(&groups)?);
         for (round, behind) in streamed.iter().enumerate() {
             std::thread::sleep(others);
             let offset = round * window;
-            let (begin, count) = (Instant::now(), Counters::read(&groups)?);
+            let (begin, count) = (Instant::now(), CgroupCounters::read(&groups)?);
             let residency_map = if experiment.verbose { residency_map(map, window) } else { String::new() };
             sum = sum.wrapping_add(parallel_checksum(&map[offset..offset + window], experiment.threads));
             let length = begin.elapsed();
@@ -204,27 +204,27 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
                 helper.send((round + 1) % experiment.rounds)?;
             }
             if experiment.verbose {
-                let delta = Counters::read(&groups)?.since(&count);
+                let delta = CgroupCounters::read(&groups)?.since(&count);
                 println!(
                     "token {token} round {round}: {residency_map} {length:.3?}, read {} MiB, {} faults, active {} MiB",
                     delta.bytes_read / MIB as u64,
                     delta.major_faults,
-                    delta.active_bytes / MIB as u64,
+                    delta.active_file_bytes / MIB as u64,
                 );
             }
         }
-        tokens.push((start.elapsed().as_secs_f64(), Counters::read(&groups)?.since(&before)));
+        tokens.push((start.elapsed().as_secs_f64(), CgroupCounters::read(&groups)?.since(&before)));
     }
     let settled = &tokens[2.min(tokens.len() - 1)..];
-    let median = |of: fn(&(f64, Counters)) -> f64| median(settled.iter().map(of).collect());
+    let median = |of: fn(&(f64, CgroupCounters)) -> f64| median(settled.iter().map(of).collect());
     let share = (experiment.share_mib * MIB) as f64;
     println!(
         "{RESULT}{:.3} | {:.2} | {} | {:.0} | {:.0}",
         median(|t| t.0),
         median(|t| t.1.bytes_read as f64) / share,
         median(|t| t.1.major_faults as f64),
-        median(|t| t.1.refaults as f64) * PAGE_SIZE as f64 / MIB as f64,
-        median(|t| t.1.active_bytes as f64) / MIB as f64,
+        median(|t| t.1.refaulted_pages as f64) * PAGE_SIZE as f64 / MIB as f64,
+        median(|t| t.1.active_file_bytes as f64) / MIB as f64,
     );
     std::hint::black_box((sum, ballast));
     Ok(())
@@ -281,7 +281,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
 
 /// Draws the resident pages: for each 8 MiB the resident tenths (`.` for 0, `#` for 10), with `|` between windows.
 fn residency_map(map: &[u8], window: usize) -> String {
-    let pages = resident_pages(map);
+    let pages = page_residency(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {
         0 => '.',
         10 => '#',

@@ -9,9 +9,9 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use hearth_core::Cluster;
-use hearth_core::recovery::{NoPlan, Replanner};
-use hearth_halda::registry::{LookupError, STRATEGY_NAMES, StrategyOptions};
-use hearth_halda::systems::{self, SystemOptions};
+use hearth_core::recovery::{ReplanError, Replanner};
+use hearth_halda::registry::{STRATEGY_NAMES, StrategyLookupError, StrategyOptions};
+use hearth_halda::systems::{self, SystemPlanOptions};
 use hearth_halda::{Instance, LatencyModel, StrategyError, exo_memory_by_device, solve, strategy_by_name};
 use hearth_profiles::device::soc::SocStrategy;
 use hearth_schema::Plan;
@@ -53,21 +53,23 @@ pub fn make_plan(
     options: &PlannerOptions,
     budget: SearchBudget,
 ) -> Result<Plan, Error> {
-    if options.choose_best_head && cluster.draft.is_some() {
+    if options.choose_best_head && cluster.draft_model.is_some() {
         let what =
             "the scenario has a draft model, which runs on the head, so the planner cannot choose the head";
         let hint = "remove `--best-head`, and write `head: true` at a device in the scenario";
-        return Err(Error::invalid(what).hint(hint));
+        return Err(Error::invalid(what).with_hint(hint));
     }
     let name = strategy_name(options);
     if name == REFINE_STRATEGY {
-        return refinement::plan(loaded, cluster, options, budget);
+        return refinement::make_refined_plan(loaded, cluster, options, budget);
     }
     if systems::SYSTEM_NAMES.contains(&name) {
-        let system =
-            SystemOptions { weight_format: options.weight_format, all_reduce_time: options.all_reduce_time };
+        let system = SystemPlanOptions {
+            weight_format: options.weight_format,
+            all_reduce_time: options.all_reduce_time,
+        };
         return systems::plan(name, cluster, &loaded.record, system).map_err(|error| match error.hint() {
-            Some(hint) => Error::invalid(error).hint(hint),
+            Some(hint) => Error::invalid(error).with_hint(hint),
             None => Error::invalid(error),
         });
     }
@@ -76,13 +78,13 @@ pub fn make_plan(
     let chosen = StrategyOptions {
         // The head of the cluster is the first device of an instance.
         head: Some(0),
-        total_memory: Some(exo_memory_by_device(cluster)),
+        total_bytes_by_device: Some(exo_memory_by_device(cluster)),
         ..StrategyOptions::from(options)
     };
     let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
         // The message must also list `refine`, which halda does not know.
-        LookupError::UnknownStrategy { name } => unknown_strategy(&name),
-        error @ LookupError::MissingOption { .. } => Error::invalid(error),
+        StrategyLookupError::UnknownStrategy { name } => unknown_strategy(&name),
+        error @ StrategyLookupError::MissingOption { .. } => Error::invalid(error),
     })?;
     let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
     hearth_halda::plan_from_solution(&solution, cluster, &loaded.record).map_err(Error::failed)
@@ -90,18 +92,18 @@ pub fn make_plan(
 
 fn unknown_strategy(name: &str) -> Error {
     let error = Error::invalid(format!("there is no strategy `{name}`"));
-    if SocStrategy::ALL.iter().any(|strategy| strategy.name() == name) {
-        return error.hint(format!(
+    if SocStrategy::ALL_EXCEPT_BEST.iter().any(|strategy| strategy.name() == name) {
+        return error.with_hint(format!(
             "it is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the scenario"
         ));
     }
     let (own, others) = (STRATEGY_NAMES.join(", "), systems::SYSTEM_NAMES.join(", "));
-    error.hint(format!("use one of {own}, {REFINE_STRATEGY}, {others}"))
+    error.with_hint(format!("use one of {own}, {REFINE_STRATEGY}, {others}"))
 }
 
 fn no_plan(error: StrategyError) -> Error {
     let hint = error.hint();
-    Error::invalid(error).hint(hint)
+    Error::invalid(error).with_hint(hint)
 }
 
 /// Makes a new plan during a run, after a ring has lost a device.
@@ -128,8 +130,8 @@ impl<L: Borrow<LoadedScenario>> ScenarioReplanner<L> {
 }
 
 impl<L: Borrow<LoadedScenario> + Debug> Replanner for ScenarioReplanner<L> {
-    fn replan(&self, remaining: &Cluster) -> Result<Plan, NoPlan> {
+    fn replan(&self, remaining: &Cluster) -> Result<Plan, ReplanError> {
         make_plan(self.loaded.borrow(), remaining, &self.options, SearchBudget::NONE)
-            .map_err(|error| NoPlan { reason: error.what() })
+            .map_err(|error| ReplanError { reason: error.one_line_message() })
     }
 }

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use hearth_core::Cluster;
 use hearth_halda::registry::StrategyOptions;
-use hearth_halda::solvers::refine::{self as search, RefineResult, StopReason};
+use hearth_halda::solvers::local_search::{self as search, RefineResult, StopReason};
 use hearth_halda::{
-    Assignment, Instance, LatencyModel, PlanRules, RefineOptions, Refinement, refine, solve, strategy_by_name,
+    Assignment, Instance, LatencyModel, PlanRules, RefineOptions, RefinedPlan, refine, solve,
+    strategy_by_name,
 };
 use hearth_profiles::Seconds;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
 use super::{DEFAULT_STRATEGY, no_plan};
-use crate::score::score;
+use crate::score::score_plan;
 use crate::{Error, LoadedScenario, NoProgress, Progress};
 
 /// The limits of a plan search that uses the simulator, and the receiver of its progress.
@@ -39,7 +40,7 @@ impl SearchBudget<'static> {
         SearchBudget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
 }
 
-pub fn plan(
+pub fn make_refined_plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,
     options: &PlannerOptions,
@@ -57,7 +58,7 @@ pub fn plan(
     let search = RefineOptions { rules, keep_rounds, max_evaluations };
     let found = search_with(loaded, cluster, &model, &start.assignment, search, budget)?;
     let strategy =
-        Refinement { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
+        RefinedPlan { assignment: found.assignment.clone(), start_strategy: first.to_owned(), rules };
     let solution = solve(&strategy, &model).map_err(no_plan)?;
     let mut plan =
         hearth_halda::plan_from_solution(&solution, cluster, &loaded.record).map_err(Error::failed)?;
@@ -80,7 +81,7 @@ fn search_with(
     let tpot = |assignment: &Assignment| {
         let draft = hearth_halda::plan_from_assignment(model, assignment, cluster, &loaded.record)
             .map_err(Error::failed);
-        match draft.and_then(|plan| score(&plan, cluster, &loaded.scenario)) {
+        match draft.and_then(|plan| score_plan(&plan, cluster, &loaded.scenario)) {
             Ok(score) => score.tpot_ms,
             Err(error) => {
                 first_error.get_or_insert(error);
@@ -88,7 +89,7 @@ fn search_with(
             }
         }
     };
-    let may_continue = |search::Progress { evaluations, best_score: best }: search::Progress| {
+    let may_continue = |search::RefineProgress { evaluations, best_score: best }: search::RefineProgress| {
         let best = best.map_or("no plan fits yet".to_owned(), |ms| format!("best {}", milliseconds(ms)));
         let what = format!("{evaluations} plans simulated, {best}");
         progress.report(&what, begin.elapsed().as_secs(), seconds);

@@ -8,16 +8,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::model::shipped_profile;
-use hearth_reports::charts::lines::{LineChart, Position, Series};
+use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
 
 use super::table::{INDEX_COLUMNS, RESULT_COLUMNS, cells};
 use super::values::{QuantityKind, parse_quantity};
 use crate::Error;
 
 /// Draws the table of a sweep over one or two fields as an SVG image.
-pub fn draw(table: &str) -> Result<String, Error> {
+pub fn draw_svg(table: &str) -> Result<String, Error> {
     let hint = "see the column `outcome` of the table";
-    line_chart(table)?.standalone_svg().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
+    line_chart(table)?
+        .to_standalone_svg()
+        .ok_or_else(|| Error::invalid("no row has a time to draw").with_hint(hint))
 }
 
 /// Returns the line chart of the table of a sweep over one or two fields.
@@ -28,7 +30,7 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     let column = |name: &str| columns.iter().rposition(|column| column == name);
     let (Some(across), Some(tpot), true) = (columns.get(INDEX_COLUMNS.len()), column("tpot_ms"), fields > 0)
     else {
-        return Err(Error::invalid("no field is varied, so there is nothing to draw").hint("add --vary"));
+        return Err(Error::invalid("no field is varied, so there is nothing to draw").with_hint("add --vary"));
     };
     let rows: Vec<Vec<String>> = lines.map(cells).filter(|row| row.len() == columns.len()).collect();
     let (first, second) = (INDEX_COLUMNS.len(), (fields > 1).then_some(INDEX_COLUMNS.len() + 1));
@@ -56,9 +58,9 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
         title: format!("Time per token over {over}{by}"),
         x_title: across.clone(),
         unit: "ms".to_owned(),
-        positions: by_size(across, &names).unwrap_or_else(|| positions(&names)),
+        x_positions: by_size(across, &names).unwrap_or_else(|| positions(&names)),
         series: others.iter().map(line).collect(),
-        mark_missing: true,
+        marks_missing_values: true,
     })
 }
 
@@ -69,18 +71,19 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
 
 /// Returns the positions of the models `names` on an axis of weight size; `None` unless the field is `model.profile`
 /// and all models are shipped.
-fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
+fn by_size(field: &str, names: &[&str]) -> Option<Vec<AxisPosition>> {
     let size = |name: &&str| Some(shipped_profile(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
         names.iter().map(size).collect::<Option<_>>().filter(|_| field == "model.profile")?;
     let most = sizes.iter().copied().fold(0.0, f64::max);
-    let position = |(name, size): (&&str, f64)| Position { fraction: size / most, label: (*name).to_owned() };
+    let position =
+        |(name, size): (&&str, f64)| AxisPosition { x_fraction: size / most, label: (*name).to_owned() };
     Some(names.iter().zip(sizes).map(position).collect())
 }
 
 /// Returns the positions of values on the axis, by size if all are quantities of one kind, else at equal distances.
-fn positions(names: &[&str]) -> Vec<Position> {
-    let position = |fraction: f64, name: &str| Position { fraction, label: name.to_owned() };
+fn positions(names: &[&str]) -> Vec<AxisPosition> {
+    let position = |fraction: f64, name: &str| AxisPosition { x_fraction: fraction, label: name.to_owned() };
     let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| parse_quantity(name)).collect();
     let sizes = sizes.filter(|sizes| sizes.iter().all(|(kind, _)| *kind == sizes[0].0));
     let Some(sizes) = sizes else {
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn values_are_placed_by_size() {
         let fractions =
-            |names: &[&str]| positions(names).iter().map(|position| position.fraction).collect::<Vec<_>>();
+            |names: &[&str]| positions(names).iter().map(|position| position.x_fraction).collect::<Vec<_>>();
         assert_eq!(fractions(&["2 GiB", "4 GiB", "6 GiB"]), [0.0, 0.5, 1.0]);
         assert_eq!(fractions(&["1 ms", "10 ms", "0.1 s"]), [0.0, 0.5, 1.0]);
         assert_eq!(fractions(&["8", "0"]), [1.0, 0.0]);

@@ -5,7 +5,7 @@
 //! `devices.d2.disk.limit`. The types of the documents determine which paths and values are valid. The error for an
 //! unknown path suggests the nearest known one.
 
-use hearth_profiles::Device;
+use hearth_profiles::DeviceProfile;
 use hearth_schema::Scenario;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub enum FieldDocument {
 
 /// The scenario and its device documents as JSON trees, before a field is varied.
 #[derive(Debug)]
-pub struct Documents {
+pub struct DocumentTrees {
     scenario: Scenario,
     tree: Value,
     devices: Vec<Value>,
@@ -38,7 +38,7 @@ pub struct Documents {
 
 /// A varied field and its values.
 #[derive(Debug)]
-pub struct Field {
+pub struct VariedField {
     /// Path of the field, which is its name in the table.
     pub path: String,
     /// The values in the order of the sweep, at least one and without duplicates.
@@ -56,9 +56,9 @@ enum InvalidValue {
     Value(String),
 }
 
-impl Documents {
+impl DocumentTrees {
     /// Creates the trees of a scenario and its devices, which are in the order of the scenario.
-    pub fn new(scenario: &Scenario, devices: &[Device]) -> Result<Self, Error> {
+    pub fn new(scenario: &Scenario, devices: &[DeviceProfile]) -> Result<Self, Error> {
         let trees: Result<Vec<Value>, _> = devices.iter().map(serde_json::to_value).collect();
         Ok(Self {
             scenario: scenario.clone(),
@@ -68,16 +68,19 @@ impl Documents {
     }
 
     /// Returns the scenario after setting those varied fields that belong to the scenario document.
-    pub fn scenario(&self, settings: &[(&Field, &FieldValue)]) -> Result<Scenario, String> {
+    pub fn scenario_with_settings(
+        &self,
+        settings: &[(&VariedField, &FieldValue)],
+    ) -> Result<Scenario, String> {
         with_fields(self.tree.clone(), FieldDocument::Scenario, settings)
     }
 
     /// Returns a device after setting those varied fields that belong to its document.
-    pub fn device(
+    pub fn device_with_settings(
         index: usize,
-        device: Device,
-        settings: &[(&Field, &FieldValue)],
-    ) -> Result<Device, String> {
+        device: DeviceProfile,
+        settings: &[(&VariedField, &FieldValue)],
+    ) -> Result<DeviceProfile, String> {
         let target = FieldDocument::Device(index);
         if settings.iter().all(|(field, _)| field.target != target) {
             return Ok(device);
@@ -121,12 +124,12 @@ impl Documents {
                 FieldDocument::Scenario => self.tree.clone(),
                 FieldDocument::Device(index) => self.devices[index].clone(),
             };
-            if !tree::set(&mut tree, keys, value, sourced) {
+            if !tree::set_value(&mut tree, keys, value, sourced) {
                 return Err("unknown field ``".into());
             }
             match target {
                 FieldDocument::Scenario => serde_json::from_value::<Scenario>(tree).map(|_| sourced),
-                FieldDocument::Device(_) => serde_json::from_value::<Device>(tree).map(|_| sourced),
+                FieldDocument::Device(_) => serde_json::from_value::<DeviceProfile>(tree).map(|_| sourced),
             }
             .map_err(|error| error.to_string())
         };
@@ -144,37 +147,37 @@ impl Documents {
 
     fn known(&self) -> Vec<String> {
         let mut known = Vec::new();
-        tree::leaf_paths(&self.tree, "", &mut known);
+        tree::collect_leaf_paths(&self.tree, "", &mut known);
         for (entry, tree) in self.scenario.devices.iter().zip(&self.devices) {
-            tree::leaf_paths(tree, &format!("devices.{}", entry.name), &mut known);
+            tree::collect_leaf_paths(tree, &format!("devices.{}", entry.name), &mut known);
         }
         known.retain(|path| !is_descriptive(path));
         known
     }
 }
 
-impl Field {
+impl VariedField {
     /// Parses `PATH=VALUES`.
-    pub fn parse(text: &str, documents: &Documents) -> Result<Field, Error> {
+    pub fn parse(text: &str, documents: &DocumentTrees) -> Result<VariedField, Error> {
         let Some((path, values)) = text.split_once('=') else {
             return Err(Error::invalid(format!("`{text}` has no values"))
-                .at("--vary")
-                .hint("write `--vary devices.d2.memory.available=2GiB..8GiB/7`"));
+                .with_location("--vary")
+                .with_hint("write `--vary devices.d2.memory.available=2GiB..8GiB/7`"));
         };
         let path = path.trim();
         // A value with a source is a single field, with or without `.value`.
         let path = path.strip_suffix(".value").unwrap_or(path);
         if is_descriptive(path) {
             return Err(Error::invalid(format!("`{path}` has no effect on a plan or a run"))
-                .at(format!("--vary {text}"))
-                .hint("vary another field, such as `devices.d2.memory.available`"));
+                .with_location(format!("--vary {text}"))
+                .with_hint("vary another field, such as `devices.d2.memory.available`"));
         }
-        let values = values::parse(path, values)?;
+        let values = values::parse_values(path, values)?;
         let mut siblings = Vec::new();
         for (target, keys) in documents.candidates(path) {
             match documents.try_value(target, &keys, &values[0].json) {
                 Ok(sourced) => {
-                    let field = Field { path: path.to_owned(), values, target, keys, sourced };
+                    let field = VariedField { path: path.to_owned(), values, target, keys, sourced };
                     field.check(documents)?;
                     return Ok(field);
                 }
@@ -192,13 +195,13 @@ impl Field {
     }
 
     /// Returns whether both fields are the same or one contains the other.
-    pub fn overlaps(&self, other: &Field) -> bool {
+    pub fn overlaps(&self, other: &VariedField) -> bool {
         let (one, two) = (&self.keys, &other.keys);
         self.target == other.target && (one.starts_with(two) || two.starts_with(one))
     }
 
     /// Returns the index of the device and the values, if the field is the `profile` of a device in the scenario.
-    pub fn profiles(&self) -> Option<(usize, Vec<&str>)> {
+    pub fn device_profile_values(&self) -> Option<(usize, Vec<&str>)> {
         let [devices, index, key] = self.keys.as_slice() else { return None };
         let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";
         let names = || self.values.iter().map(|setting| setting.text.as_str()).collect();
@@ -214,7 +217,7 @@ impl Field {
         self.target == FieldDocument::Scenario
     }
 
-    fn check(&self, documents: &Documents) -> Result<(), Error> {
+    fn check(&self, documents: &DocumentTrees) -> Result<(), Error> {
         for setting in &self.values {
             match documents.try_value(self.target, &self.keys, &setting.json) {
                 Ok(sourced) if sourced == self.sourced => {}
@@ -231,10 +234,10 @@ impl Field {
 fn with_fields<D: DeserializeOwned>(
     mut tree: Value,
     target: FieldDocument,
-    settings: &[(&Field, &FieldValue)],
+    settings: &[(&VariedField, &FieldValue)],
 ) -> Result<D, String> {
     for (field, setting) in settings.iter().filter(|(field, _)| field.target == target) {
-        tree::set(&mut tree, &field.keys, &setting.json, field.sourced);
+        tree::set_value(&mut tree, &field.keys, &setting.json, field.sourced);
     }
     serde_json::from_value(tree).map_err(|error| error.to_string())
 }
@@ -248,24 +251,25 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn wrong_value(path: &str, setting: &FieldValue, why: &str) -> Error {
-    let failure =
-        Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text)).at(format!("--vary {path}"));
+    let failure = Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text))
+        .with_location(format!("--vary {path}"));
     if why.starts_with("missing field") {
-        return failure.hint(
+        return failure.with_hint(
             "the section of this field is absent: add it to the document, then vary one of its values",
         );
     }
-    failure.hint("write the value as in the document")
+    failure.with_hint("write the value as in the document")
 }
 
-fn unknown_path(path: &str, siblings: Vec<String>, documents: &Documents) -> Error {
+fn unknown_path(path: &str, siblings: Vec<String>, documents: &DocumentTrees) -> Error {
     let mut known = documents.known();
     // Siblings are fields, also those without a value in the document; maps are not.
     let siblings = siblings.into_iter().filter(|path| !is_descriptive(path));
     let is_map = |path: &String| known.iter().any(|other| other.starts_with(&format!("{path}.")));
     let more: Vec<String> = siblings.filter(|path| !is_map(path)).collect();
     known.extend(more);
-    let failure = Error::invalid(format!("there is no field `{path}`")).at(format!("--vary {path}"));
+    let failure =
+        Error::invalid(format!("there is no field `{path}`")).with_location(format!("--vary {path}"));
     let Some(nearest) = tree::nearest_path(path, &known) else { return failure };
-    failure.hint(format!("did you mean `{nearest}`?"))
+    failure.with_hint(format!("did you mean `{nearest}`?"))
 }

@@ -24,23 +24,23 @@ struct FoundRow<'p> {
     location: String,
 }
 
-pub fn merge(parts: &[ShardTable]) -> Result<String, Error> {
+pub fn merge_shards(parts: &[ShardTable]) -> Result<String, Error> {
     let Some(first) = parts.first() else { return Err(Error::invalid("there is nothing to merge")) };
     let (header, columns) = parse_header(first)?;
-    if header.rows > MAX_ROWS {
-        let rows = header.rows;
+    if header.row_count > MAX_ROWS {
+        let rows = header.row_count;
         let what = format!("the first line declares {rows} rows, but a sweep has at most {MAX_ROWS}");
-        return Err(Error::invalid(what).at(first.path.display()));
+        return Err(Error::invalid(what).with_location(first.path.display()));
     }
     let mut rows: Vec<Option<FoundRow>> = Vec::new();
-    rows.resize_with(header.rows, || None);
+    rows.resize_with(header.row_count, || None);
     for part in parts {
         let (other, own) = parse_header(part)?;
-        if (&other.digest, other.rows, own) != (&header.digest, header.rows, columns) {
+        if (&other.digest, other.row_count, own) != (&header.digest, header.row_count, columns) {
             let what = format!("this table belongs to a different sweep than `{}`", first.path.display());
             return Err(Error::invalid(what)
-                .at(part.path.display())
-                .hint("merge tables of one scenario, one set of flags and one version of hearth"));
+                .with_location(part.path.display())
+                .with_hint("merge tables of one scenario, one set of flags and one version of hearth"));
         }
         place_rows(part, cells(columns).len(), &mut rows)?;
     }
@@ -64,8 +64,8 @@ fn parse_header(part: &ShardTable) -> Result<(TableHeader, &str), Error> {
     let columns = lines.next().filter(|columns| columns.starts_with("index,"));
     header.zip(columns).ok_or_else(|| {
         Error::invalid("this is not the table of a sweep")
-            .at(part.path.display())
-            .hint("merge files that `hearth sweep -o` wrote, with their first line")
+            .with_location(part.path.display())
+            .with_hint("merge files that `hearth sweep -o` wrote, with their first line")
     })
 }
 
@@ -81,12 +81,12 @@ fn place_rows<'p>(
         let index = cells[0].parse::<usize>().ok().filter(|&index| index < rows.len());
         let Some(index) = index.filter(|_| cells.len() == width) else {
             return Err(Error::invalid("this line is not a row of the sweep")
-                .at(location)
-                .hint("the file is damaged: run the sweep again"));
+                .with_location(location)
+                .with_hint("the file is damaged: run the sweep again"));
         };
         if let Some(before) = &rows[index] {
             let what = format!("row {index} is present twice, first at {}", before.location);
-            return Err(Error::invalid(what).at(location).hint("give each shard only once"));
+            return Err(Error::invalid(what).with_location(location).with_hint("give each shard only once"));
         }
         rows[index] = Some(FoundRow { line, location });
     }
@@ -101,9 +101,9 @@ fn missing_rows(missing: &[usize], parts: &[ShardTable]) -> Error {
     let failure = Error::invalid(format!("rows are missing: {}{more}", named.join(", ")));
     let shard = parts.iter().find_map(|part| TableHeader::parse(part.text.lines().next()?)?.shard);
     let Some((_, of)) = shard.filter(|(_, of)| *of > 0) else {
-        return failure.hint("the sweep was stopped: run it again");
+        return failure.with_hint("the sweep was stopped: run it again");
     };
-    failure.hint(format!("run `--shard {}/{of}` again, and give its table as well", missing[0] % of + 1))
+    failure.with_hint(format!("run `--shard {}/{of}` again, and give its table as well", missing[0] % of + 1))
 }
 
 #[cfg(test)]
@@ -120,15 +120,15 @@ mod tests {
     fn shards_merge_to_the_whole() {
         let whole = part("whole", "", &[0, 1, 2, 3]);
         let shards = [part("b", ", shard 2 of 2", &[1, 3]), part("a", ", shard 1 of 2", &[0, 2])];
-        assert_eq!(merge(&shards).expect("a whole"), whole.text);
-        assert_eq!(merge(&[part("whole", "", &[0, 1, 2, 3])]).expect("a whole"), whole.text);
+        assert_eq!(merge_shards(&shards).expect("a whole"), whole.text);
+        assert_eq!(merge_shards(&[part("whole", "", &[0, 1, 2, 3])]).expect("a whole"), whole.text);
     }
 
     #[test]
     fn incomplete_tables_are_refused() {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
         let check = |parts: &[ShardTable], expected: &[&str]| {
-            let error = merge(parts).expect_err("not whole");
+            let error = merge_shards(parts).expect_err("not whole");
             let fields = [
                 error.message(),
                 error.location().unwrap_or_default(),
@@ -142,7 +142,7 @@ mod tests {
         check(&[one(), twice], &["row 2 is present twice, first at a:4\nb:4"]);
         let mut other = part("b", ", shard 2 of 2", &[1, 3]);
         other.text = other.text.replace("sha256:0", "sha256:1");
-        check(&[one(), other], &["another sweep"]);
+        check(&[one(), other], &["a different sweep"]);
         check(&[part("a", "", &[0, 1, 2, 9])], &["not a row of the sweep", "a:6"]);
         let mut cut = part("a", "", &[0, 1, 2, 3]);
         cut.text.truncate(cut.text.len() - 4);

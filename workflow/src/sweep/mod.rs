@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use hearth_core::Cluster;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Device, Document};
+use hearth_profiles::{DeviceProfile, Document};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Plan, Scenario, digest};
 use serde::Serialize;
@@ -27,8 +27,8 @@ use serde::Serialize;
 use crate::documents::read_plan;
 use crate::evaluation::Evaluation;
 use crate::planning::REFINE_STRATEGY;
-use crate::{Error, LoadedScenario, Overrides, Progress, workers};
-use field::{Documents, Field};
+use crate::{Error, LoadedScenario, Progress, ScenarioOverrides, parallel_jobs};
+use field::{DocumentTrees, VariedField};
 use values::{FieldValue, MAX_ROWS};
 
 /// Maximum number of varied fields: in a chart, one is the axis, and the other has a line for each value.
@@ -39,13 +39,13 @@ const MAX_FIELDS: usize = 2;
 pub struct SweepOptions {
     /// The fields and their values, each as `PATH=VALUES`.
     pub varied_fields: Vec<String>,
-    pub overrides: Overrides,
+    pub overrides: ScenarioOverrides,
     /// A plan file for all points; `None` to plan each point.
-    pub plan: Option<PathBuf>,
+    pub plan_path: Option<PathBuf>,
     /// A model file that replaces the scenario's model.
-    pub model: Option<PathBuf>,
+    pub model_path: Option<PathBuf>,
     /// Number of generated tokens, which replaces that of the scenario.
-    pub tokens: Option<u32>,
+    pub generated_tokens: Option<u32>,
     /// Number of seeds for each point: that of the scenario and the following ones.
     pub seeds_per_point: u32,
     /// Whether this process computes only a part of the rows.
@@ -67,10 +67,10 @@ pub struct SweepRow {
 /// A sweep with all inputs of its rows.
 pub struct Sweep {
     loaded: LoadedScenario,
-    documents: Documents,
-    pub fields: Vec<Field>,
+    documents: DocumentTrees,
+    pub fields: Vec<VariedField>,
     /// The device documents of all rows, by profile and, for a measured device, by its index in the scenario.
-    devices: BTreeMap<(String, Option<usize>), Device>,
+    devices: BTreeMap<(String, Option<usize>), DeviceProfile>,
     /// The models of all rows.
     models: BTreeMap<ModelRef, ModelProfile>,
     plan: Option<Plan>,
@@ -83,17 +83,17 @@ impl Sweep {
     /// Reads all inputs of the rows.
     pub fn new(mut loaded: LoadedScenario, options: &SweepOptions) -> Result<Self, Error> {
         options.overrides.apply(&mut loaded)?;
-        if let Some(tokens) = options.tokens {
-            loaded.set_tokens(tokens)?;
+        if let Some(tokens) = options.generated_tokens {
+            loaded.set_generated_tokens(tokens)?;
         }
-        let own = loaded.devices(|_, entry| loaded.device(entry))?;
+        let own = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
         let entries = loaded.scenario.devices.iter().enumerate();
         let keys = entries.map(|(index, entry)| device_key(index, entry));
         let devices = keys.zip(own.iter().cloned()).collect();
-        let documents = Documents::new(&loaded.scenario, &own)?;
-        let parse = |text: &String| Field::parse(text, &documents);
-        let fields: Vec<Field> = options.varied_fields.iter().map(parse).collect::<Result<_, _>>()?;
-        let plan = options.plan.as_deref().map(read_plan).transpose()?;
+        let documents = DocumentTrees::new(&loaded.scenario, &own)?;
+        let parse = |text: &String| VariedField::parse(text, &documents);
+        let fields: Vec<VariedField> = options.varied_fields.iter().map(parse).collect::<Result<_, _>>()?;
+        let plan = options.plan_path.as_deref().map(read_plan).transpose()?;
         check_fields(&fields, options, &loaded.scenario)?;
         let mut sweep = Self {
             loaded,
@@ -110,8 +110,8 @@ impl Sweep {
         sweep.read_models(options)?;
         if options.is_shard && sweep.devices.keys().any(|(profile, _)| profile == "measured") {
             return Err(Error::invalid("--shard: a measured device would have different values in each shard")
-                .at(sweep.loaded.path().display())
-                .hint("write its profile to a file with `hearth profile -o this.yaml`, and name that file in the scenario"));
+                .with_location(sweep.loaded.path().display())
+                .with_hint("write its profile to a file with `hearth profile -o this.yaml`, and name that file in the scenario"));
         }
         sweep.digest = sweep.compute_digest();
         Ok(sweep)
@@ -123,7 +123,7 @@ impl Sweep {
 
     /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
     /// last.
-    fn settings(&self, index: usize) -> Vec<(&Field, &FieldValue)> {
+    fn settings(&self, index: usize) -> Vec<(&VariedField, &FieldValue)> {
         let mut point = index / self.seeds_per_point;
         let mut settings = Vec::new();
         for field in self.fields.iter().rev() {
@@ -140,7 +140,7 @@ impl Sweep {
         let repetition = (index % self.seeds_per_point) as u64;
         let values = settings.iter().map(|(_, setting)| setting.text.clone()).collect();
         let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
-        let evaluation = self.documents.scenario(&settings).and_then(|scenario| {
+        let evaluation = self.documents.scenario_with_settings(&settings).and_then(|scenario| {
             scenario.validate().map_err(|error| error.to_string())?;
             seed = scenario.seed.wrapping_add(repetition);
             let loaded = self.loaded.with_scenario(scenario);
@@ -162,29 +162,29 @@ impl Sweep {
     ) -> Result<Vec<SweepRow>, Error> {
         let rows = |done: &[(usize, SweepRow)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
         let job = |position: usize| self.compute_row(indices[position]);
-        let done = workers::run(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
+        let done = parallel_jobs::run_jobs(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
         Ok(done.into_iter().map(|(_, row)| row).collect())
     }
 
     fn cluster(
         &self,
         loaded: &LoadedScenario,
-        settings: &[(&Field, &FieldValue)],
+        settings: &[(&VariedField, &FieldValue)],
     ) -> Result<Cluster, String> {
         let mut devices = Vec::new();
         for (member, entry) in loaded.scenario.devices.iter().enumerate() {
             let found = self.devices.get(&device_key(member, entry));
             let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
-            let device = Documents::device(member, device, settings)?;
+            let device = DocumentTrees::device_with_settings(member, device, settings)?;
             device.validate().map_err(|error| error.to_string())?;
             devices.push(device);
         }
         let model = self.models.get(&loaded.scenario.model);
         let model = model.cloned().ok_or("the model of the row was not read")?;
         let draft = loaded.scenario.workload.speculation.as_ref();
-        let draft = draft.and_then(|drafts| self.models.get(&drafts.draft).cloned());
-        loaded.assemble_cluster(devices, model, draft).map_err(|error| error.what())
+        let draft = draft.and_then(|drafts| self.models.get(&drafts.draft_model).cloned());
+        loaded.assemble_cluster(devices, model, draft).map_err(|error| error.one_line_message())
     }
 
     fn check_row_count(&self) -> Result<(), Error> {
@@ -192,19 +192,19 @@ impl Sweep {
         let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
         if rows > MAX_ROWS as u128 {
             return Err(Error::invalid(format!("the sweep has {rows} rows; the limit is {MAX_ROWS}"))
-                .hint("give fewer values or fewer repeats"));
+                .with_hint("give fewer values or fewer repeats"));
         }
         Ok(())
     }
 
     fn read_profiles(&mut self) -> Result<(), Error> {
-        for (index, names) in self.fields.iter().filter_map(Field::profiles) {
+        for (index, names) in self.fields.iter().filter_map(VariedField::device_profile_values) {
             for name in names {
                 let entry =
                     DeviceEntry { profile: name.to_owned(), ..self.loaded.scenario.devices[index].clone() };
                 let key = device_key(index, &entry);
                 if !self.devices.contains_key(&key) {
-                    let device = self.loaded.device(&entry)?;
+                    let device = self.loaded.resolve_device(&entry)?;
                     self.devices.insert(key, device);
                 }
             }
@@ -215,28 +215,29 @@ impl Sweep {
     fn read_models(&mut self, options: &SweepOptions) -> Result<(), Error> {
         let varies = |key: &str| self.fields.iter().any(|field| field.is_in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
-        if varies && options.model.is_some() {
+        if varies && options.model_path.is_some() {
             return Err(Error::invalid("--model replaces the model that `--vary` changes")
-                .hint("remove one of the two"));
+                .with_hint("remove one of the two"));
         }
         if !varies {
-            let model = self.loaded.model_profile(options.model.as_deref())?;
+            let model = self.loaded.resolve_model_profile(options.model_path.as_deref())?;
             self.models.insert(self.loaded.scenario.model.clone(), model);
         }
         let points = if varies || drafts_vary { self.row_count() } else { 1 };
         for index in (0..points).step_by(self.seeds_per_point) {
-            let scenario = self.documents.scenario(&self.settings(index)).map_err(Error::invalid)?;
+            let scenario =
+                self.documents.scenario_with_settings(&self.settings(index)).map_err(Error::invalid)?;
             if scenario.validate().is_err() {
                 continue;
             }
             let point = self.loaded.with_scenario(scenario);
             let name = point.scenario.model.clone();
             if varies && !self.models.contains_key(&name) {
-                self.models.insert(name, point.model_profile(None)?);
+                self.models.insert(name, point.resolve_model_profile(None)?);
             }
-            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| drafts.draft.clone());
+            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| drafts.draft_model.clone());
             if let Some(name) = draft.filter(|name| !self.models.contains_key(name))
-                && let Some(model) = point.draft_profile()?
+                && let Some(model) = point.resolve_draft_model_profile()?
             {
                 self.models.insert(name, model);
             }
@@ -269,20 +270,20 @@ fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
 }
 
 /// Checks that the fields are different and have an effect.
-fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
+fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
     if fields.len() > MAX_FIELDS {
         let what = format!("{} fields are varied; the maximum is {MAX_FIELDS}", fields.len());
         return Err(Error::invalid(what)
-            .hint("vary fewer fields, and run one sweep for each value of the remaining ones"));
+            .with_hint("vary fewer fields, and run one sweep for each value of the remaining ones"));
     }
     if let [one, two] = fields
         && one.overlaps(two)
     {
         return Err(Error::invalid(format!("`{}` and `{}` are the same field", one.path, two.path))
-            .at("--vary")
-            .hint("name each field once, with all its values"));
+            .with_location("--vary")
+            .with_hint("name each field once, with all its values"));
     }
-    let planned = options.plan.is_some();
+    let planned = options.plan_path.is_some();
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
@@ -295,7 +296,7 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
             "strategy `{REFINE_STRATEGY}` ends after a time limit, so its plan does not depend on the scenario alone"
         );
         let hint = "make the plan once with `hearth plan`, and use it with `--plan`";
-        return Err(Error::invalid(what).hint(hint));
+        return Err(Error::invalid(what).with_hint(hint));
     }
     for field in fields {
         let path = &field.path;
@@ -303,20 +304,20 @@ fn check_fields(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -
         let fixed = under("context") || under("kv_cache") || under("activations") || under("planner");
         if planned && (fixed || field.has_key("residency") || field.has_key("head")) {
             return Err(Error::invalid(format!("`{path}` is fixed by the plan"))
-                .at("--plan")
-                .hint("remove --plan, so that each point is planned"));
+                .with_location("--plan")
+                .with_hint("remove --plan, so that each point is planned"));
         }
         if let Some(flag) = overriding_flag(field, options) {
             return Err(Error::invalid(format!("{flag} and `{path}` set the same field"))
-                .hint("remove one of the two"));
+                .with_hint("remove one of the two"));
         }
         if let Some(limit) = overriding_limit(path, scenario) {
             let what = format!("`{limit}` of the scenario replaces `{path}`: all rows would be identical");
-            return Err(Error::invalid(what).hint("vary the limit, or remove it from the scenario"));
+            return Err(Error::invalid(what).with_hint("vary the limit, or remove it from the scenario"));
         }
         if path.ends_with(".limits.threads") {
             let what = format!("`{path}` only has an effect on the measurement, which is made once");
-            return Err(Error::invalid(what).hint("vary a value of the device, such as `cpu.cores`"));
+            return Err(Error::invalid(what).with_hint("vary a value of the device, such as `cpu.cores`"));
         }
     }
     Ok(())
@@ -329,8 +330,8 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
         let key = path.strip_prefix("devices.")?.strip_prefix(name.as_str())?.strip_prefix('.')?;
         let replaced = [
             (limits.memory.is_some(), "memory", ["memory.available", "memory.total"].as_slice()),
-            (limits.disk_read.is_some(), "disk_read", &["disk.limit"]),
-            (limits.cpu.is_some(), "cpu", &["cpu.quota"]),
+            (limits.disk_read_rate.is_some(), "disk_read", &["disk.limit"]),
+            (limits.cpu_cores.is_some(), "cpu", &["cpu.quota"]),
         ];
         let found =
             replaced.into_iter().find(|(given, _, keys)| *given && keys.iter().any(|it| key.starts_with(it)));
@@ -339,7 +340,7 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
 }
 
 /// Returns the given flag that sets the same value as a field, if there is one.
-fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<String> {
+fn overriding_flag(field: &VariedField, options: &SweepOptions) -> Option<String> {
     let (overrides, path) = (&options.overrides, field.path.as_str());
     // Options that are not given are absent in the document.
     let given = serde_json::to_value(&overrides.planner).unwrap_or_default();
@@ -349,7 +350,7 @@ fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<String> {
         (overrides.planner.windows.is_some(), path == "planner.strategy", "--windows"),
         (overrides.residency.is_some(), residency, "--residency"),
         (overrides.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
-        (options.tokens.is_some(), path == "workload.generate", "--tokens"),
+        (options.generated_tokens.is_some(), path == "workload.generate", "--tokens"),
         (options.seeds_per_point > 1, path == "seed", "--repeat"),
     ];
     let flag = || flags.into_iter().find_map(|(given, same, flag)| (given && same).then(|| flag.to_owned()));

@@ -10,7 +10,7 @@ use std::fmt;
 
 use hearth_reports::csv_field;
 use hearth_reports::exports::csv;
-pub use hearth_reports::exports::csv::fields as cells;
+pub use hearth_reports::exports::csv::split_fields as cells;
 
 use super::{Sweep, SweepRow};
 
@@ -42,7 +42,7 @@ pub const RESULT_COLUMNS: [Column; 10] = [
 pub struct TableHeader {
     pub digest: String,
     /// Number of rows of the whole sweep.
-    pub rows: usize,
+    pub row_count: usize,
     /// Number of the shard, from 1, and number of shards; `None` for the whole sweep.
     pub shard: Option<(usize, usize)>,
 }
@@ -60,20 +60,20 @@ impl TableHeader {
                 Some((part.parse().ok()?, of.parse().ok()?))
             }
         };
-        parts.next().is_none().then_some(TableHeader { digest, rows, shard })
+        parts.next().is_none().then_some(TableHeader { digest, row_count: rows, shard })
     }
 }
 
 impl fmt::Display for TableHeader {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{MARK}{}, {} rows", self.digest, self.rows)?;
+        write!(f, "{MARK}{}, {} rows", self.digest, self.row_count)?;
         self.shard.map_or(Ok(()), |(part, of)| write!(f, ", shard {part} of {of}"))
     }
 }
 
 /// Returns the table of some rows of a sweep, which must be in order.
 pub fn csv_text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow]) -> String {
-    let header = TableHeader { digest: sweep.digest.clone(), rows: sweep.row_count(), shard };
+    let header = TableHeader { digest: sweep.digest.clone(), row_count: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);
     let columns: Vec<String> = columns.chain(RESULT_COLUMNS.map(|(name, _)| name.to_owned())).collect();
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn header_round_trips() {
         for shard in [None, Some((2, 3))] {
-            let header = TableHeader { digest: "sha256:0".into(), rows: 70, shard };
+            let header = TableHeader { digest: "sha256:0".into(), row_count: 70, shard };
             assert_eq!(TableHeader::parse(&header.to_string()), Some(header));
         }
         let other = ["# hearth sweep/2, sha256:0, 7 rows", "# hearth sweep/1, sha256:0, x rows"];

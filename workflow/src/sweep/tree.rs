@@ -10,7 +10,7 @@ const SOURCE: &str = "set: by the sweep";
 
 /// Sets the value at a path. If the old value has a `source`, so does the new one; with `sourced`, a value that did
 /// not exist gets a source, too. Returns false if a part of the path is not a map.
-pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> bool {
+pub fn set_value(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> bool {
     let Some((key, rest)) = path.split_first() else {
         let has_source = tree.as_object().is_some_and(|map| map.contains_key("source"));
         *tree = if has_source || (sourced && tree.is_null()) {
@@ -23,24 +23,24 @@ pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> b
     match tree {
         Value::Array(items) => {
             let item = key.parse::<usize>().ok().and_then(|index| items.get_mut(index));
-            item.is_some_and(|item| set(item, rest, value, sourced))
+            item.is_some_and(|item| set_value(item, rest, value, sourced))
         }
         Value::Null => {
             *tree = Value::Object(Map::new());
-            set(tree, path, value, sourced)
+            set_value(tree, path, value, sourced)
         }
-        Value::Object(map) => set(map.entry(key.clone()).or_insert(Value::Null), rest, value, sourced),
+        Value::Object(map) => set_value(map.entry(key.clone()).or_insert(Value::Null), rest, value, sourced),
         _ => false,
     }
 }
 
 /// Appends the paths of all values that are not maps, in order. A value with a source is one path.
-pub fn leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
+pub fn collect_leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match tree {
         Value::Object(map) if !map.contains_key("source") => {
             for (key, value) in map {
-                leaf_paths(value, &join(key), found);
+                collect_leaf_paths(value, &join(key), found);
             }
         }
         Value::Array(_) => {}
@@ -68,13 +68,13 @@ mod tests {
     #[test]
     fn value_is_set_by_its_path() {
         let mut tree = json!({"disk": {"rate": {"value": "1 GB/s", "source": "measured", "spread": "2 %"}}});
-        assert!(set(&mut tree, &path("disk.rate"), &json!("2 GB/s"), false));
+        assert!(set_value(&mut tree, &path("disk.rate"), &json!("2 GB/s"), false));
         assert_eq!(tree, json!({"disk": {"rate": {"value": "2 GB/s", "source": SOURCE}}}));
-        assert!(set(&mut tree, &path("disk.limit"), &json!("1 MB/s"), true));
+        assert!(set_value(&mut tree, &path("disk.limit"), &json!("1 MB/s"), true));
         assert_eq!(tree["disk"]["limit"]["source"], SOURCE);
-        assert!(set(&mut tree, &path("planner.rounds"), &json!(3), false));
+        assert!(set_value(&mut tree, &path("planner.rounds"), &json!(3), false));
         assert_eq!(tree["planner"], json!({"rounds": 3}));
-        assert!(!set(&mut tree, &path("planner.rounds.more"), &json!(3), false));
+        assert!(!set_value(&mut tree, &path("planner.rounds.more"), &json!(3), false));
     }
 
     #[test]
@@ -82,7 +82,7 @@ mod tests {
         let tree =
             json!({"seed": 1, "d1": {"memory": {"total": {"value": 1, "source": ""}, "available": 2}}});
         let mut known = Vec::new();
-        leaf_paths(&tree, "", &mut known);
+        collect_leaf_paths(&tree, "", &mut known);
         assert_eq!(known, ["d1.memory.available", "d1.memory.total", "seed"]);
         assert_eq!(nearest_path("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
         assert_eq!(nearest_path("memory.total", &known).unwrap(), "d1.memory.total");

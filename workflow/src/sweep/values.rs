@@ -34,19 +34,19 @@ pub struct FieldValue {
 
 /// Parses the values of a field, the part after the `=`. Returns at least one, in the order of the sweep and without
 /// duplicates. `field` is used in errors.
-pub fn parse(field: &str, text: &str) -> Result<Vec<FieldValue>, Error> {
+pub fn parse_values(field: &str, text: &str) -> Result<Vec<FieldValue>, Error> {
     let values = if text.contains("..") { range(text) } else { list(text) };
     let values = values.map_err(|why| {
         Error::invalid(format!("invalid values of `{field}`: {why}"))
-            .at(format!("--vary {field}={text}"))
-            .hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
+            .with_location(format!("--vary {field}={text}"))
+            .with_hint("write `2GiB..8GiB/7`, `1ms..100ms/5/log` or `2GiB,4GiB`")
     })?;
     let mut seen = BTreeSet::new();
     let twice = values.iter().find(|setting| !seen.insert(setting.json.to_string()));
     let Some(twice) = twice else { return Ok(values) };
     Err(Error::invalid(format!("`{field}` has the value {} twice", twice.text))
-        .at(format!("--vary {field}={text}"))
-        .hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
+        .with_location(format!("--vary {field}={text}"))
+        .with_hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
 }
 
 /// The kind of a quantity, such as a time or a size: an index of `KINDS`.
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     fn spelled(text: &str) -> Vec<String> {
-        let values = parse("field", text).expect("values");
+        let values = parse_values("field", text).expect("values");
         values.into_iter().map(|setting| setting.text).collect()
     }
 
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(spelled("os, managed"), ["os", "managed"]);
         assert_eq!(spelled("18446744073709551615"), ["18446744073709551615"]);
         assert_eq!(spelled("5ms,off,9.7GiB,1e3B"), ["5 ms", "off", "9.7 GiB", "1e3 B"]);
-        assert_eq!(parse("field", "true").expect("values")[0].json, Value::Bool(true));
+        assert_eq!(parse_values("field", "true").expect("values")[0].json, Value::Bool(true));
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
             ("", "empty"),
             ("1GiB,1024MiB", "twice"),
         ] {
-            let error = parse("field", text).expect_err(text).what();
+            let error = parse_values("field", text).expect_err(text).one_line_message();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -4,20 +4,20 @@
 
 mod variants;
 
-use hearth_profiles::Device;
+use hearth_profiles::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use serde::Serialize;
 
 pub use self::variants::{Variant, VariantKind};
 use crate::evaluation::Evaluation;
 use crate::planning::REFINE_STRATEGY;
-use crate::{Error, LoadedScenario, Progress, workers};
+use crate::{Error, LoadedScenario, Progress, parallel_jobs};
 
 /// The results of the unchanged scenario and of its variants.
 #[derive(Debug)]
-pub struct Ranking {
+pub struct VariantRanking {
     /// Evaluation of the unchanged scenario; `None` if the command was cancelled before.
-    pub base: Option<Evaluation>,
+    pub baseline: Option<Evaluation>,
     /// Results of the variants, sorted by saved time; those without a time are last.
     pub variants: Vec<RankedVariant>,
     /// Number of all variants; after a cancellation fewer are ranked.
@@ -27,7 +27,8 @@ pub struct Ranking {
 /// The evaluation of a variant, and the time per token that it saves.
 #[derive(Debug, Serialize)]
 pub struct RankedVariant {
-    pub what: String,
+    #[serde(rename = "what")]
+    pub description: String,
     pub kind: VariantKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -38,36 +39,37 @@ pub struct RankedVariant {
 }
 
 /// Evaluates a scenario and all its variants.
-pub fn rank(
+pub fn rank_variants(
     loaded: &LoadedScenario,
     model: &ModelProfile,
     threads: usize,
     progress: &dyn Progress,
-) -> Result<Ranking, Error> {
+) -> Result<VariantRanking, Error> {
     if loaded.scenario.planner.strategy.as_deref() == Some(REFINE_STRATEGY) {
         let what =
             format!("strategy `{REFINE_STRATEGY}` ends after a time limit, so variants cannot be compared");
-        return Err(Error::invalid(what).hint("choose another strategy with `--strategy`"));
+        return Err(Error::invalid(what).with_hint("choose another strategy with `--strategy`"));
     }
-    let devices = loaded.devices(|_, entry| loaded.device(entry))?;
+    let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
     let variants = variants::all(&loaded.scenario, &devices, model);
     let job = |index: usize| match index.checked_sub(1) {
         None => evaluate(loaded, devices.clone(), model.clone()),
         Some(index) => evaluate_variant(loaded, &variants[index]),
     };
-    let mut results = workers::run(variants.len() + 1, threads, progress, job, |_| Ok(()))?.into_iter();
+    let mut results =
+        parallel_jobs::run_jobs(variants.len() + 1, threads, progress, job, |_| Ok(()))?.into_iter();
     let Some((0, base)) = results.next() else {
-        return Ok(Ranking { base: None, variants: Vec::new(), variant_count: variants.len() });
+        return Ok(VariantRanking { baseline: None, variants: Vec::new(), variant_count: variants.len() });
     };
     let ranked = results.map(|(index, evaluation)| {
-        let Variant { kind, device, what, .. } = &variants[index - 1];
+        let Variant { kind, device, description: what, .. } = &variants[index - 1];
         let saved_ms = base.tpot_ms.zip(evaluation.tpot_ms).map(|(base, time)| base - time);
-        RankedVariant { what: what.clone(), kind: *kind, device: device.clone(), saved_ms, evaluation }
+        RankedVariant { description: what.clone(), kind: *kind, device: device.clone(), saved_ms, evaluation }
     });
     let mut ranked: Vec<RankedVariant> = ranked.collect();
     let key = |it: &RankedVariant| it.evaluation.tpot_ms.unwrap_or(f64::INFINITY);
     ranked.sort_by(|one, other| key(one).total_cmp(&key(other)));
-    Ok(Ranking { base: Some(base), variants: ranked, variant_count: variants.len() })
+    Ok(VariantRanking { baseline: Some(base), variants: ranked, variant_count: variants.len() })
 }
 
 fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
@@ -81,10 +83,11 @@ fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
     }
 }
 
-fn evaluate(loaded: &LoadedScenario, devices: Vec<Device>, model: ModelProfile) -> Evaluation {
-    let cluster = loaded.draft_profile().and_then(|draft| loaded.assemble_cluster(devices, model, draft));
+fn evaluate(loaded: &LoadedScenario, devices: Vec<DeviceProfile>, model: ModelProfile) -> Evaluation {
+    let cluster =
+        loaded.resolve_draft_model_profile().and_then(|draft| loaded.assemble_cluster(devices, model, draft));
     cluster.map_or_else(
-        |error| Evaluation::refused(&error.what()),
+        |error| Evaluation::refused(&error.one_line_message()),
         |cluster| Evaluation::new(loaded, cluster, None),
     )
 }

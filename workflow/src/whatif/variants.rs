@@ -9,7 +9,7 @@
 use hearth_profiles::device::Os;
 use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelProfile, Quant};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, DeviceProfile, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::scenario::{Links, PairLink};
 use serde::Serialize;
@@ -53,15 +53,15 @@ pub struct Variant {
     /// Name of the changed device; `None` if the links or the model change.
     pub device: Option<String>,
     /// Description of the change.
-    pub what: String,
+    pub description: String,
     pub scenario: Scenario,
     /// The devices, in the order of the scenario.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceProfile>,
     /// The model, or the reason why it cannot have the new quantisation.
     pub model: Result<ModelProfile, String>,
 }
 
-pub(super) fn all(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
+pub(super) fn all(scenario: &Scenario, devices: &[DeviceProfile], model: &ModelProfile) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
     let indices = 0..devices.len();
     let removed = indices.clone().filter(|_| devices.len() > 1).map(|at| base.without(at));
@@ -73,7 +73,7 @@ pub(super) fn all(scenario: &Scenario, devices: &[Device], model: &ModelProfile)
 /// The unchanged scenario.
 struct Base<'b> {
     scenario: &'b Scenario,
-    devices: &'b [Device],
+    devices: &'b [DeviceProfile],
     model: &'b ModelProfile,
 }
 
@@ -83,7 +83,7 @@ impl Base<'_> {
         Variant {
             kind,
             device: device.map(|at| self.scenario.devices[at].name.clone()),
-            what,
+            description: what,
             scenario: self.scenario.clone(),
             devices: self.devices.to_vec(),
             model: Ok(self.model.clone()),
@@ -92,7 +92,7 @@ impl Base<'_> {
 
     fn without(&self, at: usize) -> Variant {
         let name = &self.scenario.devices[at].name;
-        let was_head = self.scenario.head() == at;
+        let was_head = self.scenario.head_index() == at;
         let mut what = format!("without {name}");
         let mut variant = self.variant(VariantKind::RemovedDevice, Some(at), String::new());
         let scenario = &mut variant.scenario;
@@ -107,14 +107,14 @@ impl Base<'_> {
         if let Some(wifi) = &mut scenario.links.wifi {
             for channel in &mut wifi.channels {
                 channel.stations.retain(|station| station != name);
-                channel.rates.remove(name);
+                channel.station_rates.remove(name);
             }
             wifi.channels.retain(|channel| !channel.stations.is_empty());
             if wifi.channels.is_empty() {
                 scenario.links.wifi = None;
             }
         }
-        variant.what = what;
+        variant.description = what;
         variant
     }
 
@@ -122,7 +122,7 @@ impl Base<'_> {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
         let limits = entry.limits.as_ref();
         let (limit, share) = (limits.and_then(|it| it.memory), limits.and_then(|it| it.memory_share));
-        let now = limit.unwrap_or(device.memory.total.value);
+        let now = limit.unwrap_or(device.memory.total_memory.value);
         let what = match share {
             Some(share) => {
                 let (now, then) = (100.0 * share.0, 200.0 * share.0);
@@ -136,9 +136,9 @@ impl Base<'_> {
             limits.memory_share = share.map(|share| Fraction(share.0 * 2.0));
         }
         let device = &mut variant.devices[at];
-        let more = device.memory.total.value;
-        set(&mut device.memory.total, |total| total * 2);
-        set(&mut device.memory.available, |available| available + more);
+        let more = device.memory.total_memory.value;
+        set(&mut device.memory.total_memory, |total| total * 2);
+        set(&mut device.memory.available_memory, |available| available + more);
         if let Some(gpu) = device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
             // With Metal, a GPU can use a fixed fraction of the installed memory.
             set(&mut gpu.memory_available, |available: Bytes| available * 2);
@@ -148,7 +148,7 @@ impl Base<'_> {
 
     fn disk(&self, at: usize) -> Option<Variant> {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
-        let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read);
+        let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read_rate);
         let throttle = throttle.or(device.disk.bandwidth_limit.as_ref().map(|limit| limit.value));
         let own = device.disk.sequential_bandwidth.value;
         let (fast, kind) = match device.os {
@@ -164,7 +164,7 @@ impl Base<'_> {
         let what = format!("{}: {kind}, {then} instead of {now}", entry.name);
         let mut variant = self.variant(VariantKind::Disk, Some(at), what);
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
-            limits.disk_read = None;
+            limits.disk_read_rate = None;
         }
         let disk = &mut variant.devices[at].disk;
         disk.bandwidth_limit = None;
@@ -184,7 +184,9 @@ impl Base<'_> {
         let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
         let has_wifi = links.wifi.is_some();
         let pairs = links.pair_links.iter().filter_map(|named| named.link.as_ref());
-        if self.devices.len() < 2 || !(has_wifi || slower(&links.default) || pairs.into_iter().any(slower)) {
+        if self.devices.len() < 2
+            || !(has_wifi || slower(&links.default_link) || pairs.into_iter().any(slower))
+        {
             return None;
         }
         let instead = if has_wifi { "Wi-Fi" } else { "the present links" };
@@ -195,7 +197,7 @@ impl Base<'_> {
             bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
         };
         // Pairs that are marked as unreachable remain so with cables.
-        let kept = links.pair_links.iter().filter(|named| named.unreachable.is_some());
+        let kept = links.pair_links.iter().filter(|named| named.unreachable_directions.is_some());
         let between = kept.map(|named| PairLink { link: None, ..named.clone() }).collect();
         variant.scenario.links = Links { pair_links: between, ..Links::uniform(cable) };
         Some(variant)
@@ -203,7 +205,7 @@ impl Base<'_> {
 
     fn quants(&self) -> Vec<Variant> {
         let now = (self.model.total_bytes(), self.model.quant.as_str());
-        let others = Quant::MIXES.iter().filter(|quant| quant.name() != now.1);
+        let others = Quant::MIXED_QUANTS.iter().filter(|quant| quant.name() != now.1);
         let variant = |quant: &Quant| {
             let made = ModelProfile::from_shape(&self.model.name, self.model.shape.clone(), *quant);
             let size = |made: &ModelProfile| format!(", {} instead of {}", made.total_bytes(), now.0);
@@ -257,7 +259,7 @@ events:
 
     fn variants() -> Vec<Variant> {
         let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
-        let devices: Vec<Device> =
+        let devices: Vec<DeviceProfile> =
             scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
         all(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"))
     }
@@ -272,7 +274,7 @@ events:
     fn every_variant_is_valid() {
         let variants = variants();
         for variant in &variants {
-            assert_eq!(variant.validation_error(), None, "{}", variant.what);
+            assert_eq!(variant.validation_error(), None, "{}", variant.description);
         }
         let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
         for (kind, expected) in [
@@ -280,7 +282,7 @@ events:
             (VariantKind::Memory, 4),
             (VariantKind::Disk, 4),
             (VariantKind::Cables, 1),
-            (VariantKind::Quantisation, Quant::MIXES.len() - 1),
+            (VariantKind::Quantisation, Quant::MIXED_QUANTS.len() - 1),
         ] {
             assert_eq!(count(kind), expected, "{kind:?}");
         }
@@ -289,11 +291,11 @@ events:
     #[test]
     fn removing_a_device_removes_its_links_and_events() {
         let head = find(VariantKind::RemovedDevice, "laptop");
-        assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
+        assert_eq!((head.scenario.head_index(), head.scenario.devices.len()), (0, 3));
         assert!(
-            head.scenario.links.pair_links.is_empty() && head.what.contains("mac as head"),
+            head.scenario.links.pair_links.is_empty() && head.description.contains("mac as head"),
             "{}",
-            head.what
+            head.description
         );
         assert!(find(VariantKind::RemovedDevice, "mac").scenario.events.is_empty());
         assert_eq!(find(VariantKind::Cables, "").scenario.links.pair_links.len(), 1);
@@ -303,17 +305,24 @@ events:
     fn memory_and_disk_grow_with_their_limits() {
         let phone = find(VariantKind::Memory, "phone");
         let limit = phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory);
-        assert_eq!(limit, Some(Bytes::mib(6144)));
+        assert_eq!(limit, Some(Bytes::from_mib(6144)));
         let tablet = find(VariantKind::Memory, "tablet");
-        assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
+        assert!(
+            tablet.description.ends_with("memory for 90 % of its weights instead of 45 %"),
+            "{}",
+            tablet.description
+        );
         let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
         assert_eq!(share, Some(Fraction(0.9)));
         let (then, now) =
             (find(VariantKind::Memory, "mac").devices, shipped_profile("d1").expect("a device"));
-        assert_eq!(then[1].memory.total.value, now.memory.total.value * 2);
-        assert_eq!(then[1].memory.available.value, now.memory.available.value + now.memory.total.value);
+        assert_eq!(then[1].memory.total_memory.value, now.memory.total_memory.value * 2);
+        assert_eq!(
+            then[1].memory.available_memory.value,
+            now.memory.available_memory.value + now.memory.total_memory.value
+        );
         let phone = find(VariantKind::Disk, "phone");
-        assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read), None);
+        assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read_rate), None);
         let sequential = phone.devices[3].disk.sequential_bandwidth.value;
         assert!((sequential.0 / FAST_FLASH.0 - 1.0).abs() < 1e-9, "{sequential}");
     }

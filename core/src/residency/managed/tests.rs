@@ -11,7 +11,7 @@ const PIECES: PieceId = 40;
 fn managed(buffer: u64, kept: u64) -> ManagedResidency {
     let options = ResidencyOptions {
         stream_buffer: Some(Bytes(buffer * PIECE)),
-        kept_limit: Some(Bytes(kept * PIECE)),
+        kept_set_limit: Some(Bytes(kept * PIECE)),
         ..ResidencyOptions::with_policy(Residency::Managed)
     };
     ManagedResidency::new(&[(0..PIECES).collect()], &[PIECE; PIECES as usize], options, 1)
@@ -23,8 +23,8 @@ fn device(buffer: u64, kept: u64) -> (ManagedResidency, Memory) {
     (managed(buffer, kept), memory)
 }
 
-fn part(pass: u32, pieces: Range<PieceId>) -> PartRequest {
-    PartRequest { pieces, origin: ReadOrigin { pass, round: 0, layers: None } }
+fn part(pass: u32, pieces: Range<PieceId>) -> WeightPart {
+    WeightPart { pieces, origin: ReadOrigin { pass, round: 0, layers: None } }
 }
 
 struct Memory {

@@ -10,14 +10,14 @@ use hearth_schema::workload::Speculation;
 fn workload(sequences: u32, micro_batch: u32, drafts: u32) -> Workload {
     let draft = ModelRef { profile: Some("1b".into()), file: None };
     let acceptance = Sourced::new(Fraction(0.5), "test");
-    let speculation = Speculation { draft, tokens: drafts, acceptance, processor: None };
+    let speculation = Speculation { draft_model: draft, tokens: drafts, acceptance, processor: None };
     let speculation = Some(speculation).filter(|_| drafts > 0);
     Workload { sequences, micro_batch, speculation, ..Workload::new(10, 7) }
 }
 
 /// A pass as `sequence:first_position+tokens/drafted`, with `!` if it has an output.
 fn shape(pass: Pass) -> String {
-    let Pass { sequence, first_position, tokens, drafted, has_output: output, .. } = pass;
+    let Pass { sequence_index: sequence, first_position, tokens, drafted, has_output: output, .. } = pass;
     format!("{sequence}:{first_position}+{tokens}/{drafted}{}", if output { "!" } else { "" })
 }
 
@@ -82,7 +82,7 @@ fn restart_processes_all_tokens_so_far_as_prompts() {
 
 #[test]
 fn prompts_may_differ_in_length_and_sequences_can_be_cancelled() {
-    let mut generation = Generation::from_prompts(&[3, 9], 7, 4, 2);
+    let mut generation = Generation::from_prompt_lengths(&[3, 9], 7, 4, 2);
     assert_eq!(enter(&mut generation), ["0:0+3/0!", "1:0+4/0", "1:4+4/0", "1:8+1/0!"]);
     assert_eq!(generation.complete_pass(3, 0), Ok(1));
     assert_eq!(generation.complete_pass(0, 0), Ok(1));
@@ -179,11 +179,11 @@ proptest! {
                     let pass = in_flight.remove(which as usize % in_flight.len());
                     let accepted = amount % (pass.drafted + 1);
                     prop_assert_eq!(generation.complete_pass(pass.index, accepted), Ok(accepted + 1));
-                    cached[pass.sequence as usize] -= pass.drafted - accepted;
+                    cached[pass.sequence_index as usize] -= pass.drafted - accepted;
                 }
                 _ => {
                     if let Some(pass) = generation.begin_pass() {
-                        let cached = &mut cached[pass.sequence as usize];
+                        let cached = &mut cached[pass.sequence_index as usize];
                         prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                         *cached += pass.tokens;
                         in_flight.extend(Some(pass).filter(|pass| pass.has_output));
@@ -221,7 +221,7 @@ proptest! {
             while let Some(pass) = generation.begin_pass() {
                 prop_assert_eq!(pass.index, index);
                 index += 1;
-                let cached = &mut cached[pass.sequence as usize];
+                let cached = &mut cached[pass.sequence_index as usize];
                 prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                 *cached += pass.tokens;
                 prop_assert!(*cached < prompt + generate, "the last token does not enter");
@@ -244,7 +244,7 @@ proptest! {
             let pass = in_flight.remove(*which as usize % in_flight.len());
             let accepted = accepted % (pass.drafted + 1);
             prop_assert_eq!(generation.complete_pass(pass.index, accepted), Ok(accepted + 1));
-            let sequence = pass.sequence as usize;
+            let sequence = pass.sequence_index as usize;
             cached[sequence] -= pass.drafted - accepted;
             tokens[sequence] += accepted + 1;
         }

@@ -16,7 +16,7 @@ pub struct Capabilities {
     pub shader_f16: bool,
     /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
     /// the CPU, because a run also waits for whole submissions.
-    pub timestamps: bool,
+    pub timestamp_queries: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
     /// Maximum size in bytes of the memory that the threads of a workgroup share.
@@ -51,7 +51,7 @@ pub struct AdapterInfo {
 impl Capabilities {
     /// Returns the capabilities that the mask does not disable.
     #[must_use]
-    pub fn without(self, mask: CapabilityMask) -> Capabilities {
+    pub fn with_mask(self, mask: CapabilityMask) -> Capabilities {
         let max = mask.max_binding_bytes.unwrap_or(u64::MAX);
         Capabilities {
             packed_dot: self.packed_dot && !mask.no_packed_dot,
@@ -101,7 +101,7 @@ impl AdapterInfo {
                 packed_dot,
                 subgroup_size_range: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
                 shader_f16: features.contains(wgpu::Features::SHADER_F16),
-                timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+                timestamp_queries: features.contains(wgpu::Features::TIMESTAMP_QUERY),
                 max_binding_bytes: limits.max_storage_buffer_binding_size,
                 max_buffer_bytes: limits.max_buffer_size,
                 workgroup_memory_bytes: limits.max_compute_workgroup_storage_size,
@@ -112,7 +112,7 @@ impl AdapterInfo {
 }
 
 /// Returns all adapters, the preferred one first.
-pub fn adapters() -> Vec<AdapterInfo> {
+pub fn enumerate_adapters() -> Vec<AdapterInfo> {
     found().into_iter().map(|(_, info)| info).collect()
 }
 

@@ -22,7 +22,7 @@ pub struct GpuBuffer {
 
 impl GpuBuffer {
     /// Returns the size of the buffer, a multiple of 16.
-    pub fn bytes(&self) -> u64 {
+    pub fn size_bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -30,7 +30,7 @@ impl GpuBuffer {
 /// The kernel parameters that change from pass to pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct Params {
+pub struct KernelParams {
     /// Number of tokens in the pass.
     pub tokens: u32,
     /// Position of the first token.
@@ -41,14 +41,14 @@ pub struct Params {
     pub end: u32,
 }
 
-impl Params {
+impl KernelParams {
     /// The WGSL declaration of the struct and of the uniform at binding 0.
-    pub const WGSL: &str = "struct Params { tokens: u32, first_position: u32, offset: u32, end: u32 }\n\
+    pub const WGSL_DECLARATION: &str = "struct Params { tokens: u32, first_position: u32, offset: u32, end: u32 }\n\
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
     /// Returns the parameters of a pass of `tokens` tokens, the first of which is at `first_position`.
-    pub fn for_pass(tokens: u32, first_position: u32) -> Params {
-        Params { tokens, first_position, offset: 0, end: 0 }
+    pub fn for_pass(tokens: u32, first_position: u32) -> KernelParams {
+        KernelParams { tokens, first_position, offset: 0, end: 0 }
     }
 }
 
@@ -83,9 +83,9 @@ impl Gpu {
         self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
     }
 
-    /// Allocates a buffer for [`Params`].
+    /// Allocates a buffer for [`KernelParams`].
     pub fn create_params_buffer(&self) -> Result<GpuBuffer, GpuError> {
-        let bytes = size_of::<Params>() as u64;
+        let bytes = size_of::<KernelParams>() as u64;
         self.buffer("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
     }
 

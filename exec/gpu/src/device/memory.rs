@@ -79,12 +79,12 @@ impl Drop for Reservation {
 
 impl Gpu {
     /// Returns the reserved bytes.
-    pub fn memory_used(&self) -> u64 {
+    pub fn reserved_bytes(&self) -> u64 {
         self.memory_budget.reserved.load(Ordering::Relaxed)
     }
 
     /// Returns the maximum number of bytes that can be reserved, if a limit is known.
-    pub fn memory_limit(&self) -> Option<u64> {
+    pub fn memory_limit_bytes(&self) -> Option<u64> {
         Some(self.memory_budget.limit.load(Ordering::Relaxed)).filter(|&limit| limit < u64::MAX)
     }
 

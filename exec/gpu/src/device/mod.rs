@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use adapter::{AdapterInfo, Capabilities, CapabilityMask, adapters};
-pub use buffers::{GpuBuffer, Params};
+pub use adapter::{AdapterInfo, Capabilities, CapabilityMask, enumerate_adapters};
+pub use buffers::{GpuBuffer, KernelParams};
 pub(crate) use memory::Reservation;
 pub use pipelines::{Binding, Launch};
 
@@ -58,7 +58,7 @@ impl Gpu {
     /// capabilities that `mask` disables are not used.
     pub fn open(mask: CapabilityMask) -> Result<Gpu, GpuError> {
         let (adapter, info) = adapter::found().into_iter().next().ok_or(GpuError::NoAdapter)?;
-        let capabilities = info.capabilities.without(mask);
+        let capabilities = info.capabilities.with_mask(mask);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("hearth"),
             required_features: capabilities.features(),

@@ -73,11 +73,11 @@ impl Gpu {
         workgroups: [u32; 3],
     ) -> Result<Launch, GpuError> {
         let bindings: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
-        self.prepare_launch_with(name, text, &bindings, workgroups)
+        self.prepare_launch_with_bindings(name, text, &bindings, workgroups)
     }
 
     /// Compiles a kernel and binds buffers and textures to it. `name` is used in errors.
-    pub fn prepare_launch_with(
+    pub fn prepare_launch_with_bindings(
         &self,
         name: &str,
         text: &str,

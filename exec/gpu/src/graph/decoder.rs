@@ -15,7 +15,7 @@ pub struct PassSize {
     pub layers: u32,
     pub tokens: u64,
     /// Number of positions that attention reads.
-    pub context: u64,
+    pub context_length: u64,
     /// Bytes of one element of an intermediate tensor.
     pub element_bytes: u64,
 }
@@ -27,7 +27,7 @@ struct Builder<'a> {
 }
 
 /// Returns the unfused graph of a decoder, from the embedding to the norm before the logits of the last token.
-pub fn decoder(shape: &ModelShape, size: PassSize) -> Graph {
+pub fn decoder_graph(shape: &ModelShape, size: PassSize) -> Graph {
     let mut builder = Builder { graph: Graph::default(), shape, size };
     let wide = u64::from(shape.embedding);
     let bytes = builder.rows(wide);
@@ -82,7 +82,7 @@ impl Builder<'_> {
         q = self.graph.add_node(Operation::Rope, &[q], "q.rope", widths[0]);
         k = self.graph.add_node(Operation::Rope, &[k], "k.rope", widths[1]);
         v = self.graph.add_node(Operation::TransposeValues, &[v], "v.t", widths[2]);
-        let scores = self.rows(self.size.context) * u64::from(shape.heads);
+        let scores = self.rows(self.size.context_length) * u64::from(shape.heads);
         let mut s = self.graph.add_node(Operation::Scores, &[q, k], "qk", scores);
         if self.is(Architecture::Gemma2) {
             s = self.graph.add_node(Operation::SoftCap, &[s], "qk", scores);
@@ -95,7 +95,7 @@ impl Builder<'_> {
     }
 
     fn feed_forward(&mut self, hidden: usize) -> usize {
-        let (wide, inner) = (u64::from(self.shape.embedding), u64::from(self.shape.feed_forward));
+        let (wide, inner) = (u64::from(self.shape.embedding), u64::from(self.shape.feed_forward_length));
         let (wide, inner) = (self.rows(wide), self.rows(inner));
         let graph = &mut self.graph;
         let x = graph.add_node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);

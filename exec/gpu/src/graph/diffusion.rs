@@ -24,14 +24,14 @@ pub struct FusedKernels {
     /// Whether self-attention over an image is one kernel, which never writes its scores.
     pub attention: bool,
     /// Whether the GELU and the product of the gated feed-forward block are fused into the matmul before them.
-    pub gate: bool,
+    pub geglu: bool,
     /// Whether GroupNorm is fused with the SiLU after it.
-    pub norm: bool,
+    pub group_norm_silu: bool,
 }
 
 impl FusedKernels {
     /// The fusions of the ML Drift paper.
-    pub const ALL: FusedKernels = FusedKernels { attention: true, gate: true, norm: true };
+    pub const ALL: FusedKernels = FusedKernels { attention: true, geglu: true, group_norm_silu: true };
 }
 
 /// An image tensor of `side` by `side` positions: its index in the graph, and its dimensions.
@@ -49,7 +49,7 @@ struct Builder {
 }
 
 /// Returns the graph of the text encoder.
-pub fn text_encoder(kernels: FusedKernels) -> Graph {
+pub fn text_encoder_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let (wide, heads) = (768, 12);
     let row = builder.bytes(PROMPT_TOKENS, wide);
@@ -74,7 +74,7 @@ pub fn text_encoder(kernels: FusedKernels) -> Graph {
 }
 
 /// Returns the graph of the UNet for one denoising step.
-pub fn unet(kernels: FusedKernels) -> Graph {
+pub fn unet_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let widths = [320, 640, 1280, 1280];
     let time = builder.bytes(1, 4 * 320);
@@ -120,7 +120,7 @@ pub fn unet(kernels: FusedKernels) -> Graph {
 }
 
 /// Returns the graph of the VAE decoder, which converts latents to an image.
-pub fn vae_decoder(kernels: FusedKernels) -> Graph {
+pub fn vae_decoder_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(1, kernels);
     let latents = builder.image("lat", &[], 4, LATENT_SIDE);
     let latents = builder.image("post_quant", &[latents.tensor], 4, LATENT_SIDE);
@@ -168,7 +168,7 @@ impl Builder {
     fn normalised(&mut self, name: &'static str, image: Image) -> usize {
         let bytes = self.bytes(image.side * image.side, image.channels);
         let x = self.add_node(name, &[image.tensor], bytes);
-        if self.kernels.norm { x } else { self.add_node("silu", &[x], bytes) }
+        if self.kernels.group_norm_silu { x } else { self.add_node("silu", &[x], bytes) }
     }
 
     fn residual(&mut self, image: Image, width: u64, step: Option<usize>) -> Image {
@@ -233,7 +233,7 @@ impl Builder {
         let x = self.add_node("ln", &[hidden], row);
         let inner = self.bytes(positions, 4 * width);
         let first = self.add_node("ffa", &[x], inner);
-        let gated = if self.kernels.gate {
+        let gated = if self.kernels.geglu {
             self.add_node("ffb+gelu+mul", &[x, first], inner)
         } else {
             let second = self.add_node("ffb", &[x], inner);
@@ -264,9 +264,9 @@ mod tests {
         // ML Drift paper, Figure 3. The sums without planning depend on launches that the paper does not list, hence
         // the wider tolerance.
         for (name, graph, naive, planned) in [
-            ("text encoder", text_encoder(FusedKernels::ALL), 62.0, 2.0),
-            ("UNet", unet(FusedKernels::ALL), 2075.0, 65.0),
-            ("decoder", vae_decoder(FusedKernels::ALL), 2274.0, 320.0),
+            ("text encoder", text_encoder_graph(FusedKernels::ALL), 62.0, 2.0),
+            ("UNet", unet_graph(FusedKernels::ALL), 2075.0, 65.0),
+            ("decoder", vae_decoder_graph(FusedKernels::ALL), 2274.0, 320.0),
         ] {
             let [sum, own] = mib(&graph);
             println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launch_count());
@@ -278,11 +278,11 @@ mod tests {
     #[test]
     fn each_fusion_is_needed_for_its_size() {
         let all = FusedKernels::ALL;
-        let of_unet = |kernels| mib(&unet(kernels))[1];
+        let of_unet = |kernels| mib(&unet_graph(kernels))[1];
         let fused = of_unet(all);
         assert!(of_unet(FusedKernels { attention: false, ..all }) > 2.0 * fused);
-        assert!(of_unet(FusedKernels { gate: false, ..all }) > fused);
-        let of_latents = |kernels| mib(&vae_decoder(kernels))[1];
-        assert!(of_latents(FusedKernels { norm: false, ..all }) > of_latents(all));
+        assert!(of_unet(FusedKernels { geglu: false, ..all }) > fused);
+        let of_latents = |kernels| mib(&vae_decoder_graph(kernels))[1];
+        assert!(of_latents(FusedKernels { group_norm_silu: false, ..all }) > of_latents(all));
     }
 }

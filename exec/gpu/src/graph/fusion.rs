@@ -22,7 +22,7 @@ pub enum ResidualFusion {
 
 /// The enabled kinds of fusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fusion {
+pub struct FusionOptions {
     /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
     pub residual: ResidualFusion,
@@ -32,16 +32,16 @@ pub struct Fusion {
     pub attention: bool,
 }
 
-impl Fusion {
+impl FusionOptions {
     /// No fusion: one operation per launch.
-    pub const NONE: Fusion = Fusion {
+    pub const NONE: FusionOptions = FusionOptions {
         pointwise: false,
         residual: ResidualFusion::Alone,
         rope_and_layout: false,
         attention: false,
     };
     /// The fusion that the executor uses.
-    pub const ALL: Fusion = Fusion {
+    pub const ALL: FusionOptions = FusionOptions {
         pointwise: true,
         residual: ResidualFusion::IntoNorm,
         rope_and_layout: true,
@@ -50,7 +50,7 @@ impl Fusion {
 }
 
 /// Returns a graph with the same operations in fewer launches.
-pub fn fuse(mut graph: Graph, fusion: Fusion) -> Graph {
+pub fn fuse(mut graph: Graph, fusion: FusionOptions) -> Graph {
     if fusion.pointwise {
         fuse_into_producers(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
     }
@@ -170,28 +170,28 @@ fn merge_neighbours(graph: &mut Graph, fits: impl Fn(&Node, &Node) -> bool) {
 mod tests {
     use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
 
-    use super::super::{PassSize, decoder};
+    use super::super::{PassSize, decoder_graph};
     use super::*;
     use crate::memory::tests::{reference_plans, usage_record};
     use crate::memory::{assign_offsets, naive_bytes};
 
     fn shape(architecture: Architecture) -> ModelShape {
-        ModelShape { architecture, ..shipped_document("llama-8b").unwrap().shape() }
+        ModelShape { architecture, ..shipped_document("llama-8b").unwrap().to_shape() }
     }
 
     fn size(tokens: u64) -> PassSize {
-        PassSize { layers: 32, tokens, context: 1280, element_bytes: 2 }
+        PassSize { layers: 32, tokens, context_length: 1280, element_bytes: 2 }
     }
 
     /// The fusion in the graphs of [`reference_plans`]: only element-wise operations are fused.
-    const PUBLISHED: Fusion =
-        Fusion { pointwise: true, residual: ResidualFusion::IntoMatmul, ..Fusion::NONE };
+    const PUBLISHED: FusionOptions =
+        FusionOptions { pointwise: true, residual: ResidualFusion::IntoMatmul, ..FusionOptions::NONE };
 
     #[test]
     fn llama_decoder_has_the_usage_records_of_the_reference_planner() {
         let plans = reference_plans();
         for tokens in [1, 128, 1024] {
-            let graph = fuse(decoder(&shape(Architecture::Llama), size(tokens)), PUBLISHED);
+            let graph = fuse(decoder_graph(&shape(Architecture::Llama), size(tokens)), PUBLISHED);
             let expected = plans[&format!("llama-8b-decoder-s{tokens}")]["records"].as_array().unwrap();
             let (tensors, records) = graph.usage_records();
             assert_eq!(records.len(), expected.len());
@@ -216,10 +216,10 @@ mod tests {
             (Architecture::Gemma, 3, 19),
             (Architecture::Gemma2, 3, 22),
         ] {
-            let graph = decoder(&shape(architecture), size(1));
-            assert_eq!(fuse(graph.clone(), Fusion::NONE), graph);
+            let graph = decoder_graph(&shape(architecture), size(1));
+            assert_eq!(fuse(graph.clone(), FusionOptions::NONE), graph);
             assert_eq!(graph.launch_count(), ends + 32 * plain, "{architecture}");
-            let fused = fuse(graph.clone(), Fusion::ALL);
+            let fused = fuse(graph.clone(), FusionOptions::ALL);
             assert_eq!(fused.launch_count(), 2 + 32 * 11, "{architecture}");
             let count = |graph: &Graph| graph.nodes.iter().map(|node| node.operations.len()).sum::<usize>();
             assert_eq!(count(&graph), count(&fused), "{architecture}: no operation is lost");
@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn fused_graphs_read_only_written_tensors_and_need_less_memory() {
         for &architecture in Architecture::ALL {
-            let graph = decoder(&shape(architecture), size(1024));
-            let fused = fuse(graph.clone(), Fusion::ALL);
+            let graph = decoder_graph(&shape(architecture), size(1024));
+            let fused = fuse(graph.clone(), FusionOptions::ALL);
             let mut written = std::collections::BTreeSet::new();
             for node in &fused.nodes {
                 assert!(node.inputs.iter().all(|read| written.contains(read)), "{architecture}: {node:?}");

@@ -1,6 +1,6 @@
 //! The graph of a pass: its operations in order, and the tensors that they read and write.
 //!
-//! A graph is a list of nodes over tensors that are written once; each node is one kernel launch. [`decoder()`]
+//! A graph is a list of nodes over tensors that are written once; each node is one kernel launch. [`decoder_graph()`]
 //! builds the unfused graph of an architecture, with one operation per node; [`fusion`] merges nodes so that there
 //! are fewer launches. A graph also gives the tensor usage records from which [`crate::memory`] plans memory.
 //!
@@ -10,8 +10,8 @@ pub mod decoder;
 pub mod diffusion;
 pub mod fusion;
 
-pub use decoder::{PassSize, decoder};
-pub use fusion::{Fusion, ResidualFusion, fuse};
+pub use decoder::{PassSize, decoder_graph};
+pub use fusion::{FusionOptions, ResidualFusion, fuse};
 
 use crate::memory::TensorUsageRecord;
 

@@ -26,9 +26,9 @@ pub struct AttentionKernel {
     pub soft_cap: Option<f32>,
     /// The size of the sliding window in positions, including the position of the token itself; `None` for full
     /// attention.
-    pub window: Option<u32>,
+    pub sliding_window: Option<u32>,
     /// The layout of the result.
-    pub storage: Storage,
+    pub output_storage: Storage,
 }
 
 impl AttentionKernel {
@@ -38,7 +38,7 @@ impl AttentionKernel {
         let heads = &self.shape;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
         let queries = heads.query_accessor(AccessMode::Read);
-        let out = Accessor::for_rows("out", self.storage, width, AccessMode::Write);
+        let out = Accessor::for_rows("out", self.output_storage, width, AccessMode::Write);
         let mut kernel = Declarations::new(false);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         kernel.tensor(&queries);
@@ -68,7 +68,7 @@ impl AttentionKernel {
         let (scale, group) = (self.scale, heads.queries_per_kv_head());
         let dimensions = heads.value_length.div_ceil(TILE);
         let first_seen = |window| format!("max(position + 1u, {window}u) - {window}u");
-        let seen = self.window.map_or("0u".to_owned(), first_seen);
+        let seen = self.sliding_window.map_or("0u".to_owned(), first_seen);
         let cap = self.soft_cap.map_or(String::new(), |cap| {
             // tanh is one beyond 10 in f32.
             format!("            score = {cap:e} * tanh(clamp(score / {cap:e}, -10.0, 10.0));\n")
@@ -112,26 +112,32 @@ impl AttentionKernel {
 
 #[cfg(test)]
 mod tests {
-    use hearth_runtime::CacheFormat;
+    use hearth_runtime::KvCacheFormat;
 
     use super::*;
     use crate::virtual_tensor::WeightOrder;
 
     #[test]
     fn workgroup_vectors_are_written_as_a_whole() {
-        let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
+        let (format, order) = (KvCacheFormat::F16, WeightOrder::Interleaved);
         let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
         let heads = AttentionShape {
             heads,
             kv_heads,
             key_length,
             value_length,
-            context: 256,
+            context_length: 256,
             format,
             cache_order: order,
         };
         let (soft_cap, window, storage) = (None, None, Storage::Linear);
-        let kernel = AttentionKernel { shape: heads, scale: 0.1, soft_cap, window, storage };
+        let kernel = AttentionKernel {
+            shape: heads,
+            scale: 0.1,
+            soft_cap,
+            sliding_window: window,
+            output_storage: storage,
+        };
         let text = kernel.wgsl_source().unwrap();
         // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));

@@ -38,13 +38,13 @@ pub enum Phase {
 /// The layout of the weights and the distribution of a matmul over the threads of a workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tiling {
-    pub order: WeightOrder,
+    pub weight_order: WeightOrder,
     /// Number of slices of four rows that a workgroup computes.
     pub slices_per_workgroup: u32,
     /// Number of threads that share the blocks of a row in decode (split-K).
     pub split_k: u32,
     /// Number of threads for each slice in prefill, each with different tokens.
-    pub token_threads: u32,
+    pub threads_per_slice: u32,
     /// Number of tokens that each thread computes in prefill.
     pub tokens_per_thread: u32,
 }
@@ -52,23 +52,23 @@ pub struct Tiling {
 impl Tiling {
     /// The tiling on a device for which no tiling has been tuned. source: assumed, 128 threads per workgroup
     pub const DEFAULT: Tiling = Tiling {
-        order: WeightOrder::Interleaved,
+        weight_order: WeightOrder::Interleaved,
         slices_per_workgroup: 16,
         split_k: 8,
-        token_threads: 8,
+        threads_per_slice: 8,
         tokens_per_thread: 4,
     };
     /// The default tiling with the naive layout, in which the weights of a row are contiguous.
-    pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::DEFAULT };
+    pub const BY_OUTPUT: Tiling = Tiling { weight_order: WeightOrder::ByOutput, ..Tiling::DEFAULT };
 
     /// Returns the number of tokens that a workgroup computes in prefill.
     pub fn tokens_per_tile(&self) -> u32 {
-        self.token_threads * self.tokens_per_thread
+        self.threads_per_slice * self.tokens_per_thread
     }
 
     /// Returns variants of this tiling with fewer tokens per thread, and the tiling itself, in ascending order. A
     /// workgroup always computes its whole tile, so a small batch needs a small tile.
-    pub fn for_batch_sizes(self) -> Vec<Tiling> {
+    pub fn batch_size_variants(self) -> Vec<Tiling> {
         let fewer = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens_per_thread);
         let all = fewer.chain([self.tokens_per_thread]);
         all.map(|tokens_per_thread| Tiling { tokens_per_thread, ..self }).collect()
@@ -95,7 +95,7 @@ pub struct MatmulKernel {
     pub multiplies_by_gate: bool,
     /// Whether the kernel writes the integer sums of each block, [tokens, blocks, rows], instead of the results, for
     /// tests. With one scale per row, a row is one block.
-    pub writes_integers: bool,
+    pub writes_integer_sums: bool,
 }
 
 impl MatmulKernel {
@@ -119,8 +119,8 @@ impl MatmulKernel {
     }
 
     /// Returns the shape of the packed weights of this part, in words.
-    pub fn shape(&self) -> Result<WeightShape, ShapeError> {
-        let words = self.packed_format.texels(self.row_length) * 4;
+    pub fn packed_weight_shape(&self) -> Result<WeightShape, ShapeError> {
+        let words = self.packed_format.texels_per_row(self.row_length) * 4;
         WeightShape::new(self.rows, words, self.tiling.slices_per_workgroup)
     }
 
@@ -146,7 +146,7 @@ impl MatmulKernel {
             kernel.text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
         kernel.buffer("read", "weights", self.texel_type());
-        if self.packed_format.scale_words(self.row_length) > 0 {
+        if self.packed_format.scale_words_per_row(self.row_length) > 0 {
             kernel.buffer("read", "scales", "vec4<u32>");
         } else if self.packed_format.has_row_scales() {
             kernel.buffer("read", "row_scales", "vec4<f32>");
@@ -158,7 +158,7 @@ impl MatmulKernel {
         } else {
             kernel.tensor(&rows("x", self.row_length, AccessMode::Read));
         }
-        if self.writes_integers {
+        if self.writes_integer_sums {
             kernel.buffer("read_write", "integers", "vec4<i32>");
         } else {
             kernel.tensor(&rows("out", self.total_rows, AccessMode::Write));
@@ -179,13 +179,15 @@ impl MatmulKernel {
         } else {
             "fn dot4(a: u32, b: u32) -> i32 { return dot(unpack4xI8(a), unpack4xI8(b)); }\n"
         };
-        let (kind, texel) =
-            (self.texel_type(), self.shape()?.texel_wgsl(self.tiling.order, "slice * 4u + r", "t"));
+        let (kind, texel) = (
+            self.texel_type(),
+            self.packed_weight_shape()?.texel_index_wgsl(self.tiling.weight_order, "slice * 4u + r", "t"),
+        );
         let _ =
             writeln!(text, "fn weight(slice: u32, r: u32, t: u32) -> {kind} {{ return weights[{texel}]; }}");
-        let words = self.packed_format.scale_words(self.row_length);
+        let words = self.packed_format.scale_words_per_row(self.row_length);
         if words > 0 {
-            let texel = scale_texel(self.tiling.order, self.tiling.slices_per_workgroup, words);
+            let texel = scale_texel(self.tiling.weight_order, self.tiling.slices_per_workgroup, words);
             let _ = writeln!(
                 text,
                 "fn scale(slice: u32, block: u32) -> vec4<f32> {{\n    let word = block / 2u;\n    \
@@ -277,9 +279,9 @@ impl MatmulKernel {
     fn main(&self) -> String {
         let (tiling, tokens) = (&self.tiling, self.tokens());
         let is_decode = self.is_decode();
-        let depth = if is_decode { tiling.split_k } else { tiling.token_threads };
+        let depth = if is_decode { tiling.split_k } else { tiling.threads_per_slice };
         // Neighbouring threads read neighbouring texels: of different slices, or of the same slice along its row.
-        let along = tiling.order == WeightOrder::ByOutput && is_decode;
+        let along = tiling.weight_order == WeightOrder::ByOutput && is_decode;
         let (x, y) =
             if along { (depth, tiling.slices_per_workgroup) } else { (tiling.slices_per_workgroup, depth) };
         let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
@@ -298,10 +300,10 @@ impl MatmulKernel {
         );
         // The automatic layout contains only the bindings that the kernel uses.
         text += "    _ = params.tokens;\n";
-        let (integers, is_by_row) = (self.writes_integers, self.packed_format.has_row_scales());
+        let (integers, is_by_row) = (self.writes_integer_sums, self.packed_format.has_row_scales());
         for (is_used, value) in [
             (self.reads_quants(), "sums_object[0]"),
-            (integers && self.packed_format.scale_words(self.row_length) > 0, "scale(0u, 0u)"),
+            (integers && self.packed_format.scale_words_per_row(self.row_length) > 0, "scale(0u, 0u)"),
             (integers && is_by_row, "row_scales[0]"),
             (integers && !(is_by_row && is_decode), "input_scale(0u, 0u)"),
         ] {
@@ -334,7 +336,7 @@ impl MatmulKernel {
         let block = self.packed_format.block_length();
         let (first, step) = if self.is_decode() { ("part", self.tiling.split_k) } else { ("0u", 1) };
         if block == 0 {
-            let texels = self.packed_format.texels(self.row_length);
+            let texels = self.packed_format.texels_per_row(self.row_length);
             return format!(
                 "    for (var t = {first}; t < {texels}u; t += {step}u) {{\n{}    }}\n",
                 self.plain_texel()
@@ -377,7 +379,7 @@ impl MatmulKernel {
     /// Generates the end of the kernel: sums the partial results of a workgroup, applies bias, activation and gate,
     /// and writes the results.
     fn epilogue(&self, slice: &str) -> String {
-        if self.writes_integers && !self.packed_format.has_row_scales() {
+        if self.writes_integer_sums && !self.packed_format.has_row_scales() {
             return String::new();
         }
         let (splits, slices) = (self.tiling.split_k, self.tiling.slices_per_workgroup);
@@ -393,7 +395,7 @@ impl MatmulKernel {
         }
         if self.packed_format.has_row_scales() {
             text += &self.scaled_results();
-            if self.writes_integers {
+            if self.writes_integer_sums {
                 return text;
             }
         }
@@ -412,7 +414,7 @@ impl MatmulKernel {
             if self.is_decode() {
                 text += "    out_write(0u, 0u, 0u, s, acc0);\n";
             } else {
-                let (depth, tokens) = (self.tiling.token_threads, self.tokens());
+                let (depth, tokens) = (self.tiling.threads_per_slice, self.tokens());
                 let _ = writeln!(
                     text,
                     "    if ((group.y * {depth}u + part) * {tokens}u + {t}u < params.tokens) \
@@ -444,7 +446,7 @@ mod tests {
 
     #[test]
     fn small_batches_get_small_tiles() {
-        let all = Tiling::DEFAULT.for_batch_sizes();
+        let all = Tiling::DEFAULT.batch_size_variants();
         assert_eq!(all.iter().map(Tiling::tokens_per_tile).collect::<Vec<_>>(), [8, 16, 32]);
         assert_eq!(all.last(), Some(&Tiling::DEFAULT));
         for tokens in 2..=64u32 {
@@ -454,7 +456,8 @@ mod tests {
             assert!(tokens > 32 || computed < 2 * tokens.max(8), "{tokens}: {computed}");
         }
         let odd = Tiling { tokens_per_thread: 6, ..Tiling::DEFAULT };
-        let tokens: Vec<u32> = odd.for_batch_sizes().iter().map(|tiling| tiling.tokens_per_thread).collect();
+        let tokens: Vec<u32> =
+            odd.batch_size_variants().iter().map(|tiling| tiling.tokens_per_thread).collect();
         assert_eq!(tokens, [1, 2, 4, 6]);
     }
 }

@@ -15,7 +15,7 @@ pub mod rope;
 
 use std::fmt::Write;
 
-use crate::device::{Capabilities, Params};
+use crate::device::{Capabilities, KernelParams};
 use crate::virtual_tensor::Accessor;
 
 /// The declarations at the start of a kernel. Bindings are numbered in declaration order, after the parameters at 0.
@@ -29,7 +29,7 @@ impl Declarations {
     pub(crate) fn new(uses_f16: bool) -> Declarations {
         // Subgroups need no directive: naga 30 does not know one for them.
         let enables = if uses_f16 { "enable f16;\n" } else { "" };
-        Declarations { text: format!("{enables}{}", Params::WGSL), bindings: 0 }
+        Declarations { text: format!("{enables}{}", KernelParams::WGSL_DECLARATION), bindings: 0 }
     }
 
     /// Declares a buffer with elements of the WGSL type `kind`.
@@ -42,8 +42,8 @@ impl Declarations {
     /// Declares the buffer or texture of a tensor, and the functions that access its elements.
     pub(crate) fn tensor(&mut self, accessor: &Accessor) {
         self.bindings += 1;
-        self.text += &accessor.declaration(self.bindings);
-        self.text += &accessor.functions();
+        self.text += &accessor.wgsl_declaration(self.bindings);
+        self.text += &accessor.wgsl_functions();
     }
 }
 

@@ -21,7 +21,7 @@
 use hearth_profiles::Format;
 
 use super::quantise::{Granularity, VALUES_PER_THREAD};
-use crate::device::Params;
+use crate::device::KernelParams;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
 
@@ -137,14 +137,14 @@ impl PackedFormat {
     }
 
     /// Returns the number of texels of a row of `length` weights.
-    pub fn texels(self, length: u32) -> u32 {
+    pub fn texels_per_row(self, length: u32) -> u32 {
         let (weights, texels) = self.unit();
         length / weights * texels
     }
 
     /// Returns the number of words of the scales of a row, with two scales per word; 0 if the scales are not stored
     /// separately.
-    pub fn scale_words(self, length: u32) -> u32 {
+    pub fn scale_words_per_row(self, length: u32) -> u32 {
         let is_separate = matches!(self, PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Q6K);
         if is_separate { (length / self.block_length()).div_ceil(2) } else { 0 }
     }
@@ -229,30 +229,30 @@ pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String
 
 /// Generates the kernel that rearranges the weights of the rows `params.offset..params.end` into texels. The bytes of
 /// these rows are at the start of `raw`.
-pub fn texels_kernel(
+pub fn texel_packing_kernel(
     packed: PackedFormat,
     length: u32,
     row_bytes: u32,
     shape: &WeightShape,
     order: WeightOrder,
 ) -> String {
-    let index = shape.texel_wgsl(order, "params.offset + row", "t");
+    let index = shape.texel_index_wgsl(order, "params.offset + row", "t");
     let function = format!("fn texel(row: u32, t: u32) -> vec4<u32> {{\n{}}}\n", packed.texel());
     let body = format!(
         "    if (params.offset + row < params.end) {{ out[{index}] = texel(row * {row_bytes}u, t); }}\n"
     );
-    rearranging_kernel("vec4<u32>", &function, ("t", packed.texels(length)), &body)
+    rearranging_kernel("vec4<u32>", &function, ("t", packed.texels_per_row(length)), &body)
 }
 
 /// Generates the kernel that copies the scales of the rows `params.offset..params.end` to an array of scales.
-pub fn scales_kernel(
+pub fn scale_packing_kernel(
     packed: PackedFormat,
     length: u32,
     row_bytes: u32,
     group_slices: u32,
     order: WeightOrder,
 ) -> String {
-    let (words, blocks) = (packed.scale_words(length), length / packed.block_length());
+    let (words, blocks) = (packed.scale_words_per_row(length), length / packed.block_length());
     let (block_bytes, at) = packed.scale_offset();
     let index = scale_texel(order, group_slices, words);
     let body = format!(
@@ -282,7 +282,7 @@ fn rearranging_kernel(kind: &str, function: &str, (name, count): (&str, u32), bo
          \x20   let {name} = at % {count}u;\n\
          {body}\
          }}\n",
-        Params::WGSL,
+        KernelParams::WGSL_DECLARATION,
     )
 }
 

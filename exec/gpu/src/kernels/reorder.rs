@@ -7,7 +7,7 @@ use crate::virtual_tensor::{AccessMode, Accessor, Shape, Storage};
 /// Generates the kernel. Its bindings after the parameters are: source, target.
 pub fn wgsl_source(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
-    let (slices, texels) = (shape.slices(), shape.texel_count());
+    let (slices, texels) = (shape.slice_count(), shape.texel_count());
     let mut kernel = Declarations::new(false);
     kernel.tensor(&Accessor::for_shape("src", from, shape, AccessMode::Read));
     kernel.tensor(&Accessor::for_shape("dst", to, shape, AccessMode::Write));

@@ -11,7 +11,7 @@
 
 use std::fmt::Write;
 
-use hearth_runtime::CacheFormat;
+use hearth_runtime::KvCacheFormat;
 use hearth_runtime::rope::PairLayout;
 
 use super::{Declarations, group_sum, lane_arguments};
@@ -34,8 +34,8 @@ pub struct AttentionShape {
     /// Head dimension of values.
     pub value_length: u32,
     /// Number of positions in the cache.
-    pub context: u32,
-    pub format: CacheFormat,
+    pub context_length: u32,
+    pub format: KvCacheFormat,
     /// The layout of the cache.
     pub cache_order: WeightOrder,
 }
@@ -48,25 +48,25 @@ impl AttentionShape {
 
     /// Returns the shape of the key cache of one head, as weights.
     pub fn key_cache_shape(&self) -> Result<WeightShape, ShapeError> {
-        WeightShape::new(self.context, self.key_length, 1)
+        WeightShape::new(self.context_length, self.key_length, 1)
     }
 
     /// Returns the shape of the value cache of one head, as weights.
     pub fn value_cache_shape(&self) -> Result<WeightShape, ShapeError> {
-        WeightShape::new(self.value_length, self.context, 1)
+        WeightShape::new(self.value_length, self.context_length, 1)
     }
 
     /// Returns the bytes of the key cache, and of the value cache, of one sequence.
     pub fn kv_cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
         let texel_bytes = match self.format {
-            CacheFormat::F16 => 8,
-            CacheFormat::F32 => 16,
+            KvCacheFormat::F16 => 8,
+            KvCacheFormat::F32 => 16,
         };
         let bytes = |shape: WeightShape| {
-            let texels = shape.elements() / 4;
+            let texels = shape.element_count() / 4;
             // Kernels index the texels of all heads with 32 bits.
             let Some(texels) = texels.checked_mul(self.kv_heads) else {
-                let AttentionShape { kv_heads, context, .. } = self;
+                let AttentionShape { kv_heads, context_length: context, .. } = self;
                 let shape = format!("the key-value cache of {kv_heads} heads and {context} positions");
                 return Err(ShapeError::Large { shape });
             };
@@ -94,15 +94,15 @@ impl AttentionShape {
         direction: AccessMode,
     ) {
         let access = if direction == AccessMode::Read { "read" } else { "read_write" };
-        let texels = shape.elements() / 4;
-        let place = shape.texel_wgsl(self.cache_order, "output", "input");
+        let texels = shape.element_count() / 4;
+        let place = shape.texel_index_wgsl(self.cache_order, "output", "input");
         let (kind, load, store) = match self.format {
-            CacheFormat::F16 => (
+            KvCacheFormat::F16 => (
                 "vec2<u32>",
                 "vec4<f32>(unpack2x16float(texel.x), unpack2x16float(texel.y))",
                 "vec2<u32>(pack2x16float(value.xy), pack2x16float(value.zw))",
             ),
-            CacheFormat::F32 => ("vec4<f32>", "texel", "value"),
+            KvCacheFormat::F32 => ("vec4<f32>", "texel", "value"),
         };
         kernel.buffer(access, &format!("{name}_object"), kind);
         let _ = write!(
@@ -125,11 +125,11 @@ impl AttentionShape {
 pub struct RopeKernel {
     pub shape: AttentionShape,
     /// Which dimensions of a head form a pair.
-    pub pairs: PairLayout,
+    pub pair_layout: PairLayout,
     /// The number of rotated pairs.
     pub pair_count: u32,
     /// The layout of the inputs q, k and v.
-    pub storage: Storage,
+    pub input_storage: Storage,
     /// The epsilon of the norms of query and key heads, if the model has these norms.
     pub norm_epsilon: Option<f32>,
     pub capabilities: Capabilities,
@@ -146,7 +146,7 @@ impl RopeKernel {
             ("key", heads.kv_heads * heads.key_length),
             ("value", heads.kv_heads * heads.value_length),
         ]
-        .map(|(name, width)| Accessor::for_rows(name, self.storage, width, AccessMode::Read));
+        .map(|(name, width)| Accessor::for_rows(name, self.input_storage, width, AccessMode::Read));
         let queries = heads.query_accessor(AccessMode::Write);
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
@@ -189,7 +189,7 @@ impl RopeKernel {
                  head[i] = head[i] * scale * weight;\n    }}\n    workgroupBarrier();\n"
             );
         }
-        let (one, other) = match self.pairs {
+        let (one, other) = match self.pair_layout {
             PairLayout::Interleaved => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
             PairLayout::Halves => ("i".to_owned(), format!("i + {pairs}u")),
         };

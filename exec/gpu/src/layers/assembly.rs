@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::{BATCH_TOKENS, GpuLayers, Grid, Step, weights};
 use crate::device::{GpuBuffer, Launch};
 use crate::error::GpuError;
-use crate::graph::{Fusion, Graph, LayerMatrix, Node, Norm, Operation, PassSize, decoder, fuse};
+use crate::graph::{FusionOptions, Graph, LayerMatrix, Node, Norm, Operation, PassSize, decoder_graph, fuse};
 use crate::kernels::attention::AttentionKernel;
 use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::norm::NormKernel;
@@ -45,10 +45,10 @@ impl GpuLayers {
         let size = PassSize {
             layers: layers.end - layers.start,
             tokens: u64::from(BATCH_TOKENS),
-            context: u64::from(self.options.context),
+            context_length: u64::from(self.options.context),
             element_bytes: size_of::<f32>() as u64,
         };
-        let graph = fuse(decoder(self.model.shape(), size), Fusion::ALL);
+        let graph = fuse(decoder_graph(self.model.shape(), size), FusionOptions::ALL);
         let hidden = hidden_rows(&graph);
         let (tensors, records) = graph.usage_records();
         let (tensors, records): (Vec<usize>, Vec<TensorUsageRecord>) = tensors
@@ -204,9 +204,9 @@ impl Assembly<'_> {
         let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
         let kernel = RopeKernel {
             shape: weights::attention_shape(shape, self.own.options),
-            pairs: parameters.rope.pair_layout,
+            pair_layout: parameters.rope.pair_layout,
             pair_count: parameters.rope.frequencies.len() as u32,
-            storage: Storage::Linear,
+            input_storage: Storage::Linear,
             norm_epsilon: norms.map(|_| parameters.rms_norm_epsilon),
             capabilities: self.own.gpu.capabilities(),
         };
@@ -230,8 +230,8 @@ impl Assembly<'_> {
             shape: weights::attention_shape(shape, self.own.options),
             scale: parameters.attention_scale,
             soft_cap: parameters.attention_softcap,
-            window: parameters.attention_window(self.layer()),
-            storage: Storage::Linear,
+            sliding_window: parameters.attention_window(self.layer()),
+            output_storage: Storage::Linear,
         };
         let (text, buffers) = (kernel.wgsl_source()?, &self.own.buffers);
         let (queries, out) = (self.tensor(node.inputs[0]), self.tensor(node.outputs[0]));

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;
-use hearth_runtime::{CacheOptions, Weights};
+use hearth_runtime::{KvCacheOptions, Weights};
 
 use super::UploadOptions;
-use crate::device::{Gpu, GpuBuffer, Launch, Params};
+use crate::device::{Gpu, GpuBuffer, KernelParams, Launch};
 use crate::error::GpuError;
 use crate::graph::{LayerMatrix, Norm};
 use crate::kernels::matmul::MatmulKernel;
@@ -38,7 +38,12 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
         ("the width of hidden rows", shape.embedding, whole_slices(shape.embedding), slices),
         ("the head dimension of keys", shape.key_length, whole_slices(shape.key_length), slices),
         ("the head dimension of values", shape.value_length, whole_slices(shape.value_length), slices),
-        ("the width of the feed-forward block", shape.feed_forward, whole_slices(shape.feed_forward), slices),
+        (
+            "the width of the feed-forward block",
+            shape.feed_forward_length,
+            whole_slices(shape.feed_forward_length),
+            slices,
+        ),
         ("the number of query heads", shape.heads, heads_fit, groups),
         ("the number of rotated pairs", pairs, 2 * pairs <= shape.key_length, half),
     ] {
@@ -50,11 +55,19 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
 }
 
 /// Returns the attention dimensions of a model.
-pub(super) fn attention_shape(shape: &ModelShape, options: CacheOptions) -> AttentionShape {
+pub(super) fn attention_shape(shape: &ModelShape, options: KvCacheOptions) -> AttentionShape {
     let ModelShape { heads, kv_heads, key_length, value_length, .. } = *shape;
-    let CacheOptions { context, format, .. } = options;
+    let KvCacheOptions { context, format, .. } = options;
     let order = WeightOrder::Interleaved;
-    AttentionShape { heads, kv_heads, key_length, value_length, context, format, cache_order: order }
+    AttentionShape {
+        heads,
+        kv_heads,
+        key_length,
+        value_length,
+        context_length: context,
+        format,
+        cache_order: order,
+    }
 }
 
 /// Returns a norm of the hidden rows, without a residual addition.
@@ -74,7 +87,7 @@ impl GpuLayer {
         gpu: &Gpu,
         model: &Weights,
         layer: u32,
-        options: CacheOptions,
+        options: KvCacheOptions,
         upload: UploadOptions,
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuLayer, GpuError> {
@@ -111,11 +124,12 @@ impl GpuLayer {
 
     pub(super) fn weight_bytes(&self) -> u64 {
         let vectors = self.norms.values().chain(self.biases.iter().flatten());
-        self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(GpuBuffer::bytes).sum::<u64>()
+        self.matrices.iter().map(GpuMatrix::memory_bytes).sum::<u64>()
+            + vectors.map(GpuBuffer::size_bytes).sum::<u64>()
     }
 
     pub(super) fn kv_cache_bytes(&self) -> u64 {
-        self.caches.iter().flatten().map(GpuBuffer::bytes).sum()
+        self.caches.iter().flatten().map(GpuBuffer::size_bytes).sum()
     }
 }
 
@@ -146,7 +160,7 @@ impl OutputMatrix {
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.create_params_buffer()?;
-        gpu.write(&params, &[Params::for_pass(1, 0)])?;
+        gpu.write(&params, &[KernelParams::for_pass(1, 0)])?;
         let [hidden, x] =
             [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
@@ -173,6 +187,9 @@ impl OutputMatrix {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.matrix.bytes() + self.params.bytes() + self.hidden.bytes() + self.logits.bytes()
+        self.matrix.memory_bytes()
+            + self.params.size_bytes()
+            + self.hidden.size_bytes()
+            + self.logits.size_bytes()
     }
 }

@@ -67,7 +67,8 @@ impl Accessor {
 
     /// Returns the accessor of a tensor whose extents are known when the shader is generated.
     pub fn for_shape(name: &'static str, storage: Storage, shape: &Shape, direction: AccessMode) -> Accessor {
-        let (extents, slices) = (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slices()));
+        let (extents, slices) =
+            (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slice_count()));
         Accessor { name, storage, extents, slices, mode: direction }
     }
 
@@ -88,7 +89,7 @@ impl Accessor {
     }
 
     /// Returns the WGSL declaration of the tensor at a binding of group 0.
-    pub fn declaration(&self, binding: u32) -> String {
+    pub fn wgsl_declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.mode) {
             (Storage::Buffer | Storage::Linear, AccessMode::Read) => ("<storage, read>", "array<vec4<f32>>"),
@@ -102,7 +103,7 @@ impl Accessor {
     }
 
     /// Returns the WGSL functions that read and write the tensor.
-    pub fn functions(&self) -> String {
+    pub fn wgsl_functions(&self) -> String {
         let (name, position) = (self.name, self.position());
         let (texel, store) = match self.storage {
             Storage::Buffer | Storage::Linear => {
@@ -177,7 +178,7 @@ mod tests {
     fn generated_functions_contain_the_index_arithmetic() {
         let functions = |storage| {
             let shape = Shape::new(2, 3, 4, 12).unwrap();
-            Accessor::for_shape("src", storage, &shape, AccessMode::Read).functions()
+            Accessor::for_shape("src", storage, &shape, AccessMode::Read).wgsl_functions()
         };
         assert_eq!(
             functions(Storage::Buffer),
@@ -188,12 +189,12 @@ mod tests {
         assert!(text.contains("textureLoad(src_object, vec2<u32>((x) * 2u + b, (y) * 3u + s), 0)"), "{text}");
         let rows = Accessor::for_rows("out", Storage::Buffer, 64, AccessMode::Write);
         assert_eq!(
-            rows.functions(),
+            rows.wgsl_functions(),
             "fn out_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) \
              { out_object[(s) * (params.tokens) + x] = value; }\n"
         );
         assert_eq!(
-            rows.declaration(3),
+            rows.wgsl_declaration(3),
             "@group(0) @binding(3) var<storage, read_write> out_object: array<vec4<f32>>;\n"
         );
     }

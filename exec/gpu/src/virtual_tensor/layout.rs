@@ -60,17 +60,17 @@ impl Shape {
     }
 
     /// Returns the number of slices of four channels, the last of which is padded.
-    pub fn slices(&self) -> u32 {
+    pub fn slice_count(&self) -> u32 {
         self.channels.div_ceil(SLICE_SIZE)
     }
 
     pub fn texel_count(&self) -> u32 {
-        self.batch * self.height * self.width * self.slices()
+        self.batch * self.height * self.width * self.slice_count()
     }
 
     /// Iterates over all texels in no particular order.
     pub fn all_texels(&self) -> impl Iterator<Item = TexelCoordinates> + use<> {
-        let ([batch, height, width], slices) = (self.extents(), self.slices());
+        let ([batch, height, width], slices) = (self.extents(), self.slice_count());
         (0..self.texel_count()).map(move |at| {
             let (at, s) = (at / slices, at % slices);
             let (at, x) = (at / width, at % width);
@@ -84,7 +84,7 @@ impl Storage {
 
     /// Returns the width, height and depth, in texels, of the GPU object that stores a tensor of this shape.
     pub fn object_extent(self, shape: &Shape) -> [u32; 3] {
-        let ([batch, height, width], slices) = (shape.extents(), shape.slices());
+        let ([batch, height, width], slices) = (shape.extents(), shape.slice_count());
         match self {
             Storage::Buffer | Storage::Linear => [shape.texel_count(), 1, 1],
             Storage::Texture2d => [width * batch, height * slices, 1],
@@ -94,7 +94,7 @@ impl Storage {
 
     /// Returns the position of a texel in the GPU object: the index in a buffer, or the coordinates in a texture.
     pub fn position(self, shape: &Shape, at: TexelCoordinates) -> [u32; 3] {
-        let ([batch, height, width], slices) = (shape.extents(), shape.slices());
+        let ([batch, height, width], slices) = (shape.extents(), shape.slice_count());
         let TexelCoordinates { b, y, x, s } = at;
         match self {
             Storage::Buffer => [((s * height + y) * width + x) * batch + b, 0, 0],
@@ -136,7 +136,7 @@ mod tests {
         assert!(matches!(Shape::new(1, 0, 1, 4), Err(ShapeError::Empty { .. })));
         assert!(matches!(Shape::new(1, 1, 1, 0), Err(ShapeError::Empty { .. })));
         let error = Shape::new(1 << 16, 1 << 16, 1, 8).unwrap_err();
-        assert!(error.to_string().contains("split it"), "{error}");
+        assert!(error.to_string().contains("too large for 32-bit indices"), "{error}");
     }
 
     proptest! {

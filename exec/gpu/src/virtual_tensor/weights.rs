@@ -48,23 +48,23 @@ impl WeightShape {
     }
 
     /// Returns G, the number of groups, the last of which is padded.
-    pub fn groups(&self) -> u32 {
+    pub fn group_count(&self) -> u32 {
         self.outputs.div_ceil(SLICE_SIZE).div_ceil(self.group_slices)
     }
 
     /// Returns S_I, the number of input slices, the last of which is padded.
-    pub fn input_slices(&self) -> u32 {
+    pub fn input_slice_count(&self) -> u32 {
         self.inputs.div_ceil(SLICE_SIZE)
     }
 
     /// Returns the number of elements, including padding.
-    pub fn elements(&self) -> u32 {
-        self.groups() * self.group_slices * SLICE_SIZE * self.input_slices() * SLICE_SIZE
+    pub fn element_count(&self) -> u32 {
+        self.group_count() * self.group_slices * SLICE_SIZE * self.input_slice_count() * SLICE_SIZE
     }
 
     /// Returns the index of the weight of output `o` and input `i` in a buffer.
     pub fn element_index(&self, order: WeightOrder, o: u32, i: u32) -> u32 {
-        let (slices, inputs) = (self.group_slices, self.input_slices());
+        let (slices, inputs) = (self.group_slices, self.input_slice_count());
         let (group, slice) = (o / SLICE_SIZE / slices, o / SLICE_SIZE % slices);
         let (output, input, lane) = (o % SLICE_SIZE, i / SLICE_SIZE, i % SLICE_SIZE);
         let texel = match order {
@@ -76,8 +76,8 @@ impl WeightShape {
 
     /// Returns the WGSL index of the texel with input slice `input` of output `output`, both of which are WGSL
     /// expressions.
-    pub fn texel_wgsl(&self, order: WeightOrder, output: &str, input: &str) -> String {
-        let (inputs, rows) = (self.input_slices(), self.group_slices * SLICE_SIZE);
+    pub fn texel_index_wgsl(&self, order: WeightOrder, output: &str, input: &str) -> String {
+        let (inputs, rows) = (self.input_slice_count(), self.group_slices * SLICE_SIZE);
         match order {
             // The layout does not depend on the groups, because outputs are in ascending order.
             WeightOrder::ByOutput => format!("(({output}) * {inputs}u + ({input}))"),
@@ -102,7 +102,7 @@ mod tests {
         let shape = WeightShape::new(12, 9, 2).unwrap();
         assert_eq!(shape.element_index(WeightOrder::ByOutput, 6, 5), (6 * 3 + 1) * 4 + 1);
         assert_eq!(shape.element_index(WeightOrder::Interleaved, 6, 5), ((2 + 1) * 4 + 2) * 4 + 1);
-        assert_eq!(shape.groups(), 2);
+        assert_eq!(shape.group_count(), 2);
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
                 let mut seen = BTreeSet::new();
                 for (o, i) in (0..outputs).flat_map(|o| (0..inputs).map(move |i| (o, i))) {
                     let at = shape.element_index(order, o, i);
-                    prop_assert!(at < shape.elements() && seen.insert(at), "{:?} {}", order, at);
+                    prop_assert!(at < shape.element_count() && seen.insert(at), "{:?} {}", order, at);
                 }
             }
         }

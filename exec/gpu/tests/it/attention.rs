@@ -3,12 +3,12 @@
 //! The kernels and a plain loop in f64 compute the queries, keys and values of several passes. The bound is 1e-5 for
 //! a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
 
-use hearth_gpu::device::{GpuBuffer, Params};
+use hearth_gpu::device::{GpuBuffer, KernelParams};
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rope::{AttentionShape, RopeKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
-use hearth_runtime::CacheFormat;
+use hearth_runtime::KvCacheFormat;
 use hearth_runtime::rope::PairLayout;
 
 use crate::gpu::{max_difference, numbers, open_alone};
@@ -68,9 +68,17 @@ impl Sequence {
         let pair_count = heads.key_length / 2;
         let is_naive = storage == Storage::Linear;
         let (shape, pairs, norm_epsilon) = (heads, PairLayout::Halves, None);
-        let rotate = RopeKernel { shape, pairs, pair_count, storage, norm_epsilon, capabilities };
+        let rotate = RopeKernel {
+            shape,
+            pair_layout: pairs,
+            pair_count,
+            input_storage: storage,
+            norm_epsilon,
+            capabilities,
+        };
         let (scale, cap, window) = (SCALE, self.cap, self.window);
-        let attention = AttentionKernel { shape, scale, soft_cap: cap, window, storage };
+        let attention =
+            AttentionKernel { shape, scale, soft_cap: cap, sliding_window: window, output_storage: storage };
         let [key_bytes, value_bytes] = heads.kv_cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.create_params_buffer().unwrap();
@@ -78,7 +86,7 @@ impl Sequence {
         let mixed = (heads.heads * heads.value_length) as usize;
         let (mut first, mut out) = (0, Vec::new());
         for &tokens in passes {
-            gpu.write(&params, &[Params::for_pass(tokens as u32, first as u32)]).unwrap();
+            gpu.write(&params, &[KernelParams::for_pass(tokens as u32, first as u32)]).unwrap();
             let part = |all: &Vec<f32>| {
                 let width = all.len() / positions;
                 let rows = &all[first * width..][..tokens * width];
@@ -89,7 +97,7 @@ impl Sequence {
             let [q, k, v] = [&self.query, &self.key, &self.value].map(part);
             // No rotation: the cosine is one, the sine zero.
             let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
-            let queries = gpu.zeros("q", q.bytes()).unwrap();
+            let queries = gpu.zeros("q", q.size_bytes()).unwrap();
             let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
             let bound = |tensors: &[&GpuBuffer], text: &str, groups| {
                 gpu.prepare_launch("attention", text, tensors, groups).unwrap()
@@ -123,14 +131,14 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {
         for (cap, window) in [(None, None), (Some(1.5), Some(50))] {
             for (format, order) in
-                [(CacheFormat::F32, WeightOrder::Interleaved), (CacheFormat::F16, WeightOrder::ByOutput)]
+                [(KvCacheFormat::F32, WeightOrder::Interleaved), (KvCacheFormat::F16, WeightOrder::ByOutput)]
             {
                 let heads = AttentionShape {
                     heads,
                     kv_heads,
                     key_length,
                     value_length,
-                    context: 147,
+                    context_length: 147,
                     format,
                     cache_order: order,
                 };
@@ -139,7 +147,7 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
                 for storage in [Storage::Linear, Storage::Buffer] {
                     let own = sequence.on_gpu(&gpu, &[1, 2, 1, 70, 3, 70], storage);
                     let off = max_difference(&own, &expected);
-                    let at = usize::from(format == CacheFormat::F16);
+                    let at = usize::from(format == KvCacheFormat::F16);
                     worst[at] = worst[at].max(off);
                     let bound = [1e-5, 2e-3][at];
                     assert!(off < bound, "{heads:?} {cap:?} {window:?} {storage:?}: {off}");

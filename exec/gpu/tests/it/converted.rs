@@ -8,7 +8,7 @@
 //! The bounds for whole models do not promise a quality, because one scale per row is coarse. They only distinguish
 //! rounding errors from a wrong kernel, whose logits would be unrelated to those of the model.
 
-use hearth_gpu::conversion::{Conversion, quantise_row};
+use hearth_gpu::conversion::{WeightConversion, quantise_row};
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
 use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::layers::UploadOptions;
@@ -132,7 +132,7 @@ fn converted_models_stay_near_the_original() {
         let weights = synthetic(architecture, "f16");
         let (hidden, expected) = oracle_rows(&weights, &tokens, CACHE);
         let mut off = Vec::new();
-        for conversion in [Conversion::None, Conversion::Q8, Conversion::Mixed] {
+        for conversion in [WeightConversion::None, WeightConversion::Q8, WeightConversion::Mixed] {
             let upload = UploadOptions { tiling: Tiling::DEFAULT, conversion };
             let mut layers = gpu_layers(&gpu, &weights, 0..4, false, CACHE, upload).unwrap();
             let mut own = hidden.clone();
@@ -152,7 +152,7 @@ fn converted_models_stay_near_the_original() {
 fn converted_trained_model_mostly_chooses_the_golden_tokens() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let whole = std::slice::from_ref(&(0..8));
-    for (conversion, min_share) in [(Conversion::Q8, 0.95), (Conversion::Mixed, 0.9)] {
+    for (conversion, min_share) in [(WeightConversion::Q8, 0.95), (WeightConversion::Mixed, 0.9)] {
         let upload = UploadOptions { tiling: Tiling::DEFAULT, conversion };
         let steps = teacher_forced(&gpu, "psalm-7m-f16.gguf", whole, upload);
         let sure: Vec<_> = steps.iter().filter(|step| step.is_clear()).collect();

@@ -1,6 +1,6 @@
 //! Copies a tensor to every layout and back.
 
-use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::device::{Binding, KernelParams};
 use hearth_gpu::kernels::reorder;
 use hearth_gpu::virtual_tensor::{Shape, Storage};
 use hearth_gpu::{CapabilityMask, Gpu};
@@ -15,7 +15,7 @@ fn values(shape: &Shape) -> Vec<f32> {
 /// Copies values to a layout and back. Returns the values before and after.
 fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
     let params = gpu.create_params_buffer().unwrap();
-    gpu.write(&params, &[Params::for_pass(0, 0)]).unwrap();
+    gpu.write(&params, &[KernelParams::for_pass(0, 0)]).unwrap();
     let sent = values(shape);
     let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.zeros("to", sent.len() as u64 * 4).unwrap());
     let there = reorder::wgsl_source(shape, Storage::Linear, storage);
@@ -34,8 +34,8 @@ fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>
     let first = [Binding::Buffer(&params), Binding::Buffer(&from), between];
     let second = [Binding::Buffer(&params), between, Binding::Buffer(&to)];
     let launches = [
-        gpu.prepare_launch_with("there", &there, &first, groups).unwrap(),
-        gpu.prepare_launch_with("back", &back, &second, groups).unwrap(),
+        gpu.prepare_launch_with_bindings("there", &there, &first, groups).unwrap(),
+        gpu.prepare_launch_with_bindings("back", &back, &second, groups).unwrap(),
     ];
     gpu.submit(&launches).unwrap();
     (sent.clone(), gpu.read(&to, sent.len()).unwrap())

@@ -8,7 +8,7 @@ use hearth_gpu::device::Gpu;
 use hearth_gpu::kernels::matmul::{Phase, Tiling};
 use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::matrix::GpuMatrix;
-use hearth_gpu::tuning::candidates;
+use hearth_gpu::tuning::candidate_tilings;
 use hearth_gpu::{CapabilityMask, GpuError};
 use hearth_kernels::Matrix;
 use hearth_profiles::Format;
@@ -94,7 +94,7 @@ pub fn run_matmul<T: bytemuck::Pod>(
 ) -> Vec<T> {
     let (launches, out) = matrix.matmul_launches(gpu, input, phase, integers).unwrap();
     gpu.submit(&launches).unwrap();
-    gpu.read(&out, (out.bytes() / 4) as usize).unwrap()
+    gpu.read(&out, (out.size_bytes() / 4) as usize).unwrap()
 }
 
 /// Returns the mask of a device without optional capabilities.
@@ -117,7 +117,7 @@ pub fn masks() -> [(CapabilityMask, &'static str); 5] {
 
 /// Returns all tilings that tuning compares if the mask disables nothing, otherwise one tiling of each layout.
 pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
-    let all = candidates(gpu.capabilities());
+    let all = candidate_tilings(gpu.capabilities());
     assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
     if mask == CapabilityMask::default() { all } else { vec![Tiling::DEFAULT, Tiling::BY_OUTPUT] }
 }
@@ -146,7 +146,7 @@ fn batches_of_every_size_equal_the_oracle() {
     for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
             let case = Case::new(format, 100, 512, tokens);
-            for tiling in Tiling::DEFAULT.for_batch_sizes() {
+            for tiling in Tiling::DEFAULT.batch_size_variants() {
                 case.check(&gpu, Phase::Prefill, tiling, "a batch");
             }
         }

@@ -19,11 +19,11 @@ use hearth_gpu::layers::{GpuLayers, UploadOptions};
 use hearth_gpu::{CapabilityMask, Gpu, GpuError, WarningSink};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
-use hearth_runtime::sampler::greedy;
+use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
-    Backend, BackendOptions, CacheFormat, CacheOptions, Cpu, InputOutputLayers, Oracle, Pool, PoolOptions,
-    Stage, UploadProgress, Weights,
+    Backend, BackendOptions, Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage,
+    ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ use crate::gpu::{alone, open, open_alone};
 use crate::matmuls::plain_mask;
 
 /// The options of the key and value caches for one short sequence.
-pub const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+pub const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 1 };
 
 /// Returns `count` arbitrary tokens, different for each seed.
 pub fn arbitrary_tokens(count: u32, seed: u32) -> Vec<u32> {
@@ -39,7 +39,9 @@ pub fn arbitrary_tokens(count: u32, seed: u32) -> Vec<u32> {
 }
 
 pub fn cpu() -> Cpu {
-    Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 }).unwrap()))
+    Cpu::new(Arc::new(
+        ThreadPool::new(ThreadPoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 }).unwrap(),
+    ))
 }
 
 pub type Warnings = Arc<Mutex<Vec<String>>>;
@@ -62,18 +64,18 @@ pub fn backend_options(
     weights: &Arc<Weights>,
     windows: &[Range<u32>],
     on_gpu: &[Range<u32>],
-    cache: CacheOptions,
+    cache: KvCacheOptions,
 ) -> BackendOptions {
     BackendOptions {
         weights: weights.clone(),
         owned_layers: windows.to_vec(),
         gpu_layers: on_gpu.to_vec(),
         output_on_gpu: true,
-        cache,
+        kv_cache_options: cache,
         rounding: None,
         cpu: cpu(),
         fallback_to_cpu: false,
-        progress: UploadProgress::default(),
+        progress: UploadProgressReporter::default(),
     }
 }
 
@@ -93,7 +95,7 @@ impl Model {
         weights: &Arc<Weights>,
         windows: &[Range<u32>],
         on_gpu: &[Range<u32>],
-        cache: CacheOptions,
+        cache: KvCacheOptions,
         upload: UploadOptions,
     ) -> Model {
         let (backend, warnings) = gpu_backend(gpu, backend_options(weights, windows, on_gpu, cache), upload);
@@ -131,7 +133,7 @@ impl Model {
     }
 
     fn restart(&mut self) {
-        self.stage.truncate(0);
+        self.stage.truncate_kv_caches(0);
         self.length = 0;
     }
 }
@@ -171,7 +173,7 @@ impl Step {
 /// forcing.
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
-    let cache = CacheOptions { context: 256, format: CacheFormat::F32, ..CACHE };
+    let cache = KvCacheOptions { context: 256, format: KvCacheFormat::F32, ..CACHE };
     let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
     let mut steps = Vec::new();
     for run in golden(file) {
@@ -180,7 +182,7 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
         for (expected, margin) in
             tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
         {
-            let is_golden = greedy(&logits) == expected;
+            let is_golden = greedy_token(&logits) == expected;
             steps.push(Step { is_golden, margin: margin.as_f64().unwrap() });
             logits = model.step(&[expected]);
         }
@@ -215,7 +217,7 @@ pub fn gpu_layers(
     weights: &Arc<Weights>,
     layers: Range<u32>,
     output: bool,
-    cache: CacheOptions,
+    cache: KvCacheOptions,
     upload: impl Into<UploadOptions>,
 ) -> Result<GpuLayers, GpuError> {
     let windows = std::slice::from_ref(&layers);
@@ -225,7 +227,7 @@ pub fn gpu_layers(
 
 /// Returns a small model with random weights.
 pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
-    let mut options = SynthOptions::preset("tiny").unwrap();
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.gain = 0.5;
     options.add_rope_freqs = architecture == Architecture::Llama;
@@ -233,14 +235,14 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         architecture,
         layers: Layers(4),
         embedding: 256,
-        feed_forward: 512,
+        feed_forward_length: 512,
         heads: 6,
         kv_heads: 3,
         key_length: 64,
         value_length: 128,
         vocab_size: 512,
         context_length: 40,
-        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+        has_tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
     };
     let file = tempfile::NamedTempFile::new().unwrap();
     synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
@@ -254,7 +256,7 @@ pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// Returns the hidden rows of all tokens before the first and after the last layer, by one pass of the oracle.
-pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> (Vec<f32>, Vec<f32>) {
+pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
     let mut stage = Stage::new(weights.clone(), whole, cache, oracle).unwrap();
@@ -266,7 +268,7 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) 
 }
 
 /// Returns the logits of all tokens, computed by the oracle.
-fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
+fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions) -> Vec<f32> {
     InputOutputLayers::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
 }
 
@@ -279,8 +281,8 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
     for (index, &architecture) in Architecture::ALL.iter().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
-            for format in [CacheFormat::F16, CacheFormat::F32] {
-                let cache = CacheOptions { format, ..CACHE };
+            for format in [KvCacheFormat::F16, KvCacheFormat::F32] {
+                let cache = KvCacheOptions { format, ..CACHE };
                 let expected = expected(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
                 // A batch, single tokens, and another batch: earlier positions are in the cache.
@@ -306,7 +308,7 @@ fn run_continues_when_the_gpu_fails() {
         (Gpu::destroy, "the GPU was lost"),
         (|gpu| gpu.set_timeout(Duration::ZERO), "the GPU did not finish a copy from the GPU"),
         // Not even the download of the next row can be allocated.
-        (|gpu| gpu.set_memory_limit(gpu.memory_used()), "has too little memory for a copy from the GPU"),
+        (|gpu| gpu.set_memory_limit(gpu.reserved_bytes()), "has too little memory for a copy from the GPU"),
     ];
     for (failure, message) in failures {
         let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
@@ -332,8 +334,8 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
     let upload = |bytes: u64| {
         let gpu = open(CapabilityMask { max_memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
         let layers = gpu_layers(&gpu, &weights, 0..4, true, CACHE, Tiling::DEFAULT);
-        assert!(gpu.memory_limit() <= Some(bytes));
-        Some((layers, gpu.memory_used()))
+        assert!(gpu.memory_limit_bytes() <= Some(bytes));
+        Some((layers, gpu.reserved_bytes()))
     };
     let Some((layers, taken)) = upload(1 << 30) else { return };
     let [weight_bytes, kv_cache_bytes] = layers.unwrap().weight_and_cache_bytes();
@@ -351,7 +353,7 @@ fn upload_reports_its_progress() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
-    let progress = UploadProgress::new(move |done, total| sink.lock().unwrap().push((done, total)));
+    let progress = UploadProgressReporter::new(move |done, total| sink.lock().unwrap().push((done, total)));
     let whole = std::slice::from_ref(&(0..4));
     let part = BackendOptions { progress, ..backend_options(&weights, whole, whole, CACHE) };
     drop(gpu_backend(&gpu, part, Tiling::DEFAULT.into()));
@@ -368,7 +370,7 @@ fn cache_larger_than_a_binding_is_refused() {
     let Some((_alone, gpu)) = open_alone(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
-        let cache = CacheOptions { context, format: CacheFormat::F32, ..CACHE };
+        let cache = KvCacheOptions { context, format: KvCacheFormat::F32, ..CACHE };
         gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::DEFAULT)
     };
     // Three heads of dimension 64 (keys) or 128 (values).
@@ -379,19 +381,19 @@ fn cache_larger_than_a_binding_is_refused() {
     assert!(text.contains("key-value cache") && text.contains("`context`"), "{text}");
     // Kernels index a cache with 32 bits.
     let error = made(1 << 30).unwrap_err().to_string();
-    assert!(error.contains("32 bits"), "{error}");
+    assert!(error.contains("32-bit indices"), "{error}");
 }
 
 #[test]
 fn shared_memory_is_counted_once() {
     let _alone = alone();
     let weights = synthetic(Architecture::Llama, "q8_0");
-    let cache = CacheOptions { context: 4000, format: CacheFormat::F32, ..CACHE };
+    let cache = KvCacheOptions { context: 4000, format: KvCacheFormat::F32, ..CACHE };
     let taken = |owned: Range<u32>| {
         let gpu = open(CapabilityMask::default())?;
         let part = backend_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
         let (backend, _) = gpu_backend(&gpu, part, Tiling::DEFAULT.into());
-        Some((gpu.memory_used(), backend.kv_cache_bytes(), gpu.info().kind))
+        Some((gpu.reserved_bytes(), backend.kv_cache_bytes(), gpu.info().kind))
     };
     let Some((alone, own_caches, kind)) = taken(0..1) else { return };
     let (beside, all_caches, _) = taken(0..4).unwrap();

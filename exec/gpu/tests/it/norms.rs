@@ -3,7 +3,7 @@
 //! The bound is 1e-6 of the largest element, which is the rounding error of f32.
 
 use hearth_gpu::Gpu;
-use hearth_gpu::device::{GpuBuffer, Params};
+use hearth_gpu::device::{GpuBuffer, KernelParams};
 use hearth_gpu::kernels::norm::NormKernel;
 
 use crate::gpu::{alone, numbers, open, relative_difference};
@@ -42,7 +42,7 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
         capabilities: gpu.capabilities(),
     };
     let params = gpu.create_params_buffer().unwrap();
-    gpu.write(&params, &[Params::for_pass(TOKENS as u32, 0)]).unwrap();
+    gpu.write(&params, &[KernelParams::for_pass(TOKENS as u32, 0)]).unwrap();
     let upload = |values: &[f32]| gpu.upload("rows", values).unwrap();
     let tensors = [upload(&hidden), upload(&change), upload(&post), upload(&weight), upload(&hidden)];
     let bound: Vec<&GpuBuffer> = std::iter::once(&params).chain(&tensors).collect();

@@ -10,11 +10,11 @@ use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::Document;
 use hearth_ring::LocalModel;
 use hearth_ring::execution::{Outbox, StageRunner};
-use hearth_runtime::sampler::greedy;
-use hearth_runtime::{BackendFactory, UploadProgress};
+use hearth_runtime::sampler::greedy_token;
+use hearth_runtime::{BackendFactory, UploadProgressReporter};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
 use crate::gpu::open_alone;
 use crate::models::{Warnings, golden, models, tokens, warning_sink};
@@ -45,9 +45,9 @@ impl Ring {
         let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
         let all_tokens = [&prompt[..], &greedy_ids].concat();
         let plan = plan(&model, 8);
-        let progress = UploadProgress::default();
+        let progress = UploadProgressReporter::default();
         let mut runner = StageRunner::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
-        runner.set_sampler(0, Box::new(greedy));
+        runner.set_sampler(0, Box::new(greedy_token));
         Ring { model, runner: Some(runner), warnings, all_tokens, prompt: prompt.len() }
     }
 
@@ -80,10 +80,10 @@ fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
 }
 
 /// Returns the processors that computed the first layers and the output in a pass.
-fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
-    let of_gpu = |record: &&Record| {
+fn resources(records: &[StepRecord], pass: u32) -> Vec<Resource> {
+    let of_gpu = |record: &&StepRecord| {
         let layers = record.kind == StepKind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
-        record.pass == pass && (layers || record.kind == StepKind::Output)
+        record.pass_index == pass && (layers || record.kind == StepKind::Output)
     };
     records.iter().filter(of_gpu).map(|record| record.resource).collect()
 }
@@ -106,7 +106,7 @@ fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
         assert_eq!(resources(records, pass), [expected; 2], "pass {pass}");
     }
     // A step of the CPU has its cost.
-    let costs = records.iter().filter(|record| record.kind == StepKind::Compute && record.pass == 3);
+    let costs = records.iter().filter(|record| record.kind == StepKind::Compute && record.pass_index == 3);
     assert!(costs.clone().count() == 1 && costs.clone().all(|record| record.cost.is_some()));
 }
 
@@ -118,8 +118,9 @@ fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     ring.pass(0, 0, prompt);
     gpu.destroy();
     let (plan, runner) = (plan(&ring.model, 6), ring.runner.take().unwrap());
-    let runner =
-        runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &UploadProgress::default()).unwrap();
+    let runner = runner
+        .reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &UploadProgressReporter::default())
+        .unwrap();
     ring.runner = Some(runner);
     // A reconfigured ring computes all earlier positions again.
     ring.pass(1, 0, prompt + 1);
@@ -132,7 +133,8 @@ fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     let all = ring.runner().take_trace();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
     // A new run does not start without the GPU that its plan needs.
-    let started = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &UploadProgress::default());
+    let started =
+        StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &UploadProgressReporter::default());
     let error = started.err().expect("the GPU is lost").to_string();
     assert!(error.contains("the GPU was lost"), "{error}");
 }

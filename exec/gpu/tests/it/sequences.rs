@@ -12,13 +12,13 @@ use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
 use hearth_ring::wire::activations::round_to_f16;
 use hearth_runtime::{
-    Backend, BackendOptions, CacheFormat, CacheOptions, InputOutputLayers, Oracle, Stage, Weights,
+    Backend, BackendOptions, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage, Weights,
 };
 
 use crate::gpu::{alone, open, open_alone};
 use crate::models::{arbitrary_tokens, backend_options, cpu, gpu_backend, relative_rms, synthetic};
 
-const CACHE: CacheOptions = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 3 };
+const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 3 };
 const BOUND: f64 = 1e-4;
 const ROUNDED_BOUND: f64 = 2e-3;
 
@@ -86,7 +86,7 @@ fn embeddings(weights: &Arc<Weights>, count: u32, seed: u32) -> Vec<f32> {
 fn sequences_have_caches_of_their_own() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
-    let (kernels, taken) = (gpu.compiled_kernel_count(), gpu.memory_used());
+    let (kernels, taken) = (gpu.compiled_kernel_count(), gpu.reserved_bytes());
     assert!(kernels > 0);
     // Passes of different lengths, in which the sequences take turns.
     for (sequence, first, count) in [
@@ -102,7 +102,7 @@ fn sequences_have_caches_of_their_own() {
     ] {
         pair.check(sequence, first, count, sequence + first);
     }
-    let after = (gpu.compiled_kernel_count(), gpu.memory_used());
+    let after = (gpu.compiled_kernel_count(), gpu.reserved_bytes());
     assert_eq!(after, (kernels, taken), "a pass compiles and allocates nothing");
 }
 
@@ -114,7 +114,7 @@ fn rolled_back_positions_do_not_affect_later_passes() {
         // Going back to 0 clears all sequences at once, as for another request.
         if back_to == 0 {
             for stage in [&mut pair.gpu, &mut pair.oracle] {
-                stage.truncate(0);
+                stage.truncate_kv_caches(0);
             }
         } else {
             pair.roll_back(1, back_to);
@@ -145,11 +145,12 @@ fn rolled_back_nan_does_not_affect_later_passes() {
 fn rows_rounded_after_every_layer_equal_the_oracle() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, Some(round_to_f16));
-    let (bytes, kernels, taken) = (pair.gpu.kv_cache_bytes(), gpu.compiled_kernel_count(), gpu.memory_used());
+    let (bytes, kernels, taken) =
+        (pair.gpu.kv_cache_bytes(), gpu.compiled_kernel_count(), gpu.reserved_bytes());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         pair.check(0, first, count, first);
         assert_eq!(pair.gpu.kv_cache_bytes(), bytes, "memory is allocated at the start");
-        let after = (gpu.compiled_kernel_count(), gpu.memory_used());
+        let after = (gpu.compiled_kernel_count(), gpu.reserved_bytes());
         assert_eq!(after, (kernels, taken), "a pass compiles and allocates nothing");
     }
     // Rows are saved once per window, whether they are rounded between layers or not.

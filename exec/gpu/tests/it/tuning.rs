@@ -1,7 +1,7 @@
 //! Tuning selects a tiling that can be stored and loaded, and measuring returns a valid GPU profile.
 
 use hearth_gpu::kernels::matmul::Tiling;
-use hearth_gpu::tuning::{self, TunedTilings, candidates};
+use hearth_gpu::tuning::{self, TunedTilings, candidate_tilings};
 use hearth_gpu::{CapabilityMask, measure};
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::{Bytes, Format, Sourced};
@@ -12,10 +12,12 @@ use crate::gpu::open_alone;
 fn fastest_candidate_is_stored_for_the_adapter() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let timed = tuning::time_candidates(&gpu).unwrap();
-    assert_eq!(timed.len(), candidates(gpu.capabilities()).len());
+    assert_eq!(timed.len(), candidate_tilings(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
-    assert!(timed.iter().all(|timed| timed.seconds.len() == 6));
-    assert!(timed.iter().flat_map(|one| &one.seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite()));
+    assert!(timed.iter().all(|timed| timed.matmul_seconds.len() == 6));
+    assert!(
+        timed.iter().flat_map(|one| &one.matmul_seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite())
+    );
     let mut tunings = TunedTilings::default();
     assert_eq!(tunings.get(&gpu), None);
     tunings.set(&gpu, timed[0].tiling);
@@ -28,11 +30,18 @@ fn fastest_candidate_is_stored_for_the_adapter() {
 #[test]
 fn measured_profile_has_all_values_of_a_device_document() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
-    let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
+    let (memory, buffers) =
+        (Sourced::new(Bytes::from_mib(512), "a test"), Sourced::new(Bytes::from_mib(8), "a test"));
     let formats = [Format::Q4K, Format::F16, Format::Q2K];
-    let profile =
-        measure::measure(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &MeasurementOptions::minimal())
-            .unwrap();
+    let profile = measure::measure_gpu(
+        &gpu,
+        Tiling::DEFAULT,
+        &formats,
+        memory,
+        buffers,
+        &MeasurementOptions::minimal(),
+    )
+    .unwrap();
     // There is no kernel for the third format.
     assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
     let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);

@@ -19,7 +19,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
 
@@ -82,14 +82,14 @@ fn load(line: &Line) -> Pair {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_floats(line: &[f32; ROWS]) -> [__m256; 2] {
+fn load_floats(line: &[f32; PANEL_ROWS]) -> [__m256; 2] {
     // SAFETY: loads of the 64 bytes that the reference covers.
     unsafe { [_mm256_loadu_ps(line.as_ptr()), _mm256_loadu_ps(line[8..].as_ptr())] }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn store_floats(line: &mut [f32; ROWS], values: [__m256; 2]) {
+fn store_floats(line: &mut [f32; PANEL_ROWS], values: [__m256; 2]) {
     // SAFETY: stores of the 64 bytes that the reference covers.
     unsafe {
         _mm256_storeu_ps(line.as_mut_ptr(), values[0]);
@@ -127,7 +127,7 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
 /// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
     for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];

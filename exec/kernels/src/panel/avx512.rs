@@ -14,7 +14,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2;
 use crate::matmul::MatmulTask;
 
@@ -149,7 +149,7 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     let Panel { unpacked, quants, .. } = panel;
     let codebook = _mm512_broadcast_i32x4(avx2::load_half(&CODEBOOK));
     for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
-        let mut rows = [_mm512_setzero_si512(); ROWS];
+        let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
         for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
             let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
             // SAFETY: a load of the 64 bytes that the reference covers.
@@ -165,8 +165,8 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
 /// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
-    let mut rows = [_mm512_setzero_si512(); ROWS];
+fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
+    let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
     for (row, numbers) in rows.iter_mut().zip(unpacked) {
         *row = _mm512_cvtepi8_epi16(avx2::load(numbers));
     }

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::unpack::{Block32, Block256, CODEBOOK};
-use super::{Line, Panel, PanelKernel, ROWS, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
 use crate::neon::{BaseNeon, Dotprod, load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
@@ -215,7 +215,7 @@ impl<L: ByteMatmul> PanelKernel for Neon<L> {
         let Tile { panel, blocks, input } = tile;
         for (at, block) in blocks.clone().enumerate() {
             let input = array::from_fn(|t| of_block(&input[t], block));
-            for rows in 0..ROWS / 4 {
+            for rows in 0..PANEL_ROWS / 4 {
                 // SAFETY: the caller's promise.
                 unsafe { block256::<L, B, T>(panel, at, rows, &input, sums) };
             }
@@ -226,7 +226,7 @@ impl<L: ByteMatmul> PanelKernel for Neon<L> {
     unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
         let Tile { panel, blocks, input } = tile;
         for (at, block) in blocks.clone().enumerate() {
-            for rows in 0..ROWS / 4 {
+            for rows in 0..PANEL_ROWS / 4 {
                 // SAFETY: the caller's promise.
                 unsafe { block32::<L, B, T>(panel, at, rows, block, input, sums) };
             }
@@ -395,7 +395,7 @@ fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: us
 /// Interleaves the unpacked scales and minima, two per line.
 #[inline]
 #[target_feature(enable = "neon")]
-fn interleave_scales(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
     for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let wide = rows.each_ref().map(|row| {

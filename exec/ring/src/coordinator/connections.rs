@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::Result;
-use crate::wire::{DataSink, Message, Transport, WorkerFacts};
+use crate::wire::{DataLinkEventSink, Message, Transport, WorkerFacts};
 
 /// The head's connections to the workers of a session, and the facts that each worker sent about itself.
 pub(super) struct WorkerConnections<T: Transport> {
@@ -54,7 +54,7 @@ impl<T: Transport> WorkerConnections<T> {
         self.members(plan).map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn data_sink(&self) -> DataSink {
+    pub(super) fn data_sink(&self) -> DataLinkEventSink {
         let inbox = self.inbox.clone();
         std::sync::Arc::new(move |event| inbox.send(HeadEvent::Data(event)).is_ok())
     }

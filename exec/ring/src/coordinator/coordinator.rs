@@ -27,10 +27,10 @@ use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft_model};
 use crate::wire::{
-    BrokenLink, DataConnector, DataEvent, EpochConfig, Frame, Message, PeerAddress, Transport,
+    BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, Message, PeerAddress, Transport,
 };
-use hearth_runtime::backend_factory::UploadProgress;
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::backend_factory::UploadProgressReporter;
+use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for connecting to a neighbour that has just reported that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
@@ -60,8 +60,8 @@ impl<T: Transport> Coordinator<T> {
         (inbox, events): (mpsc::UnboundedSender<HeadEvent>, mpsc::UnboundedReceiver<HeadEvent>),
         session: u64,
     ) -> Result<Self> {
-        model.check(&plan)?;
-        check_draft_model(&plan, &model, options.draft.as_deref())?;
+        model.check_plan(&plan)?;
+        check_draft_model(&plan, &model, options.draft_model.as_deref())?;
         let mut connections = WorkerConnections::new(transport, session, inbox);
         for device in plan.devices.iter().skip(1) {
             connections.open(&plan, device).await?;
@@ -71,7 +71,7 @@ impl<T: Transport> Coordinator<T> {
         let planned = head.address.as_deref();
         let listener =
             HeadListener::start(&connections.transport, planned, &local_ips, model.clone()).await?;
-        connections.facts.insert(head.name.clone(), model.facts());
+        connections.facts.insert(head.name.clone(), model.worker_facts());
         let mut coordinator = Self {
             log: EventLog::new(&plan, options.on_run_event.clone()),
             reconfiguration: Reconfiguration::new(plan, &options),
@@ -101,7 +101,7 @@ impl<T: Transport> Coordinator<T> {
     pub(super) async fn start_request(&mut self, samplers: Samplers) -> Result<()> {
         while let Ok(event) = self.events.try_recv() {
             // Passes of the previous request do not count.
-            if !matches!(event, HeadEvent::PassTimeout(_) | HeadEvent::Data(DataEvent::Activations(_))) {
+            if !matches!(event, HeadEvent::PassTimeout(_) | HeadEvent::Data(DataLinkEvent::Activations(_))) {
                 self.handle(event)?;
             }
         }
@@ -194,7 +194,7 @@ impl<T: Transport> Coordinator<T> {
                 && let Err(error) =
                     self.connections.open(self.reconfiguration.recovery.first_plan(), device).await
             {
-                return self.lose(&device.name, error, wall_nanos());
+                return self.lose(&device.name, error, monotonic_nanos());
             }
         }
         self.connections.broadcast(&plan, &Message::Prepare { epoch });
@@ -212,7 +212,13 @@ impl<T: Transport> Coordinator<T> {
                 let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
                 receivers.push(PeerAddress { device_index: to as u16, address });
             }
-            let config = EpochConfig { epoch, device_index, first_pass, head_address: head, receivers };
+            let config = EpochConfig {
+                epoch,
+                device_index,
+                first_pass_index: first_pass,
+                head_address: head,
+                receivers,
+            };
             worker.send(Frame { message: Message::Configure(config), payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
@@ -220,11 +226,11 @@ impl<T: Transport> Coordinator<T> {
             Err(broken) => return Ok(self.report_own_broken_link(broken)),
         };
         // No other device waits for the head's upload, so its progress is not reported.
-        let upload = &UploadProgress::default();
+        let upload = &UploadProgressReporter::default();
         self.runner = Some(match self.runner.take() {
             Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, upload)?,
             None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, upload)?
-                .with_draft(self.options.draft.as_deref())?,
+                .with_draft_model(self.options.draft_model.as_deref())?,
         });
         // Messages that arrived while the head loaded its own layers have not been read yet.
         self.reconfiguration.extend_ready_deadline();
@@ -240,7 +246,7 @@ impl<T: Transport> Coordinator<T> {
             let device = &plan.devices[to];
             let at = device.address.as_deref().unwrap_or_default();
             let connecting = timeout(NEIGHBOUR_DEADLINE, connector.connect(to as u16, &device.name, at));
-            let broken = |reason: String| BrokenLink { epoch, peer: to as u16, reason };
+            let broken = |reason: String| BrokenLink { epoch, peer_index: to as u16, reason };
             let connected = connecting.await.map_err(|_| broken("it does not respond".into()))?;
             outbox.insert(to, connected.map_err(|error| broken(error.to_string()))?);
         }
@@ -252,11 +258,15 @@ impl<T: Transport> Coordinator<T> {
         self.report_broken_link(&by, broken)
     }
 
-    fn report_broken_link(&mut self, by: &str, BrokenLink { epoch, peer, reason }: BrokenLink) -> Vec<Step> {
+    fn report_broken_link(
+        &mut self,
+        by: &str,
+        BrokenLink { epoch, peer_index: peer, reason }: BrokenLink,
+    ) -> Vec<Step> {
         let Some(device) = self.plan().devices.get(usize::from(peer)) else { return vec![] };
         let peer = device.name.clone();
         let reason = format!("the connection between `{by}` and `{peer}` is broken ({reason})");
-        self.react(Event::LinkCut { epoch, reporter: by.to_owned(), peer, since: wall_nanos(), reason })
+        self.react(Event::LinkCut { epoch, reporter: by.to_owned(), peer, since: monotonic_nanos(), reason })
     }
 
     /// Passes an event to the recovery reducer and records its decisions. Returns the steps to execute.
@@ -289,8 +299,8 @@ impl<T: Transport> Coordinator<T> {
     pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>> {
         match event {
             // No pass has started yet.
-            HeadEvent::Data(DataEvent::Activations(_)) => Ok(vec![]),
-            HeadEvent::Data(DataEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
+            HeadEvent::Data(DataLinkEvent::Activations(_)) => Ok(vec![]),
+            HeadEvent::Data(DataLinkEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
             HeadEvent::Message { connection, frame } => {
                 let name = self.connections.name_of(connection);
                 name.map_or(Ok(vec![]), |name| self.handle_message(name, frame.message))
@@ -316,7 +326,7 @@ impl<T: Transport> Coordinator<T> {
             Message::Fetching { done, total } => {
                 // Many gigabytes may take longer than the deadline.
                 self.reconfiguration.extend_ready_deadline();
-                if let Some(on_fetch) = &self.options.on_fetch {
+                if let Some(on_fetch) = &self.options.on_fetch_progress {
                     on_fetch(&device, done, total);
                 }
                 Ok(vec![])
@@ -329,7 +339,7 @@ impl<T: Transport> Coordinator<T> {
             Message::TraceLines { .. } => Ok(vec![]),
             other => {
                 let error = protocol_error(&device, format!("unexpected message {other:?}"));
-                self.lose(&device, error, wall_nanos())
+                self.lose(&device, error, monotonic_nanos())
             }
         }
     }
@@ -351,7 +361,7 @@ impl<T: Transport> Coordinator<T> {
                 seconds: self.reconfiguration.ready_timeout.as_secs_f64(),
                 hint: "check that the worker still runs and that the network is up",
             };
-            steps.extend(self.lose(&name, error, wall_nanos())?);
+            steps.extend(self.lose(&name, error, monotonic_nanos())?);
         }
         Ok(steps)
     }

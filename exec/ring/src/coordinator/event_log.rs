@@ -9,11 +9,11 @@ use std::sync::Arc;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::{Header, Outcome, Reading, Record, Trace};
+use hearth_schema::trace::{CounterReading, Header, Outcome, StepRecord, Trace};
 
 use super::options::OnRunEvent;
 use crate::execution::TraceLines;
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 /// Maximum number of records, and of readings, in a trace: a day of a fast ring.
 const MAX_LINES: usize = 50_000_000;
@@ -29,8 +29,8 @@ pub(super) struct EventLog {
     /// Device names by their index in the trace.
     pub(super) devices: Vec<String>,
     run_events: Vec<RunEvent>,
-    records: Vec<Record>,
-    readings: Vec<Reading>,
+    records: Vec<StepRecord>,
+    readings: Vec<CounterReading>,
     /// The plans after the first one.
     pub(super) plans: Vec<Plan>,
 }
@@ -39,7 +39,7 @@ impl EventLog {
     /// Creates the log of a request that begins now with this plan.
     pub(super) fn new(plan: &Plan, on_run_event: Option<OnRunEvent>) -> Self {
         let devices = plan.devices.iter().map(|device| device.name.clone()).collect();
-        Self { on_run_event, started: wall_nanos(), devices, ..Self::default() }
+        Self { on_run_event, started: monotonic_nanos(), devices, ..Self::default() }
     }
 
     pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
@@ -53,7 +53,7 @@ impl EventLog {
     pub(super) fn record_loss(&mut self, name: &str, since: u64, what: String) {
         let event = self.run_event(RunEventKind::Silent, Some(name), what);
         let start = since.saturating_sub(self.started);
-        self.add_event(RunEvent { start, end: Some(event.start), ..event }, None);
+        self.add_event(RunEvent { start_ns: start, end_ns: Some(event.start_ns), ..event }, None);
     }
 
     /// Records that the ring continues with another plan. The event lasts until the next token is complete.
@@ -62,14 +62,14 @@ impl EventLog {
         let windows = windows.collect::<Vec<_>>().join(", ");
         let what = format!("{windows}; {recomputed_tokens} tokens computed again");
         let event = self.run_event(RunEventKind::Replanned, missing, what);
-        self.end_replanning(event.start);
+        self.end_replanning(event.start_ns);
         self.add_event(RunEvent { plan_digest: Some(plan.digest()), ..event }, Some(plan));
         self.plans.push(plan.clone());
     }
 
     pub(super) fn record_not_replanned(&mut self, missing: Option<&str>, reason: &str) {
         let event = self.run_event(RunEventKind::NotReplanned, missing, reason.into());
-        self.end_replanning(event.start);
+        self.end_replanning(event.start_ns);
         self.add_event(event, None);
     }
 
@@ -92,16 +92,19 @@ impl EventLog {
                     Some(None) => continue,
                     Some(Some(device)) => Some(self.device_index(&device.name)),
                 };
-                let (start, end) = (shift(record.start), shift(record.end));
-                if usize::from(record.device) == ring_index && start <= end && self.records.len() < MAX_LINES
+                let (start, end) = (shift(record.start_ns), shift(record.end_ns));
+                if usize::from(record.device_index) == ring_index
+                    && start <= end
+                    && self.records.len() < MAX_LINES
                 {
-                    (record.device, record.peer, record.start, record.end) = (index, peer, start, end);
+                    (record.device_index, record.peer, record.start_ns, record.end_ns) =
+                        (index, peer, start, end);
                     self.records.push(record);
                 }
             }
             for mut reading in lines.readings {
-                if usize::from(reading.device) == ring_index && self.readings.len() < MAX_LINES {
-                    (reading.device, reading.time_ns) = (index, shift(reading.time_ns));
+                if usize::from(reading.device_index) == ring_index && self.readings.len() < MAX_LINES {
+                    (reading.device_index, reading.time_ns) = (index, shift(reading.time_ns));
                     self.readings.push(reading);
                 }
             }
@@ -109,14 +112,14 @@ impl EventLog {
     }
 
     pub(super) fn into_trace(mut self, header: Header, passes: Vec<Pass>, outcome: Outcome) -> Trace {
-        self.records.sort_by_key(|record| (record.start, record.device, record.end));
-        self.run_events.sort_by_key(|run_event| run_event.start);
+        self.records.sort_by_key(|record| (record.start_ns, record.device_index, record.end_ns));
+        self.run_events.sort_by_key(|run_event| run_event.start_ns);
         let Self { records, readings, run_events, .. } = self;
         Trace { header, passes, records, readings, shortages: Vec::new(), run_events, outcome }
     }
 
     fn now(&self) -> u64 {
-        wall_nanos().saturating_sub(self.started)
+        monotonic_nanos().saturating_sub(self.started)
     }
 
     fn device_index(&mut self, name: &str) -> u16 {
@@ -130,7 +133,7 @@ impl EventLog {
     /// Creates an event that starts now.
     fn run_event(&self, kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
         let (device, start) = (device.map(str::to_owned), self.now());
-        RunEvent { kind, device, start, end: None, details: what, plan_digest: None }
+        RunEvent { kind, device, start_ns: start, end_ns: None, details: what, plan_digest: None }
     }
 
     fn add_event(&mut self, run_event: RunEvent, new_plan: Option<&Plan>) {
@@ -146,7 +149,7 @@ impl EventLog {
     fn end_replanning(&mut self, now: u64) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned {
-                run_event.end.get_or_insert(now);
+                run_event.end_ns.get_or_insert(now);
             }
         }
     }

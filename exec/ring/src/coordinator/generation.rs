@@ -17,7 +17,7 @@ use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::{Result, RingError};
 use crate::execution::{Samplers, StageRunner, TraceLines};
 use crate::wire::{Frame, Message, Transport};
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for workers to send their traces after a successful request.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
@@ -28,16 +28,16 @@ const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct GenerationResult {
     /// New tokens of each sequence; a stop token is the last.
-    pub sequences: Vec<Vec<u32>>,
+    pub tokens_by_sequence: Vec<Vec<u32>>,
     pub trace: Trace,
     /// The plans after the first one, in the order in which the ring adopted them.
-    pub plans: Vec<Plan>,
+    pub later_plans: Vec<Plan>,
 }
 
 impl GenerationResult {
     /// Returns the new tokens of the first sequence; empty if there is no sequence.
-    pub fn tokens(&self) -> &[u32] {
-        self.sequences.first().map_or(&[], Vec::as_slice)
+    pub fn first_sequence_tokens(&self) -> &[u32] {
+        self.tokens_by_sequence.first().map_or(&[], Vec::as_slice)
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn generate<T: Transport>(
     request: GenerationRequest,
     mut on_token: impl FnMut(u32, u32) + Send,
 ) -> Result<GenerationResult, FailedRequest> {
-    let generation = request.generation(coordinator.plan())?;
+    let generation = request.to_generation(coordinator.plan())?;
     let GenerationRequest { sequences, stop_tokens, scenario, seed, .. } = request;
     let split = |SequenceRequest { prompt, sampler }| (SequenceTokens::from_prompt(prompt), sampler);
     let (sequences, samplers) = sequences.into_iter().map(split).unzip();
@@ -83,7 +83,7 @@ pub(super) async fn generate<T: Transport>(
     let trace = log.into_trace(header, pipeline.passes, outcome);
     let new_tokens = |sequence: SequenceTokens| sequence.tokens[sequence.prompt_len..].to_vec();
     let sequences = pipeline.sequences.into_iter().map(new_tokens).collect();
-    let generated = GenerationResult { sequences, trace, plans };
+    let generated = GenerationResult { tokens_by_sequence: sequences, trace, later_plans: plans };
     match ended {
         Ok(()) => Ok(generated),
         Err(error) => Err(FailedRequest { error, partial_result: Some(Box::new(generated)) }),
@@ -148,7 +148,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
         }
     }
     for name in awaited {
-        coordinator.log.record_loss(&name, wall_nanos(), "it did not send its trace in time".into());
+        coordinator.log.record_loss(&name, monotonic_nanos(), "it did not send its trace in time".into());
     }
     for (name, lines) in collected {
         let worker = coordinator.connections.workers.get(&name);
@@ -167,21 +167,21 @@ fn header<T: Transport>(
         TracedDevice {
             name: name.clone(),
             profile_digest: None,
-            memory_total: facts.memory_total,
+            total_memory_bytes: facts.memory_total_bytes,
             os_and_kernel: Some(facts.os_and_kernel).filter(|kernel| !kernel.is_empty()),
             unvalidated_parts: None,
-            policy: None,
+            page_cache_policy: None,
         }
     });
     Header {
         schema: Trace::SCHEMA.into(),
         origin: Origin::Measured,
-        scenario,
+        scenario_name: scenario,
         plan_digest,
-        model: coordinator.plan().model.name.clone(),
-        kind: coordinator.plan().kind.parallelism(),
+        model_name: coordinator.plan().model.name.clone(),
+        parallelism: coordinator.plan().kind.parallelism(),
         seed,
-        version: env!("CARGO_PKG_VERSION").into(),
+        program_version: env!("CARGO_PKG_VERSION").into(),
         devices: devices.collect(),
     }
 }

@@ -22,7 +22,7 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
         let reply = match request.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::ListFiles) => {
-                let sizes = model.weights.model().sizes.iter();
+                let sizes = model.weights.model().part_sizes.iter();
                 let files = sizes
                     .map(|size| FileLengths { file_bytes: size.file_bytes, header_bytes: size.data_start });
                 Frame::from(Message::Files { files: files.collect() })

@@ -14,8 +14,8 @@ use super::layer_server;
 use crate::error::Result;
 use crate::execution::LocalModel;
 use crate::wire::{
-    ByteStream, DataSink, Listener, PendingConnection, PendingConnections, PreparedEpoch, Purpose,
-    SharedPreparedEpoch, Transport, accept_activations, bind, read_hello, refuse,
+    ByteStream, ConnectionPurpose, DataLinkEventSink, Listener, PendingConnection, PendingConnections,
+    PreparedEpoch, SharedPreparedEpoch, Transport, accept_activations, bind, read_hello, send_refusal,
 };
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ impl HeadListener {
     }
 
     /// Accepts only activations of this epoch from now on.
-    pub(super) fn open(&self, session: u64, epoch: u32, sink: DataSink) {
+    pub(super) fn open(&self, session: u64, epoch: u32, sink: DataLinkEventSink) {
         self.open_epoch.send_replace(Some(PreparedEpoch { session, epoch, sink }));
     }
 }
@@ -76,16 +76,16 @@ async fn serve_connection(
     let own = open_epoch.borrow().as_ref().map(|open| open.session);
     // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
-        Purpose::Data { from, epoch } => {
+        ConnectionPurpose::Data { from, epoch } => {
             let limit = model.max_activation_bytes();
             let _ = accept_activations(stream, &open_epoch, session, (from, epoch), limit).await;
         }
-        Purpose::Fetch if own == Some(session) => {
+        ConnectionPurpose::Fetch if own == Some(session) => {
             let _ = layer_server::serve(stream, model).await;
         }
         _ => {
             let reason = "this is a head, and it serves only the workers of its own session".into();
-            drop(refuse(&mut stream, reason).await);
+            drop(send_refusal(&mut stream, reason).await);
         }
     }
 }

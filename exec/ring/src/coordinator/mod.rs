@@ -16,7 +16,7 @@ mod scheduler;
 mod worker_connection;
 
 pub use generation::{FailedRequest, GenerationResult};
-pub use options::{OnFetch, OnRunEvent, RecoveryPolicy, RingOptions};
+pub use options::{OnFetchProgress, OnRunEvent, RecoveryPolicy, RingOptions};
 pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};
 pub use scheduler::{OnTraceLines, Request, ResponseEvent, ServeOptions};

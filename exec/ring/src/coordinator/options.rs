@@ -20,15 +20,15 @@ pub struct RingOptions {
     /// The time limit for workers to get ready. It starts again when a worker reports progress.
     pub ready_timeout: Duration,
     /// The draft model, which a plan with speculative decoding needs on the head.
-    pub draft: Option<Arc<LocalModel>>,
+    pub draft_model: Option<Arc<LocalModel>>,
     pub recovery: RecoveryPolicy,
     pub compute_mode: ComputeMode,
-    pub on_fetch: Option<OnFetch>,
+    pub on_fetch_progress: Option<OnFetchProgress>,
     pub on_run_event: Option<OnRunEvent>,
 }
 
 /// Receives the progress of a worker that fetches layers: its name, the bytes fetched so far, and the bytes to fetch.
-pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
+pub type OnFetchProgress = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
 /// Receives each run event, and the new plan if the ring continues with another one.
 pub type OnRunEvent = Arc<dyn Fn(&RunEvent, Option<&Plan>) + Send + Sync>;
@@ -40,10 +40,10 @@ impl Default for RingOptions {
             pass_timeout: Duration::from_mins(10),
             // source: assumed, far more than loading mapped layers takes
             ready_timeout: Duration::from_mins(1),
-            draft: None,
+            draft_model: None,
             recovery: RecoveryPolicy::default(),
             compute_mode: ComputeMode::default(),
-            on_fetch: None,
+            on_fetch_progress: None,
             on_run_event: None,
         }
     }

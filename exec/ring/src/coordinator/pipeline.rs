@@ -12,7 +12,7 @@ use std::time::Duration;
 use hearth_core::recovery::Event;
 use hearth_core::schedule::{Generation, GenerationError};
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Reading, Record};
+use hearth_schema::trace::{CounterReading, StepRecord};
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
@@ -20,7 +20,7 @@ use super::coordinator::Coordinator;
 use super::worker_connection::HeadEvent;
 use crate::error::{Result, protocol_error};
 use crate::execution::{PassOutput, TraceLines};
-use crate::wire::{DataEvent, Message, Transport};
+use crate::wire::{DataLinkEvent, Message, Transport};
 
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
@@ -99,7 +99,8 @@ impl PassPipeline {
         };
         self.passes.push(pass);
         self.in_flight.insert(pass.index, Instant::now());
-        let so_far = self.sequences.get(pass.sequence as usize).map_or(&[][..], |tokens| &tokens.tokens);
+        let so_far =
+            self.sequences.get(pass.sequence_index as usize).map_or(&[][..], |tokens| &tokens.tokens);
         let output = coordinator.runner()?.begin_pass(pass, so_far)?;
         self.finish_pass(output, coordinator)
     }
@@ -109,8 +110,8 @@ impl PassPipeline {
         event: HeadEvent,
         coordinator: &mut Coordinator<T>,
     ) -> Result<Progress> {
-        if let HeadEvent::Data(DataEvent::Activations(received)) = &event {
-            let output = coordinator.runner()?.receive(received)?;
+        if let HeadEvent::Data(DataLinkEvent::Activations(received)) = &event {
+            let output = coordinator.runner()?.process_activations(received)?;
             return self.finish_pass(output, coordinator);
         }
         if let (HeadEvent::Message { connection, frame }, Some(reports)) = (&event, &mut self.reports)
@@ -148,21 +149,22 @@ impl PassPipeline {
         let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
         self.generation.complete_pass(pass.index, accepted as u32).map_err(broken)?;
         if self.stop_tokens.contains(&tokens[accepted]) {
-            self.generation.cancel(pass.sequence);
+            self.generation.cancel(pass.sequence_index);
         }
-        let sequence = self.sequences.get_mut(pass.sequence as usize);
+        let sequence = self.sequences.get_mut(pass.sequence_index as usize);
         let sequence =
             sequence.ok_or_else(|| protocol_error("the ring", "a token of an unknown sequence"))?;
         sequence.tokens.extend_from_slice(&tokens);
         // Devices rejoin only between requests, so no step follows.
         coordinator.react(Event::Token);
         coordinator.log.record_token();
-        Ok(Progress::Tokens(pass.sequence, tokens))
+        Ok(Progress::Tokens(pass.sequence_index, tokens))
     }
 }
 
 pub(super) fn parse_trace_lines(payload: &[u8]) -> Option<TraceLines> {
-    let (records, readings) = serde_json::from_slice::<(Vec<Record>, Vec<Reading>)>(payload).ok()?;
+    let (records, readings) =
+        serde_json::from_slice::<(Vec<StepRecord>, Vec<CounterReading>)>(payload).ok()?;
     Some(TraceLines { records, readings })
 }
 

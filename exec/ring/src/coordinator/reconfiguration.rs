@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_core::recovery::{Event, NoPlan, Recovery};
+use hearth_core::recovery::{Event, Recovery, ReplanError};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use tokio::time::Instant;
@@ -63,14 +63,14 @@ impl Reconfiguration {
     /// Finds a plan for the remaining devices that fits `model`. Returns it, or the reason why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
-            RecoveryPolicy::Fail => Err(NoPlan { reason: "this run does not plan again".into() }),
+            RecoveryPolicy::Fail => Err(ReplanError { reason: "this run does not plan again".into() }),
             RecoveryPolicy::Spread => self.recovery.redistribute_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };
-        match found.map(|plan| (model.check(&plan), plan)) {
+        match found.map(|plan| (model.check_plan(&plan), plan)) {
             Ok((Ok(()), plan)) => Event::Planned(Box::new(plan)),
             Ok((Err(error), _)) => Event::NoPlan { reason: error.to_string() },
-            Err(NoPlan { reason }) => Event::NoPlan { reason },
+            Err(ReplanError { reason }) => Event::NoPlan { reason },
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct GenerationRequest {
 
 impl GenerationRequest {
     /// Creates a request for one sequence, with the largest prompt batches and without speculative decoding.
-    pub fn single(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
+    pub fn single_sequence(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
             sequences: vec![SequenceRequest { prompt, sampler }],
             max_new_tokens,
@@ -50,7 +50,7 @@ impl GenerationRequest {
     }
 
     /// Returns the generator of the request's passes. Fails if the plan cannot run the request.
-    pub fn generation(&self, plan: &Plan) -> Result<Generation> {
+    pub fn to_generation(&self, plan: &Plan) -> Result<Generation> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
         let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
         if count == 0 || count > planned as usize {
@@ -62,12 +62,12 @@ impl GenerationRequest {
         let new_tokens = self.max_new_tokens;
         for sequence in &self.sequences {
             let tokens = sequence.prompt.len();
-            let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(plan.context);
+            let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(plan.context_length);
             if tokens == 0 || new_tokens == 0 || !fits {
                 let each = if planned > 1 { " for each sequence" } else { "" };
                 let what = format!(
                     "{tokens} prompt tokens and {new_tokens} new ones do not fit the plan's context of {} positions{each}",
-                    plan.context
+                    plan.context_length
                 );
                 return refuse(what, "shorten them or plan with a larger `context`");
             }
@@ -76,7 +76,7 @@ impl GenerationRequest {
             let what = format!("a prompt cannot be split into batches of {} tokens", self.micro_batch);
             return refuse(what, &format!("give 1 to {MAX_PASS_TOKENS} tokens per batch"));
         }
-        if self.draft_tokens > 0 && plan.draft.is_none() {
+        if self.draft_tokens > 0 && plan.draft_model.is_none() {
             return refuse("tokens cannot be drafted without a draft model".into(), "give --draft-model");
         }
         if self.draft_tokens >= MAX_PASS_TOKENS {
@@ -84,7 +84,7 @@ impl GenerationRequest {
             return refuse(what, &format!("give at most {}", MAX_PASS_TOKENS - 1));
         }
         let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
-        Ok(Generation::from_prompts(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
+        Ok(Generation::from_prompt_lengths(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
     }
 }
 
@@ -94,8 +94,8 @@ pub fn plan_for_sequences(plan: Plan, sequences: u32) -> Plan {
     if sequences <= plan.sequences {
         return plan;
     }
-    let positions = u64::from(plan.context) * u64::from(plan.sequences);
+    let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
     // Less than `plan.context`, so it fits a u32.
     let context = (positions / u64::from(sequences)) as u32;
-    Plan { context, sequences, ..plan }
+    Plan { context_length: context, sequences, ..plan }
 }

@@ -214,7 +214,7 @@ impl<T: Transport> Scheduler<'_, T> {
             let Some(request) = self.queue.pop_front() else { return Ok(()) };
             let Request { prompt, max_new_tokens, sampler, response_tx } = request;
             let tokens = prompt.len() as u64 + u64::from(max_new_tokens);
-            let context = self.coordinator.plan().context;
+            let context = self.coordinator.plan().context_length;
             if prompt.is_empty() || max_new_tokens == 0 || tokens > u64::from(context) {
                 let _ = response_tx.send(ResponseEvent::Failed(format!(
                     "{} prompt tokens and {max_new_tokens} new ones do not fit the context of {context} positions",

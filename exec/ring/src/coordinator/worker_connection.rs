@@ -19,10 +19,10 @@ use tokio::time::{Instant, timeout};
 use crate::error::{Result, RingError};
 use crate::execution::check_digests;
 use crate::wire::{
-    DataEvent, Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, Transport, WRITE_TIMEOUT, WorkerFacts,
-    open_connection,
+    ConnectionPurpose, DataLinkEvent, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, Message, Transport, WRITE_TIMEOUT,
+    WorkerFacts, open_connection,
 };
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL_NS);
 /// A worker counts as lost if no frame arrives for this time.
@@ -34,7 +34,7 @@ const OFFSET_PINGS: u64 = 8;
 #[derive(Debug)]
 pub(super) enum HeadEvent {
     /// An event of a data connection.
-    Data(DataEvent),
+    Data(DataLinkEvent),
     /// A message of a worker over the control connection with this number.
     Message { connection: u64, frame: Frame },
     /// A worker is lost. Its last frame arrived at `since`, in nanoseconds on this process's clock.
@@ -107,7 +107,7 @@ async fn write_frames<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc:
 /// Sends pings, and reports the worker as lost when no frame arrives for [`SILENCE_DEADLINE`].
 async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>) {
     loop {
-        if frames.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
+        if frames.send(Message::Ping { nonce: monotonic_nanos() }.into()).is_err() {
             return;
         }
         let sent = Instant::now();
@@ -130,13 +130,13 @@ async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>)
 /// Reads a worker's frames: pongs update the clock offset, all others go to the head's inbox.
 async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
     let error = loop {
-        let frame = match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD).await {
+        let frame = match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES).await {
             Ok(Some(frame)) => frame,
             Ok(None) => break monitor.disconnected("it closed the connection"),
             Err(error) => break monitor.disconnected(error.to_string()),
         };
         let mut clock = monitor.clock();
-        (clock.last_frame, clock.last_frame_at) = (Instant::now(), wall_nanos());
+        (clock.last_frame, clock.last_frame_at) = (Instant::now(), monotonic_nanos());
         match frame.message {
             Message::Pong { nonce, clock: theirs } => clock.on_pong(nonce, theirs),
             Message::Refuse { reason } => break RingError::Refused { name: monitor.name.clone(), reason },
@@ -175,7 +175,8 @@ impl WorkerConnection {
         inbox: &mpsc::UnboundedSender<HeadEvent>,
     ) -> Result<(WorkerConnection, WorkerFacts)> {
         let (name, at) = (device.name.clone(), address(device)?);
-        let (stream, facts) = open_connection(transport, &name, at, session, Purpose::Control).await?;
+        let (stream, facts) =
+            open_connection(transport, &name, at, session, ConnectionPurpose::Control).await?;
         // A worker without a model file fetches its layers from the head.
         if !facts.model_digest.is_empty() {
             check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
@@ -183,7 +184,7 @@ impl WorkerConnection {
         let local_ip = transport.local_ip(&stream);
         let (reader, writer) = tokio::io::split(stream);
         let (frames, queue) = mpsc::unbounded_channel();
-        let (last_frame, last_frame_at) = (Instant::now(), wall_nanos());
+        let (last_frame, last_frame_at) = (Instant::now(), monotonic_nanos());
         let clock = WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at };
         let clock = Arc::new(Mutex::new(clock));
         let monitor = Monitor { name, connection: number, clock, inbox: inbox.clone() };
@@ -202,7 +203,7 @@ impl WorkerConnection {
     pub(super) fn measure_clock_offset(&self) {
         self.monitor.clock().round_trip = 0;
         for _ in 0..OFFSET_PINGS {
-            self.send(Message::Ping { nonce: wall_nanos() });
+            self.send(Message::Ping { nonce: monotonic_nanos() });
         }
     }
 

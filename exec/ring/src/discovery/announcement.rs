@@ -19,7 +19,7 @@ pub const SERVICE_TYPE: &str = "_hearth._tcp.local.";
 pub(super) const NAME_KEY: &str = "name";
 pub(super) const VERSION_KEY: &str = "protocol";
 /// Maximum length of a device name in bytes, that of a DNS label. source: RFC 1035, section 2.3.4
-pub const MAX_NAME_LEN: usize = 63;
+pub const MAX_DEVICE_NAME_LEN: usize = 63;
 /// The interval at which the record cache of the mDNS daemon is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of cached records of peers before the mDNS daemon is restarted. source: assumed, a few megabytes
@@ -45,7 +45,7 @@ impl Default for MdnsScope {
 pub enum AnnouncementError {
     /// The name, which is escaped and shortened here, is not a valid device name.
     #[error(
-        "`{name}` is not a valid device name: a name has 1 to {MAX_NAME_LEN} bytes and no control characters"
+        "`{name}` is not a valid device name: a name has 1 to {MAX_DEVICE_NAME_LEN} bytes and no control characters"
     )]
     Name { name: String },
     /// Multicast DNS does not work on this system.
@@ -144,14 +144,16 @@ fn cached_records(daemon: &Daemon) -> i64 {
     metrics.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()
 }
 
-/// Whether a name is a valid device name: 1 to [`MAX_NAME_LEN`] bytes without control characters.
-pub fn is_valid_name(name: &str) -> bool {
-    (1..=MAX_NAME_LEN).contains(&name.len()) && !name.chars().any(char::is_control)
+/// Whether a name is a valid device name: 1 to [`MAX_DEVICE_NAME_LEN`] bytes without control characters.
+pub fn is_valid_device_name(name: &str) -> bool {
+    (1..=MAX_DEVICE_NAME_LEN).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, AnnouncementError> {
-    if !is_valid_name(name) {
-        return Err(AnnouncementError::Name { name: name.escape_debug().take(2 * MAX_NAME_LEN).collect() });
+    if !is_valid_device_name(name) {
+        return Err(AnnouncementError::Name {
+            name: name.escape_debug().take(2 * MAX_DEVICE_NAME_LEN).collect(),
+        });
     }
     // An instance label must be unique in the network, but a device name need not be.
     let label = format!("hearth-{:016x}", rand::random::<u64>());
@@ -168,5 +170,5 @@ fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, Announ
 pub fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = name.or_else(|| std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok());
-    name.map(|name| name.trim().to_owned()).filter(|name| is_valid_name(name))
+    name.map(|name| name.trim().to_owned()).filter(|name| is_valid_device_name(name))
 }

@@ -14,10 +14,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::announcement::{
-    AnnouncementError, Daemon, MAX_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY, is_valid_name,
+    AnnouncementError, Daemon, MAX_DEVICE_NAME_LEN, MdnsScope, NAME_KEY, SERVICE_TYPE, VERSION_KEY,
+    is_valid_device_name,
 };
 use crate::error::RingError;
-use crate::wire::{PROTOCOL_VERSION, Purpose, Transport, open_connection};
+use crate::wire::{ConnectionPurpose, PROTOCOL_VERSION, Transport, open_connection};
 
 /// Maximum number of announcements that a search reads. source: assumed, more than any home has
 const MAX_SERVICES: usize = 4096;
@@ -76,7 +77,7 @@ pub struct DiscoveredService {
     /// The announced name of the device.
     pub name: String,
     /// The announced version of the protocol.
-    pub version: String,
+    pub protocol_version: String,
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -87,7 +88,7 @@ impl DiscoveredService {
         let hosts: BTreeSet<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
         let addresses = hosts.into_iter().map(|host| SocketAddr::new(host, service.port)).collect();
         let (name, version) = (property(NAME_KEY), property(VERSION_KEY));
-        DiscoveredService { instance: service.fullname.clone(), name, version, addresses }
+        DiscoveredService { instance: service.fullname.clone(), name, protocol_version: version, addresses }
     }
 }
 
@@ -122,7 +123,7 @@ impl SearchState {
     /// Adds an announcement. Returns the addresses to connect to.
     pub fn add(&mut self, service: &DiscoveredService) -> Vec<SocketAddr> {
         self.services += 1;
-        if self.services > MAX_SERVICES || !is_valid_name(&service.name) {
+        if self.services > MAX_SERVICES || !is_valid_device_name(&service.name) {
             self.ignored += 1;
             return vec![];
         }
@@ -139,8 +140,8 @@ impl SearchState {
                 wanted.rejected.insert(what);
             }
         };
-        if service.version != PROTOCOL_VERSION.to_string() {
-            let version = printable(&service.version);
+        if service.protocol_version != PROTOCOL_VERSION.to_string() {
+            let version = printable(&service.protocol_version);
             reject(format!(
                 "announced with protocol version {version}, but this device has {PROTOCOL_VERSION}"
             ));
@@ -177,7 +178,7 @@ impl SearchState {
     }
 
     /// Returns the address of each worker, or an error that names the missing workers and the reasons.
-    pub fn result(&self, limit: Duration) -> Result<BTreeMap<String, String>, DiscoveryError> {
+    pub fn worker_addresses(&self, limit: Duration) -> Result<BTreeMap<String, String>, DiscoveryError> {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
         for (name, wanted) in &self.wanted {
@@ -245,7 +246,7 @@ fn unusable_reason(address: SocketAddr, loopback: bool) -> Option<&'static str> 
 
 /// Shortens and escapes text from the network, so that it can be printed.
 fn printable(text: &str) -> String {
-    text.chars().take(MAX_NAME_LEN).flat_map(char::escape_debug).collect()
+    text.chars().take(MAX_DEVICE_NAME_LEN).flat_map(char::escape_debug).collect()
 }
 
 fn list(before: &str, items: &[String]) -> String {
@@ -295,7 +296,7 @@ pub async fn browse(
 /// better than loopback addresses, and IPv4 addresses are better than IPv6 addresses.
 fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredService) {
     let known = state.contains_key(&service.name);
-    if !is_valid_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
+    if !is_valid_device_name(&service.name) || (!known && state.len() >= MAX_OTHERS) {
         return;
     }
     let considered = service.addresses.iter().take(MAX_ADDRESSES);
@@ -341,13 +342,13 @@ pub async fn find_workers<T: Transport>(
             }
         }
     }
-    state.result(limit)
+    state.worker_addresses(limit)
 }
 
 /// Tries a handshake with the device at an address. Returns the reason if it fails.
 async fn try_handshake<T: Transport>(transport: &T, name: &str, address: SocketAddr) -> Result<(), String> {
     let at = address.to_string();
-    let connecting = open_connection(transport, name, &at, 0, Purpose::Probe);
+    let connecting = open_connection(transport, name, &at, 0, ConnectionPurpose::Probe);
     match timeout(HANDSHAKE_DEADLINE, connecting).await {
         Ok(Ok(_)) => Ok(()),
         // Without its hint: the search has one hint for all addresses.

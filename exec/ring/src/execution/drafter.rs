@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use hearth_core::schedule::ModelPart;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraft, PlannedModel, Processor};
+use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraftModel, PlannedModel, Processor};
 
 use super::model::{LocalModel, cache_options};
 use crate::error::{Result, RingError};
-use hearth_runtime::sampler::greedy;
-use hearth_runtime::{ComputeCost, Cpu, ExecError, InputOutputLayers, Pool, Stage};
+use hearth_runtime::sampler::greedy_token;
+use hearth_runtime::{Cpu, CriticalPathCost, ExecError, InputOutputLayers, Stage, ThreadPool};
 
 /// The metadata keys of a model file that define the meaning of token IDs.
 const VOCABULARY_KEYS: [&str; 4] =
@@ -32,13 +32,13 @@ pub struct Drafter {
     pub weight_bytes: u64,
     cached: Vec<Vec<u32>>,
     /// The compute cost and the number of passes since the last [`Drafter::take_cost`].
-    cost: ComputeCost,
+    cost: CriticalPathCost,
     passes: u32,
 }
 
 impl Drafter {
     /// Creates the drafter for a plan, which computes all layers of `draft` on the threads of `pool`.
-    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<Pool>) -> Result<Self> {
+    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<ThreadPool>) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
         let model = PlannedModel { layers, ..plan.model.clone() };
         let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
@@ -53,13 +53,13 @@ impl Drafter {
             input_output: InputOutputLayers::new(weights, cpu),
             layers,
             cached: vec![Vec::new(); cache.sequences as usize],
-            cost: ComputeCost::default(),
+            cost: CriticalPathCost::default(),
             passes: 0,
         })
     }
 
     pub fn clear(&mut self) {
-        self.stage.truncate(0);
+        self.stage.truncate_kv_caches(0);
         self.cached.iter_mut().for_each(Vec::clear);
     }
 
@@ -73,9 +73,9 @@ impl Drafter {
         let mut drafts = Vec::new();
         let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
         loop {
-            let logits = self.input_output.logits_of_last(&hidden)?;
-            self.cost += self.input_output.last_cost();
-            drafts.push(greedy(&logits));
+            let logits = self.input_output.logits_of_last_row(&hidden)?;
+            self.cost += self.input_output.last_logits_cost();
+            drafts.push(greedy_token(&logits));
             if drafts.len() >= count as usize {
                 return Ok(drafts);
             }
@@ -84,7 +84,7 @@ impl Drafter {
     }
 
     /// Returns the compute cost and the number of the draft model's passes since the last call.
-    pub fn take_cost(&mut self) -> (ComputeCost, u32) {
+    pub fn take_cost(&mut self) -> (CriticalPathCost, u32) {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }
 
@@ -114,17 +114,19 @@ impl Drafter {
 }
 
 /// Adds a draft model on the head's CPU to a plan. Fails if its vocabulary is not that of the target model.
-pub fn plan_with_draft(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan> {
+pub fn plan_with_draft_model(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan> {
     check_vocabulary(model, draft)?;
-    plan.draft =
-        Some(PlannedDraft { model: PlannedModel::from_profile(&draft.profile), processor: Processor::Cpu });
+    plan.draft_model = Some(PlannedDraftModel {
+        model: PlannedModel::from_profile(&draft.profile),
+        processor: Processor::Cpu,
+    });
     Ok(plan)
 }
 
 /// Checks that the head has the draft model of the plan, if the plan has one.
 pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalModel>) -> Result<()> {
     let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
-    let Some(planned) = &plan.draft else { return Ok(()) };
+    let Some(planned) = &plan.draft_model else { return Ok(()) };
     let Some(draft) = draft else {
         let what = format!("the plan drafts with `{}`, but no draft model was given", planned.model.name);
         return refuse(what, "give its file with --draft-model");

@@ -16,8 +16,8 @@ use crate::wire::{WorkerFacts, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{
-    BackendFactory, BackendOptions, CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Pool,
-    PoolOptions, Stage, UploadProgress, Weights,
+    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Stage,
+    ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 
 /// A model file on this device.
@@ -53,16 +53,16 @@ impl LocalModel {
     }
 
     /// Returns the facts that a worker with this model sends to a head.
-    pub fn facts(&self) -> WorkerFacts {
+    pub fn worker_facts(&self) -> WorkerFacts {
         WorkerFacts {
             model_digest: self.profile.digest.clone(),
             shape_digest: self.profile.shape_digest(),
-            ..facts_without_model()
+            ..worker_facts_without_model()
         }
     }
 
     /// Checks that a plan can be executed, and that it was made for this model.
-    pub fn check(&self, plan: &Plan) -> Result<()> {
+    pub fn check_plan(&self, plan: &Plan) -> Result<()> {
         check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
@@ -70,7 +70,13 @@ impl LocalModel {
     /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory.
     pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<()> {
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
-        let cache = kv_cache_bytes(&self.profile.shape, layers, plan.context, plan.kv_cache, plan.sequences);
+        let cache = kv_cache_bytes(
+            &self.profile.shape,
+            layers,
+            plan.context_length,
+            plan.kv_cache_format,
+            plan.sequences,
+        );
         let (windows, embedding) = (gpu_windows(plan, device_index).len(), self.profile.shape.embedding);
         let kept = BackendOptions::max_saved_hidden_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available_memory();
@@ -87,7 +93,7 @@ impl LocalModel {
         let what = format!(
             "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, \
              which has only {available} available",
-            plan.context, cache
+            plan.context_length, cache
         );
         Err(RingError::invalid_plan_with_hint(what, "plan with a smaller `context`"))
     }
@@ -98,7 +104,7 @@ impl LocalModel {
         &self,
         plan: &Plan,
         device_index: usize,
-        pool: &Arc<Pool>,
+        pool: &Arc<ThreadPool>,
         barrier: ResidencyBarrier,
         gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<InputOutputLayers>)> {
@@ -114,7 +120,7 @@ impl LocalModel {
             (device_index == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));
         let output_on_gpu = device_index == 0 && plan.output_processor == Processor::Gpu;
         let gpu_layers = gpu_windows(plan, device_index);
-        let rounding: Option<fn(&mut [f32])> = match plan.activations {
+        let rounding: Option<fn(&mut [f32])> = match plan.activation_format {
             ActivationFormat::F16 => Some(activations::round_to_f16),
             ActivationFormat::F32 => None,
         };
@@ -133,7 +139,7 @@ impl LocalModel {
                 owned_layers: owned_layers.clone(),
                 gpu_layers,
                 output_on_gpu,
-                cache,
+                kv_cache_options: cache,
                 rounding,
                 cpu,
                 fallback_to_cpu: gpu_options.fallback_to_cpu,
@@ -153,7 +159,7 @@ impl LocalModel {
 pub(super) struct GpuOptions<'a> {
     /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a session continues.
     pub(super) fallback_to_cpu: bool,
-    pub(super) progress: &'a UploadProgress,
+    pub(super) progress: &'a UploadProgressReporter,
 }
 
 /// Returns the GPU layers of a device, one range per window.
@@ -163,29 +169,29 @@ fn gpu_windows(plan: &Plan, device_index: usize) -> Vec<Range<u32>> {
 }
 
 /// Creates a thread pool; 0 threads use all cores.
-pub(super) fn pool(threads: usize) -> Result<Arc<Pool>> {
+pub(super) fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     // Not pinned: several workers on this machine would pin their threads to the same processors.
-    let mut options = PoolOptions { pin_workers: false, ..PoolOptions::default() };
+    let mut options = ThreadPoolOptions { pin_workers: false, ..ThreadPoolOptions::default() };
     if threads > 0 {
         // More threads than processors only wait for each other.
         options.threads = threads.min(options.threads);
     }
-    Ok(Arc::new(Pool::new(options).map_err(|source| ExecError::Threads { source })?))
+    Ok(Arc::new(ThreadPool::new(options).map_err(|source| ExecError::Threads { source })?))
 }
 
-pub(super) fn cache_options(plan: &Plan) -> CacheOptions {
-    let format = match plan.kv_cache {
-        KvFormat::F16 => CacheFormat::F16,
-        KvFormat::F32 => CacheFormat::F32,
+pub(super) fn cache_options(plan: &Plan) -> KvCacheOptions {
+    let format = match plan.kv_cache_format {
+        KvFormat::F16 => KvCacheFormat::F16,
+        KvFormat::F32 => KvCacheFormat::F32,
     };
-    CacheOptions { context: plan.context, format, sequences: plan.sequences }
+    KvCacheOptions { context: plan.context_length, format, sequences: plan.sequences }
 }
 
 /// Returns the facts that a worker without a model file sends to a head.
-pub fn facts_without_model() -> WorkerFacts {
+pub fn worker_facts_without_model() -> WorkerFacts {
     WorkerFacts {
-        version: env!("CARGO_PKG_VERSION").into(),
-        memory_total: measure::memory::total_memory().0,
+        program_version: env!("CARGO_PKG_VERSION").into(),
+        memory_total_bytes: measure::memory::total_memory().0,
         os_and_kernel: hearth_runtime::profile::os_and_kernel(),
         ..WorkerFacts::default()
     }
@@ -199,7 +205,7 @@ pub fn check_executable(plan: &Plan) -> Result<()> {
 /// Checks that a device has the model of the plan: the digest of the file must match, or of the shape if the
 /// plan was made without a file. `name` is the device in the error.
 pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<()> {
-    let (expected, found) = match &plan.model.digest {
+    let (expected, found) = match &plan.model.file_digest {
         Some(expected) => (expected, digest),
         None => (&plan.model.shape_digest, shape),
     };

@@ -15,20 +15,22 @@ use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::trace::{Cost, Counter, Record, Resource, StepKind};
+use hearth_schema::trace::{Counter, Resource, StepCost, StepKind, StepRecord};
 use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
 use super::model::{GpuOptions, LocalModel, pool};
-use super::recorder::{Recorder, StepId, TraceLines};
+use super::recorder::{StepId, TraceLines, TraceRecorder};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{Result, RingError, protocol_error};
 use crate::wire::{ActivationsHeader, Frame, Message, ReceivedActivations, activations};
-use hearth_runtime::clock::{Stopwatch, ThreadTimes, wall_nanos};
+use hearth_runtime::clock::{Stopwatch, ThreadTimes, monotonic_nanos};
 use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
-use hearth_runtime::{ComputeCost, InputOutputLayers, Pool, Stage, UploadProgress, Weights};
+use hearth_runtime::{
+    CriticalPathCost, InputOutputLayers, Stage, ThreadPool, UploadProgressReporter, Weights,
+};
 
 /// The output of a completed pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +54,7 @@ pub struct StageRunner {
     /// Trace lines of the earlier epochs of the request.
     past: Vec<(u32, TraceLines)>,
     residency: WeightResidency,
-    recorder: Recorder,
+    recorder: TraceRecorder,
     samplers: Option<Samplers>,
     drafter: Option<Drafter>,
     /// The drafted tokens of each pass in flight, by pass index.
@@ -64,7 +66,7 @@ pub struct StageRunner {
     last_pass: u32,
     next_memory_sample: u64,
     largest_pass: u32,
-    pool: Arc<Pool>,
+    pool: Arc<ThreadPool>,
     /// Bytes read ahead before the trace began.
     ahead_before: u64,
     /// Bytes refaulted in the control group before the trace began.
@@ -85,14 +87,14 @@ impl StageRunner {
         threads: usize,
         outbox: Outbox,
         epoch: u32,
-        progress: &UploadProgress,
+        progress: &UploadProgressReporter,
     ) -> Result<Self> {
         let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
         Self::with_pool(pool(threads)?, plan, device_index, model, outbox, epoch, gpu_options)
     }
 
     fn with_pool(
-        pool: Arc<Pool>,
+        pool: Arc<ThreadPool>,
         plan: &Arc<Plan>,
         device_index: usize,
         model: &LocalModel,
@@ -102,7 +104,7 @@ impl StageRunner {
     ) -> Result<Self> {
         let weights = model.weights.clone();
         let residency =
-            WeightResidency::start(&weights, plan, device_index, || MemoryWatch::shared().reading());
+            WeightResidency::start(&weights, plan, device_index, || MemoryWatch::shared().measure());
         let (stage, input_output) =
             model.stage(plan, device_index, &pool, residency.barrier(), gpu_options)?;
         Ok(Self {
@@ -114,12 +116,12 @@ impl StageRunner {
             epoch,
             past: Vec::new(),
             residency,
-            recorder: Recorder::new(device_index as u16),
+            recorder: TraceRecorder::new(device_index as u16),
             samplers: None,
             drafter: None,
             drafts: BTreeMap::new(),
             hidden: Vec::new(),
-            idle_since: wall_nanos(),
+            idle_since: monotonic_nanos(),
             last_pass: 0,
             next_memory_sample: 0,
             largest_pass: 0,
@@ -130,9 +132,9 @@ impl StageRunner {
     }
 
     /// Sets the draft model, if the plan has one. On the head only.
-    pub fn with_draft(mut self, draft: Option<&LocalModel>) -> Result<Self> {
+    pub fn with_draft_model(mut self, draft: Option<&LocalModel>) -> Result<Self> {
         let plan = self.schedule.plan();
-        let draft = draft.filter(|_| plan.draft.is_some());
+        let draft = draft.filter(|_| plan.draft_model.is_some());
         self.drafter = draft.map(|draft| Drafter::for_plan(draft, plan, &self.pool)).transpose()?;
         Ok(self)
     }
@@ -146,7 +148,7 @@ impl StageRunner {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
-        progress: &UploadProgress,
+        progress: &UploadProgressReporter,
     ) -> Result<Self> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
@@ -158,11 +160,11 @@ impl StageRunner {
         (self.outbox, self.epoch) = (outbox, epoch);
         self.drafts.clear();
         let device_index = self.schedule.device_index();
-        self.recorder.device = device_index as u16;
+        self.recorder.device_index = device_index as u16;
         if is_same {
-            self.stage.truncate(0);
+            self.stage.truncate_kv_caches(0);
             self.residency.reset();
-            self.idle_since = wall_nanos();
+            self.idle_since = monotonic_nanos();
             return Ok(self);
         }
         let gpu_options = GpuOptions { fallback_to_cpu: true, progress };
@@ -184,7 +186,7 @@ impl StageRunner {
     pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
-        self.stage.truncate(0);
+        self.stage.truncate_kv_caches(0);
         self.recorder.reset();
         self.residency.reset();
         self.ahead_before = self.residency.bytes_read();
@@ -194,7 +196,7 @@ impl StageRunner {
         if let Some(drafter) = &mut self.drafter {
             drafter.clear();
         }
-        self.idle_since = wall_nanos();
+        self.idle_since = monotonic_nanos();
     }
 
     /// Sets the sampler of a sequence, on the head.
@@ -218,7 +220,7 @@ impl StageRunner {
 
     /// Samples unreclaimable bytes, refaulted bytes, and the resident weights if the system reports them.
     fn sample_memory(&mut self, pass: u32) {
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         let refaults = refaulted_bytes().saturating_sub(self.refaults_before);
         self.recorder.record_counter(pass, Counter::Refaults, refaults);
         let unreclaimable = MemoryWatch::shared().pressure_bytes();
@@ -228,7 +230,7 @@ impl StageRunner {
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
             self.recorder.record_counter(pass, Counter::Resident, resident);
         }
-        let end = wall_nanos();
+        let end = monotonic_nanos();
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
@@ -240,8 +242,9 @@ impl StageRunner {
     }
 
     /// Processes activations; ignores those of an earlier epoch. Returns the output if the pass is complete.
-    pub fn receive(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
-        let ReceivedActivations { sender_index, header, activations: ref bytes, received_ns } = *received;
+    pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
+        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns: received_ns } =
+            *received;
         let ActivationsHeader { epoch, pass, round, is_f16 } = header;
         if epoch < self.epoch {
             return Ok(None);
@@ -275,7 +278,7 @@ impl StageRunner {
     fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
-            let positions = u64::from(plan.context) * u64::from(plan.sequences);
+            let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
             let cache = self.stage.kv_cache_bytes() / positions.max(1);
             let shape = self.weights.shape();
             let logits = u64::from(pass.drafted) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
@@ -290,7 +293,7 @@ impl StageRunner {
     }
 
     fn sends_f16(&self) -> bool {
-        self.schedule.plan().activations == ActivationFormat::F16
+        self.schedule.plan().activation_format == ActivationFormat::F16
     }
 
     fn name(&self) -> &str {
@@ -312,8 +315,12 @@ impl StageRunner {
                     }
                     let ((), measured) = self.measure(|runner| {
                         let (stage, hidden) = (&mut runner.stage, &mut runner.hidden);
-                        let cost =
-                            stage.forward_sequence(pass.sequence, layers.clone(), hidden, &positions)?;
+                        let cost = stage.forward_sequence(
+                            pass.sequence_index,
+                            layers.clone(),
+                            hidden,
+                            &positions,
+                        )?;
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
@@ -332,7 +339,7 @@ impl StageRunner {
                 Step::Release { part, .. } => self.residency.release(part),
             }
         }
-        self.idle_since = wall_nanos();
+        self.idle_since = monotonic_nanos();
         let is_complete = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(pass.index);
         Ok(is_complete.then_some(PassOutput { pass, tokens }))
     }
@@ -345,9 +352,9 @@ impl StageRunner {
             let drafter = runner.drafter.as_mut();
             let drafter = drafter.ok_or_else(|| RingError::invalid_plan("this head has no draft model"))?;
             if pass.drafted == 0 {
-                drafter.prefill(pass.sequence, so_far)?;
+                drafter.prefill(pass.sequence_index, so_far)?;
             } else {
-                let drafts = drafter.draft(pass.sequence, so_far, pass.drafted)?;
+                let drafts = drafter.draft(pass.sequence_index, so_far, pass.drafted)?;
                 runner.drafts.insert(pass.index, drafts);
             }
             let (cost, passes) = drafter.take_cost();
@@ -395,7 +402,7 @@ impl StageRunner {
                 runner.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
             let mut watch = Stopwatch::start();
             let samplers = runner.samplers.as_mut();
-            let tokens = samplers.and_then(|samplers| samplers.sample(pass.sequence, &logits, &drafts));
+            let tokens = samplers.and_then(|samplers| samplers.sample(pass.sequence_index, &logits, &drafts));
             cost += cost_of(watch.lap());
             Ok((tokens, cost))
         })?;
@@ -417,7 +424,7 @@ impl StageRunner {
     }
 
     /// Computes logits on the planned processor if it still works, otherwise on the CPU.
-    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, ComputeCost)> {
+    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, CriticalPathCost)> {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
         {
@@ -425,7 +432,7 @@ impl StageRunner {
         }
         let input_output = self.input_output()?;
         let logits = input_output.logits(hidden)?;
-        Ok((logits, input_output.last_cost()))
+        Ok((logits, input_output.last_logits_cost()))
     }
 
     fn input_output(&mut self) -> Result<&mut InputOutputLayers> {
@@ -437,12 +444,12 @@ impl StageRunner {
     /// Runs and measures a computing step. Reading the counters is not part of the measured time.
     fn measure<T>(
         &mut self,
-        work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost)>,
+        work: impl FnOnce(&mut Self) -> Result<(T, CriticalPathCost)>,
     ) -> Result<(T, Measured)> {
         let before = self.demand_read();
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         let (value, cost) = work(self)?;
-        let end = wall_nanos();
+        let end = monotonic_nanos();
         let faulted = self.demand_read().saturating_sub(before) + self.residency.take_awaited();
         Ok((value, Measured { start, end, cost, faulted }))
     }
@@ -453,13 +460,19 @@ impl StageRunner {
     }
 
     /// Records a computing step that uses `touched` bytes of weights. Those not read from disk count as resident.
-    fn record_step(&mut self, at: StepId, kind: StepKind, measured: Measured, touched: u64) -> &mut Record {
+    fn record_step(
+        &mut self,
+        at: StepId,
+        kind: StepKind,
+        measured: Measured,
+        touched: u64,
+    ) -> &mut StepRecord {
         let Measured { start, end, cost, faulted } = measured;
         let record = self.recorder.record_step(at, kind, start, end);
         record.bytes = touched;
         let faulted = faulted.min(touched);
         let (cpu, queue, resident) = (cost.cpu_ns, cost.queue_ns, touched - faulted);
-        record.cost = Some(Cost {
+        record.cost = Some(StepCost {
             cpu_ns: cpu,
             queue_ns: queue,
             copy_ns: 0,
@@ -470,7 +483,7 @@ impl StageRunner {
     }
 
     fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<()> {
-        let start = wall_nanos();
+        let start = monotonic_nanos();
         let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
         let header = ActivationsHeader { epoch: self.epoch, pass, round: next_round, is_f16 };
@@ -481,7 +494,7 @@ impl StageRunner {
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
         let step = StepId { pass: pass.index, round };
-        let record = self.recorder.record_step(step, StepKind::Send, start, wall_nanos());
+        let record = self.recorder.record_step(step, StepKind::Send, start, monotonic_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device_index() != 0 {
@@ -494,7 +507,7 @@ impl StageRunner {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
         self.recorder.record_counter(pass, Counter::BytesRead, read);
-        if wall_nanos() >= self.next_memory_sample {
+        if monotonic_nanos() >= self.next_memory_sample {
             self.sample_memory(pass);
         }
     }
@@ -506,7 +519,7 @@ fn refaulted_bytes() -> u64 {
 }
 
 /// Marks a step as executed by the GPU, and removes its CPU cost, because only its total time is known.
-fn set_processor(record: &mut Record, processor: Processor) {
+fn set_processor(record: &mut StepRecord, processor: Processor) {
     if processor == Processor::Gpu {
         record.resource = Resource::Gpu;
         record.cost = None;
@@ -518,12 +531,12 @@ fn set_processor(record: &mut Record, processor: Processor) {
 struct Measured {
     start: u64,
     end: u64,
-    cost: ComputeCost,
+    cost: CriticalPathCost,
     /// Bytes from disk that the step waited for.
     faulted: u64,
 }
 
-fn cost_of(slice: ThreadTimes) -> ComputeCost {
+fn cost_of(slice: ThreadTimes) -> CriticalPathCost {
     let ThreadTimes { wall_ns, cpu_ns, queue_ns } = slice;
-    ComputeCost { wall_ns, cpu_ns, queue_ns, all_threads_cpu_ns: cpu_ns }
+    CriticalPathCost { wall_ns, cpu_ns, queue_ns, all_threads_cpu_ns: cpu_ns }
 }

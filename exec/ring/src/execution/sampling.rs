@@ -48,7 +48,7 @@ impl Samplers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_runtime::sampler::greedy;
+    use hearth_runtime::sampler::greedy_token;
 
     /// Returns rows of logits, in each of which one of these tokens has the largest value.
     fn rows(largest: &[usize]) -> Vec<f32> {
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn drafts_are_accepted_up_to_the_first_wrong_one() {
-        let mut samplers = Samplers::new(vec![Box::new(greedy)], vec![5]);
+        let mut samplers = Samplers::new(vec![Box::new(greedy_token)], vec![5]);
         let mut tokens = |largest: &[usize], drafts: &[u32]| samplers.sample(0, &rows(largest), drafts);
         assert_eq!(tokens(&[3], &[]), Some(vec![3]));
         assert_eq!(tokens(&[3, 4, 6], &[3, 4]), Some(vec![3, 4, 6]), "all drafts are accepted");
@@ -74,7 +74,7 @@ mod tests {
         let counter = calls.clone();
         let sample = move |row: &[f32]| {
             counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            greedy(row)
+            greedy_token(row)
         };
         let mut samplers = Samplers::new(vec![Box::new(sample)], vec![]);
         let out = samplers.sample(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();

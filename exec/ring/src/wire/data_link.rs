@@ -13,11 +13,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::handshake::{WRITE_TIMEOUT, open_connection, refuse, send_welcome};
-use super::message::{ActivationsHeader, BrokenLink, Message, Purpose, WorkerFacts};
+use super::handshake::{WRITE_TIMEOUT, open_connection, send_refusal, send_welcome};
+use super::message::{ActivationsHeader, BrokenLink, ConnectionPurpose, Message, WorkerFacts};
 use super::transport::{ByteStream, Transport};
 use crate::error::Result;
-use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::clock::monotonic_nanos;
 
 /// The grace period before a closed connection counts as broken: most often, the epoch has ended, which the head is
 /// about to announce, or the device was lost, which the head detects itself. source: assumed
@@ -32,19 +32,19 @@ pub struct ReceivedActivations {
     /// Little-endian values, `[tokens, embedding]`.
     pub activations: Vec<u8>,
     /// The time at which the last byte arrived, in nanoseconds on this process's clock.
-    pub received_ns: u64,
+    pub received_at_ns: u64,
 }
 
 /// An event of a data connection.
 #[derive(Debug)]
-pub enum DataEvent {
+pub enum DataLinkEvent {
     Activations(ReceivedActivations),
     /// The connection has ended.
     LinkBroken(BrokenLink),
 }
 
 /// Receives the events of data connections. Returns false if it accepts no more events.
-pub type DataSink = Arc<dyn Fn(DataEvent) -> bool + Send + Sync>;
+pub type DataLinkEventSink = Arc<dyn Fn(DataLinkEvent) -> bool + Send + Sync>;
 
 /// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ pub struct PreparedEpoch {
     /// The latest prepared epoch.
     pub epoch: u32,
     /// Receives the events of accepted connections.
-    pub sink: DataSink,
+    pub sink: DataLinkEventSink,
 }
 
 /// The open epoch of a device, shared between its tasks; `None` before an epoch is prepared.
@@ -69,7 +69,7 @@ pub async fn accept_activations<S: ByteStream>(
 ) -> Result<()> {
     let open = open_epoch.borrow().clone();
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
-        return Err(refuse(&mut stream, "this device is not in that session and epoch".into()).await);
+        return Err(send_refusal(&mut stream, "this device is not in that session and epoch".into()).await);
     };
     send_welcome(&mut stream, WorkerFacts::default()).await?;
     receive_activations(stream, (sender_index, epoch), max_payload, &open.sink).await;
@@ -81,14 +81,15 @@ pub async fn receive_activations(
     mut stream: impl AsyncRead + Unpin,
     (sender_index, epoch): (u16, u32),
     max_payload: usize,
-    sink: &DataSink,
+    sink: &DataLinkEventSink,
 ) {
     let reason = loop {
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message: Message::Activations(header), payload: activations })) => {
-                let received_ns = wall_nanos();
-                let received = ReceivedActivations { sender_index, header, activations, received_ns };
-                if !sink(DataEvent::Activations(received)) {
+                let received_ns = monotonic_nanos();
+                let received =
+                    ReceivedActivations { sender_index, header, activations, received_at_ns: received_ns };
+                if !sink(DataLinkEvent::Activations(received)) {
                     return;
                 }
             }
@@ -100,7 +101,7 @@ pub async fn receive_activations(
             Err(error) => break error.to_string(),
         }
     };
-    sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: sender_index, reason }));
+    sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: sender_index, reason }));
 }
 
 /// Opens the connections over which this device sends activations.
@@ -111,14 +112,14 @@ pub struct DataConnector<'a, T> {
     /// This device's index in the ring.
     pub device_index: u16,
     /// Receives an event for each connection that breaks.
-    pub sink: &'a DataSink,
+    pub sink: &'a DataLinkEventSink,
 }
 
 impl<T: Transport> DataConnector<'_, T> {
     /// Connects to the device with ring index `to`. Frames sent to the returned channel are written to the connection,
     /// which is closed with the channel.
     pub async fn connect(&self, to: u16, name: &str, address: &str) -> Result<mpsc::UnboundedSender<Frame>> {
-        let purpose = Purpose::Data { from: self.device_index, epoch: self.epoch };
+        let purpose = ConnectionPurpose::Data { from: self.device_index, epoch: self.epoch };
         let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
         let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
         let (sink, epoch) = (self.sink.clone(), self.epoch);
@@ -129,7 +130,7 @@ impl<T: Transport> DataConnector<'_, T> {
                     Ok(Err(error)) => error.to_string(),
                     Err(_) => "it does not read any more".into(),
                 };
-                sink(DataEvent::LinkBroken(BrokenLink { epoch, peer: to, reason }));
+                sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: to, reason }));
                 return;
             }
         });

@@ -21,7 +21,7 @@ pub const ENCRYPTED_PREFIX: [u8; 8] = *b"hearth\0\x01";
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// Maximum length in bytes of a payload other than activations: a plan, or part of a trace.
-pub const MAX_DOCUMENT_PAYLOAD: usize = 4 << 20;
+pub const MAX_DOCUMENT_PAYLOAD_BYTES: usize = 4 << 20;
 
 const PREFIX_BYTES: usize = 8;
 
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Frame {
-        let pass = Pass { sequence: 3, drafted: 1, ..Pass::new(7, 40, 2, true) };
+        let pass = Pass { sequence_index: 3, drafted: 1, ..Pass::new(7, 40, 2, true) };
         let header = ActivationsHeader { epoch: 5, pass, round: 3, is_f16: false };
         Frame { message: Message::Activations(header), payload: vec![1, 2, 3, 4] }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::message::{MAGIC, Message, PROTOCOL_VERSION, Purpose, WorkerFacts};
+use super::message::{ConnectionPurpose, MAGIC, Message, PROTOCOL_VERSION, WorkerFacts};
 use super::transport::{ByteStream, Transport};
 use crate::error::{Result, RingError, WireError, protocol_error};
 
@@ -38,7 +38,7 @@ pub async fn open_connection<T: Transport>(
     name: &str,
     address: &str,
     session: u64,
-    purpose: Purpose,
+    purpose: ConnectionPurpose,
 ) -> Result<(T::Stream, WorkerFacts)> {
     let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
@@ -62,7 +62,7 @@ pub async fn open_connection<T: Transport>(
 }
 
 /// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
-pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)> {
+pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, ConnectionPurpose)> {
     let reading = Frame::read(stream, 0);
     let hello = with_timeout(HELLO_DEADLINE, "receiving a connection's first frame", reading).await?;
     let hello = hello.map_err(|error| RingError::handshake_failed("a peer", &error))?;
@@ -76,7 +76,7 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Purpose)>
         "this device has protocol version {PROTOCOL_VERSION}, not {protocol}; use the same version of hearth \
          on all devices"
     );
-    Err(refuse(stream, reason).await)
+    Err(send_refusal(stream, reason).await)
 }
 
 /// Accepts a connection by sending a welcome.
@@ -86,7 +86,7 @@ pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> R
 }
 
 /// Refuses a connection by sending the reason. Returns the error for this end.
-pub async fn refuse(stream: &mut impl ByteStream, reason: String) -> RingError {
+pub async fn send_refusal(stream: &mut impl ByteStream, reason: String) -> RingError {
     let frame = Frame::from(Message::Refuse { reason: reason.clone() });
     // A peer that has disconnected does not need the reason.
     let _ = with_timeout(WRITE_TIMEOUT, "refusing a connection", frame.write(stream)).await;

@@ -14,7 +14,7 @@ pub const PROTOCOL_VERSION: u16 = 5;
 
 /// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
-pub enum Purpose {
+pub enum ConnectionPurpose {
     /// Commands of the head to a worker.
     Control,
     /// Activations from the device with ring index `from`, for the plan of an epoch.
@@ -37,13 +37,13 @@ pub struct FileLengths {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Encode, Decode)]
 pub struct WorkerFacts {
     /// Version of the hearth program on the worker.
-    pub version: String,
+    pub program_version: String,
     /// Digest of the model file; empty without one.
     pub model_digest: String,
     /// Digest of the model's shape and weight formats; empty without a model file.
     pub shape_digest: String,
     /// Total memory of the device, in bytes.
-    pub memory_total: u64,
+    pub memory_total_bytes: u64,
     /// Operating system and kernel release, for example `linux 6.8.0`.
     pub os_and_kernel: String,
 }
@@ -63,7 +63,7 @@ pub struct EpochConfig {
     /// The worker's index in the ring.
     pub device_index: u16,
     /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
-    pub first_pass: u32,
+    pub first_pass_index: u32,
     /// The address at which the head accepts activations, and serves layers to workers without a model file.
     pub head_address: String,
     /// The devices that the worker sends activations to.
@@ -76,7 +76,7 @@ pub struct BrokenLink {
     /// The epoch for which the connection was opened.
     pub epoch: u32,
     /// The ring index of the device at the other end.
-    pub peer: u16,
+    pub peer_index: u16,
     pub reason: String,
 }
 
@@ -94,7 +94,8 @@ pub struct ActivationsHeader {
 
 impl Encode for ActivationsHeader {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
-        let Pass { index, first_position, tokens, has_output: output, sequence, drafted } = self.pass;
+        let Pass { index, first_position, tokens, has_output: output, sequence_index: sequence, drafted } =
+            self.pass;
         let pass = (index, first_position, tokens, output, sequence, drafted);
         (self.epoch, pass, self.round, self.is_f16).encode(encoder)
     }
@@ -104,7 +105,8 @@ impl<Context> Decode<Context> for ActivationsHeader {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
         let (epoch, (index, first_position, tokens, output, sequence, drafted), round, is_f16) =
             Decode::decode(decoder)?;
-        let pass = Pass { index, first_position, tokens, has_output: output, sequence, drafted };
+        let pass =
+            Pass { index, first_position, tokens, has_output: output, sequence_index: sequence, drafted };
         Ok(Self { epoch, pass, round, is_f16 })
     }
 }
@@ -115,7 +117,7 @@ bincode::impl_borrow_decode!(ActivationsHeader);
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
     /// The first frame of the connecting end. Data connections must have the session number of the head.
-    Hello { magic: u32, protocol: u16, session: u64, purpose: Purpose },
+    Hello { magic: u32, protocol: u16, session: u64, purpose: ConnectionPurpose },
     /// The first frame of the accepting end.
     Welcome(WorkerFacts),
     /// Sent instead of a [`Message::Welcome`] or of any other reply. The connection then ends. The reason says what is

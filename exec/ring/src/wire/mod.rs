@@ -10,14 +10,14 @@ mod transport;
 
 pub use crate::error::WireError;
 pub use data_link::{
-    DataConnector, DataEvent, DataSink, PreparedEpoch, ReceivedActivations, SharedPreparedEpoch,
+    DataConnector, DataLinkEvent, DataLinkEventSink, PreparedEpoch, ReceivedActivations, SharedPreparedEpoch,
     accept_activations, receive_activations,
 };
-pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD};
-pub use handshake::{WRITE_TIMEOUT, open_connection, read_hello, refuse, send_welcome, with_timeout};
+pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD_BYTES};
+pub use handshake::{WRITE_TIMEOUT, open_connection, read_hello, send_refusal, send_welcome, with_timeout};
 pub use message::{
-    ActivationsHeader, BrokenLink, EpochConfig, FileLengths, MAGIC, Message, PROTOCOL_VERSION, PeerAddress,
-    Purpose, WorkerFacts,
+    ActivationsHeader, BrokenLink, ConnectionPurpose, EpochConfig, FileLengths, MAGIC, Message,
+    PROTOCOL_VERSION, PeerAddress, WorkerFacts,
 };
 pub use pending::{PendingConnection, PendingConnections};
 pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind};

@@ -16,9 +16,10 @@ use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, Outbox, StageRunner, TraceLines};
 use crate::wire::{
-    BrokenLink, DataConnector, DataSink, EpochConfig, Message, PeerAddress, ReceivedActivations, Transport,
+    BrokenLink, DataConnector, DataLinkEventSink, EpochConfig, Message, PeerAddress, ReceivedActivations,
+    Transport,
 };
-use hearth_runtime::backend_factory::UploadProgress;
+use hearth_runtime::backend_factory::UploadProgressReporter;
 
 /// An event for the runner of an epoch.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub struct WorkerEpoch<T: Transport> {
     pub(super) session: u64,
     pub(super) config: EpochConfig,
     pub(super) plan: Arc<Plan>,
-    pub(super) sink: DataSink,
+    pub(super) sink: DataLinkEventSink,
     /// The latest prepared epoch.
     pub(super) prepared: watch::Receiver<u32>,
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
@@ -91,9 +92,9 @@ impl<T: Transport> WorkerEpoch<T> {
     ) -> Result<()> {
         let Some(model) = self.load_model().await? else { return Ok(()) };
         let Some(outbox) = self.connect_neighbours().await? else { return Ok(()) };
-        let EpochConfig { epoch, device_index, first_pass, .. } = self.config;
+        let EpochConfig { epoch, device_index, first_pass_index: first_pass, .. } = self.config;
         let reports = self.reports.clone();
-        let upload = &UploadProgress::new(move |done, total| {
+        let upload = &UploadProgressReporter::new(move |done, total| {
             let _ = reports.send(EpochReport::Message(Message::Uploading { done, total }));
         });
         let plan = &self.plan;
@@ -115,7 +116,7 @@ impl<T: Transport> WorkerEpoch<T> {
             };
             match event {
                 None => return Ok(()),
-                Some(RunnerEvent::Activations(received)) => drop(runner.receive(&received)?),
+                Some(RunnerEvent::Activations(received)) => drop(runner.process_activations(&received)?),
                 Some(RunnerEvent::Reset { epoch }) => {
                     runner.reset(epoch, None);
                     self.report(EpochReport::Message(Message::Ready { epoch }));
@@ -164,7 +165,7 @@ impl<T: Transport> WorkerEpoch<T> {
             match connected {
                 Ok(link) => drop(outbox.insert(to, link)),
                 Err(error) => {
-                    let broken = BrokenLink { epoch, peer: to as u16, reason: error.to_string() };
+                    let broken = BrokenLink { epoch, peer_index: to as u16, reason: error.to_string() };
                     self.report(EpochReport::Message(Message::LinkBroken(broken)));
                     return Ok(None);
                 }

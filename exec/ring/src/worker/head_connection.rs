@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::{Result, RingError};
-use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD, WRITE_TIMEOUT, WireError};
+use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, WRITE_TIMEOUT, WireError};
 
 /// The head counts as lost if no message arrives for this time. It sends a ping every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ impl<S: ByteStream> HeadConnection<S> {
         let (sender, frames) = mpsc::channel(16);
         let reader = tokio::spawn(async move {
             loop {
-                let read = Frame::read(&mut reader, MAX_DOCUMENT_PAYLOAD).await;
+                let read = Frame::read(&mut reader, MAX_DOCUMENT_PAYLOAD_BYTES).await;
                 let Some(frame) = read.transpose() else { return };
                 let failed = frame.is_err();
                 if sender.send(frame).await.is_err() || failed {

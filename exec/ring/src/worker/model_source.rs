@@ -21,10 +21,10 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use super::epoch::{EpochReport, WorkerEpoch};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, check_executable, facts_without_model};
+use crate::execution::{LocalModel, check_executable, worker_facts_without_model};
 use crate::wire::{
-    ByteStream, FileLengths, Frame, Message, Purpose, Transport, WRITE_TIMEOUT, WorkerFacts, open_connection,
-    with_timeout,
+    ByteStream, ConnectionPurpose, FileLengths, Frame, Message, Transport, WRITE_TIMEOUT, WorkerFacts,
+    open_connection, with_timeout,
 };
 use hearth_runtime::fetched_file::{CHUNK_BYTES, FetchedFile};
 use hearth_runtime::{ExecError, Weights};
@@ -60,7 +60,7 @@ impl ModelSource {
     }
 
     pub(super) fn facts(&self) -> WorkerFacts {
-        self.model().map_or_else(facts_without_model, LocalModel::facts)
+        self.model().map_or_else(worker_facts_without_model, LocalModel::worker_facts)
     }
 
     /// Returns the maximum size of the activations of a pass, in bytes.
@@ -69,7 +69,7 @@ impl ModelSource {
     }
 
     pub(super) fn check(&self, plan: &Plan) -> Result<()> {
-        self.model().map_or_else(|| check_executable(plan), |model| model.check(plan))
+        self.model().map_or_else(|| check_executable(plan), |model| model.check_plan(plan))
     }
 }
 
@@ -78,7 +78,7 @@ impl<T: Transport> WorkerEpoch<T> {
     pub(super) async fn fetch_layers(&self, folder: &Path) -> Result<LocalModel> {
         let (transport, head) = (&self.worker.transport, &self.config.head_address);
         let (mut stream, _) =
-            open_connection(transport, "the head", head, self.session, Purpose::Fetch).await?;
+            open_connection(transport, "the head", head, self.session, ConnectionPurpose::Fetch).await?;
         let lengths = list_files(&mut stream).await?;
         let paths = file_paths(&self.plan, folder, lengths.len())?;
         let mut files = Vec::new();
@@ -114,7 +114,7 @@ impl<T: Transport> WorkerEpoch<T> {
         let cannot = |error: std::io::Error| RingError::unusable_fetch_folder(folder, &error);
         let mut missing = Vec::new();
         for (index, (file, ranges)) in (0u16..).zip(files.iter_mut().zip(ranges)) {
-            let chunks = file.missing_chunks(ranges).map_err(cannot)?;
+            let chunks = file.find_missing_chunks(ranges).map_err(cannot)?;
             missing.extend(chunks.into_iter().map(|chunk| (index, chunk)));
         }
         let total = missing.len() as u64;
@@ -137,7 +137,7 @@ impl<T: Transport> WorkerEpoch<T> {
             let Some(target) = target else {
                 return Err(protocol_error("the head", "it sends layers that were not requested"));
             };
-            if !target.write(chunk, &payload, hash).map_err(cannot)? {
+            if !target.write_chunk(chunk, &payload, hash).map_err(cannot)? {
                 let what = format!("chunk {chunk} of file {file} does not match its hash");
                 return Err(protocol_error("the head", what));
             }
@@ -150,7 +150,7 @@ impl<T: Transport> WorkerEpoch<T> {
 
 /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
 fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> {
-    let digest = plan.model.digest.as_ref().unwrap_or(&plan.model.shape_digest);
+    let digest = plan.model.file_digest.as_ref().unwrap_or(&plan.model.shape_digest);
     // The digest comes from another device, so only letters and digits may become part of a path.
     let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
     let folder = folder.join(if name.is_empty() { "model" } else { &name });
@@ -190,7 +190,7 @@ fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Ve
     };
     let mut ranges = vec![Vec::new(); file_count];
     for tensor in model.tensors.iter().filter(|tensor| is_needed(&tensor.name)) {
-        if let Some(ranges) = ranges.get_mut(tensor.part) {
+        if let Some(ranges) = ranges.get_mut(tensor.part_index) {
             ranges.push(tensor.offset..tensor.offset.saturating_add(tensor.bytes.0));
         }
     }

@@ -10,8 +10,8 @@ use super::worker::Worker;
 use crate::error::{Result, RingError};
 use crate::probe::answer_probes;
 use crate::wire::{
-    Listener, PendingConnection, PendingConnections, Purpose, SharedPreparedEpoch, Transport,
-    accept_activations, read_hello, refuse,
+    ConnectionPurpose, Listener, PendingConnection, PendingConnections, SharedPreparedEpoch, Transport,
+    accept_activations, read_hello, send_refusal,
 };
 
 /// The time limit for the previous session to end: its threads stop and its memory is freed.
@@ -56,14 +56,14 @@ impl<T: Transport> Worker<T> {
         let (session, purpose) = read_hello(&mut stream).await?;
         connection.mark_identified();
         match purpose {
-            Purpose::Control => self.serve_session(stream, session).await,
-            Purpose::Data { from, epoch } => {
+            ConnectionPurpose::Control => self.serve_session(stream, session).await,
+            ConnectionPurpose::Data { from, epoch } => {
                 let limit = self.source.max_activation_bytes();
                 accept_activations(stream, &self.open_epoch, session, (from, epoch), limit).await
             }
-            Purpose::Probe => answer_probes(stream).await,
-            Purpose::Fetch => {
-                Err(refuse(&mut stream, "this is a worker, and only a head serves layers".into()).await)
+            ConnectionPurpose::Probe => answer_probes(stream).await,
+            ConnectionPurpose::Fetch => {
+                Err(send_refusal(&mut stream, "this is a worker, and only a head serves layers".into()).await)
             }
         }
     }
@@ -72,7 +72,7 @@ impl<T: Transport> Worker<T> {
         // The next head may connect before the previous session has ended.
         let Ok(_in_session) = timeout(ACQUIRE_DEADLINE, self.in_session.lock()).await else {
             let reason = "another head uses this worker; wait until it is done, or stop it".into();
-            return Err(refuse(&mut stream, reason).await);
+            return Err(send_refusal(&mut stream, reason).await);
         };
         let _close_epoch = CloseEpoch(self.open_epoch.clone());
         Session::new(self.clone(), id, HeadConnection::new(stream)).serve().await

@@ -14,8 +14,8 @@ use super::head_connection::HeadConnection;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{StageRunner, TraceLines};
-use crate::wire::{DataEvent, DataSink, EpochConfig, Frame, Message, PreparedEpoch, Transport};
-use hearth_runtime::clock::wall_nanos;
+use crate::wire::{DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, Message, PreparedEpoch, Transport};
+use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
@@ -96,7 +96,9 @@ impl<T: Transport> Session<T> {
     async fn execute(&mut self, frame: Frame) -> Result<bool> {
         match frame.message {
             Message::Goodbye => return Ok(false),
-            Message::Ping { nonce } => self.head.send(Message::Pong { nonce, clock: wall_nanos() }).await?,
+            Message::Ping { nonce } => {
+                self.head.send(Message::Pong { nonce, clock: monotonic_nanos() }).await?;
+            }
             Message::Prepare { epoch } => self.prepare(epoch).await?,
             Message::Configure(config) => {
                 let plan = self.parse_plan(&frame.payload, config.device_index)?;
@@ -191,10 +193,13 @@ impl<T: Transport> Session<T> {
 }
 
 /// Creates a sink that forwards activations to the runner, and broken links to the session.
-fn sink(inbox: mpsc::UnboundedSender<RunnerEvent>, reports: mpsc::UnboundedSender<EpochReport>) -> DataSink {
+fn sink(
+    inbox: mpsc::UnboundedSender<RunnerEvent>,
+    reports: mpsc::UnboundedSender<EpochReport>,
+) -> DataLinkEventSink {
     Arc::new(move |event| match event {
-        DataEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
-        DataEvent::LinkBroken(broken) => {
+        DataLinkEvent::Activations(arrival) => inbox.send(RunnerEvent::Activations(arrival)).is_ok(),
+        DataLinkEvent::LinkBroken(broken) => {
             reports.send(EpochReport::Message(Message::LinkBroken(broken))).is_ok()
         }
     })

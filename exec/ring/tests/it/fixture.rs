@@ -67,8 +67,8 @@ pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
-        context: 128,
-        kv_cache: KvFormat::F32,
+        context_length: 128,
+        kv_cache_format: KvFormat::F32,
         devices: devices.collect(),
         ..Plan::empty(scenario, PlannedModel::from_profile(&model.profile), planner)
     }

@@ -12,9 +12,9 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
     EncryptedTransport, FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, MemoryTransport,
-    ModelSource, OnFetch, Ring, RingError, RingOptions, Transport, bind,
+    ModelSource, OnFetchProgress, Ring, RingError, RingOptions, Transport, bind,
 };
-use hearth_runtime::{BackendFactory, BackendOptions, CpuLayers};
+use hearth_runtime::{BackendFactory, BackendOptions, CpuBackend};
 use hearth_schema::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
@@ -39,7 +39,11 @@ fn prompt() -> Vec<u32> {
 /// Returns the options of managed residency with `kept` bytes of kept weights and the smallest buffer.
 fn managed(kept: u64) -> ResidencyOptions {
     let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
-    ResidencyOptions { kept_limit: kept, stream_buffer, ..ResidencyOptions::with_policy(Residency::Managed) }
+    ResidencyOptions {
+        kept_set_limit: kept,
+        stream_buffer,
+        ..ResidencyOptions::with_policy(Residency::Managed)
+    }
 }
 
 /// Returns the options of residency that reads the next window ahead and evicts weights after their use.
@@ -63,7 +67,7 @@ async fn generate<T: Transport>(
         logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
         largest(row)
     };
-    let request = GenerationRequest::single(prompt.to_vec(), generated(), Box::new(sample));
+    let request = GenerationRequest::single_sequence(prompt.to_vec(), generated(), Box::new(sample));
     let generated = ring.generate(request, |_, _| {}).await?;
     let bits = std::mem::take(&mut *recorded.lock().unwrap());
     Ok((generated, bits))
@@ -84,9 +88,9 @@ async fn tokens_of<T: Transport>(
 
 /// Returns the tokens of one process, and the bits of their logits.
 async fn alone(model: &Arc<LocalModel>, activations: ActivationFormat) -> (Vec<u32>, Vec<Vec<u32>>) {
-    let plan = Plan { activations, ..plan(model, &[LAYERS]) };
+    let plan = Plan { activation_format: activations, ..plan(model, &[LAYERS]) };
     let (generated, bits) = tokens_of(&MemoryTransport::default(), plan, model, &prompt()).await;
-    (generated.tokens().to_vec(), bits)
+    (generated.first_sequence_tokens().to_vec(), bits)
 }
 
 /// Returns all possible windows of `devices` devices, each with at least one layer in the first round.
@@ -125,9 +129,13 @@ async fn f16_activations_take_half_the_bytes() {
     let transport = workers(&model, 2).await;
     let mut results = Vec::new();
     for activations in [ActivationFormat::F32, ActivationFormat::F16] {
-        let plan = Plan { activations, ..plan(&model, &[1, 2, 1]) };
+        let plan = Plan { activation_format: activations, ..plan(&model, &[1, 2, 1]) };
         let (generated, bits) = tokens_of(&transport, plan, &model, &prompt()).await;
-        results.push((bytes_of(StepKind::Send, &generated), bits, generated.tokens().to_vec()));
+        results.push((
+            bytes_of(StepKind::Send, &generated),
+            bits,
+            generated.first_sequence_tokens().to_vec(),
+        ));
     }
     let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &results[..] else { panic!() };
     assert_eq!(*wide, 2 * half);
@@ -158,10 +166,11 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
             even if even % 2 == 0 => AHEAD,
             _ => FAULTS,
         };
-        let plan = Plan { activations, ..with_residency(plan(&model, &windows), residency) };
+        let plan =
+            Plan { activation_format: activations, ..with_residency(plan(&model, &windows), residency) };
         plan.validate().expect("a feasible plan");
         let (generated, other) = tokens_of(&transport, plan, &model, &prompt).await;
-        assert_eq!(generated.tokens(), single, "windows {windows:?}");
+        assert_eq!(generated.first_sequence_tokens(), single, "windows {windows:?}");
         assert!(other == bits, "windows {windows:?}: logits differ");
         rings += 1;
         partial += u32::from(!LAYERS.is_multiple_of(windows.iter().sum::<u32>()));
@@ -180,7 +189,7 @@ async fn batches_of_a_long_prompt_stream_past_each_other() {
     let transport = workers(&model, 1).await;
     let mut logits = Vec::new();
     for residency in [FAULTS, managed(1 << 20)] {
-        let long = Plan { context: 1024, ..with_residency(plan(&model, &[2, 2]), residency) };
+        let long = Plan { context_length: 1024, ..with_residency(plan(&model, &[2, 2]), residency) };
         logits.push(tokens_of(&transport, long, &model, &prompt).await.1);
     }
     assert!(logits[0] == logits[1], "logits differ");
@@ -203,8 +212,8 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     for kept in [0, whole / 2, 2 * whole] {
         let plan = with_residency(plan(&model, &[LAYERS]), managed(kept));
         let (generated, _) = tokens_of(&MemoryTransport::default(), plan, &model, &prompt).await;
-        let first = tokens.get_or_insert(generated.tokens().to_vec());
-        assert_eq!(generated.tokens(), first, "{kept} bytes kept");
+        let first = tokens.get_or_insert(generated.first_sequence_tokens().to_vec());
+        assert_eq!(generated.first_sequence_tokens(), first, "{kept} bytes kept");
         let passes = generated.trace.passes.len() as u64;
         let read = bytes_of(StepKind::Prefetch, &generated);
         let expected = whole.saturating_sub(kept);
@@ -223,7 +232,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
 /// Whether the model file is on a disk: pages of a file in a memory file system stay in memory when they are evicted.
 fn is_on_disk(model: &LocalModel) -> bool {
     let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
-    let bytes = model.weights.bytes(extent).expect("its bytes");
+    let bytes = model.weights.mapped_bytes(extent).expect("its bytes");
     let file = model.weights.file(extent).expect("its file");
     hearth_runtime::pages::populate(bytes);
     hearth_runtime::pages::evict(bytes, file, extent.offset);
@@ -238,8 +247,8 @@ async fn terms_of_a_ring_trace_sum_to_the_token_time() {
     let mut ring = connect(&transport, plan, &model).await;
     for _ in 0..2 {
         let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
-        let metrics = metrics::compute(&generated.trace);
-        let tpot = metrics.tpot_ms.expect("twelve tokens").mean;
+        let metrics = metrics::compute_metrics(&generated.trace);
+        let tpot = metrics.tpot_ms.expect("twelve tokens").mean_ms;
         assert!(tpot > 0.0 && (metrics.terms_ms.sum() - tpot).abs() < 1e-6 * tpot);
         assert!(metrics.terms_ms.cpu > 0.0 && metrics.terms_ms.network > 0.0);
         assert!(metrics.terms_ms.bubble.abs() < 0.02 * tpot, "{:?}", metrics.terms_ms);
@@ -265,7 +274,7 @@ async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
     }
 
     let (generated, other) = tokens_of(&encrypted, plan, &model, &prompt()).await;
-    assert_eq!(generated.tokens(), single);
+    assert_eq!(generated.first_sequence_tokens(), single);
     assert!(other == bits, "logits differ");
 }
 
@@ -330,15 +339,15 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
     for session in 0..3 {
         let bytes = Arc::new(Mutex::new(0));
         let total = bytes.clone();
-        let on_fetch: OnFetch = Arc::new(move |_, done, all| {
+        let on_fetch: OnFetchProgress = Arc::new(move |_, done, all| {
             assert!(done <= all);
             *total.lock().unwrap() += u64::from(done == all) * all;
         });
-        let options = RingOptions { on_fetch: Some(on_fetch), ..one_thread() };
+        let options = RingOptions { on_fetch_progress: Some(on_fetch), ..one_thread() };
         let mut ring = Ring::connect(&transport, plan.clone(), model.clone(), options).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        assert!(generated.tokens() == single && other == bits, "session {session}");
+        assert!(generated.first_sequence_tokens() == single && other == bits, "session {session}");
         fetched.push(*bytes.lock().unwrap());
         if session == 1 {
             // Damage the last fetched byte that is not zero.
@@ -368,7 +377,7 @@ async fn layers_of_another_plan_are_fetched_too() {
     // The worker without a model file first has layer 2, and then layers 4 to 7.
     for windows in [vec![2, 1, 5], vec![4, 4]] {
         let (generated, other) = tokens_of(&transport, plan(&model, &windows), &model, &prompt()).await;
-        assert!(generated.tokens() == single && other == bits, "windows {windows:?}");
+        assert!(generated.first_sequence_tokens() == single && other == bits, "windows {windows:?}");
     }
 }
 
@@ -382,7 +391,7 @@ fn slow_upload(step: Duration, reports: bool) -> BackendFactory {
             }
         }
         let layers = options.owned_layers.into_iter().flatten();
-        Ok(Box::new(CpuLayers::new(options.weights, layers, options.cache, options.cpu)))
+        Ok(Box::new(CpuBackend::new(options.weights, layers, options.kv_cache_options, options.cpu)))
     })
 }
 
@@ -403,7 +412,7 @@ async fn upload_progress_extends_the_ready_deadline() {
         match connected {
             Ok(mut ring) => {
                 let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
-                assert_eq!(generated.tokens().len(), self::generated() as usize);
+                assert_eq!(generated.first_sequence_tokens().len(), self::generated() as usize);
                 ring.close().await;
             }
             Err(error) => assert!(matches!(error, RingError::Deadline { .. }), "{error}"),

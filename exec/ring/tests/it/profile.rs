@@ -5,15 +5,18 @@
 use std::time::Duration;
 
 use hearth_profiles::measure::MeasurementOptions;
-use hearth_profiles::{Device, Document, Format};
-use hearth_ring::probe::{LOOPBACK, ProbeEffort, measure_links};
+use hearth_profiles::{DeviceProfile, Document, Format};
+use hearth_ring::probe::{LOOPBACK_PEER_NAME, ProbeOptions, measure_links};
 use hearth_runtime::profile::{ProfileError, ProfileOptions, profile};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 
-const PROBE: ProbeEffort =
-    ProbeEffort { latency_probes: 2, max_bandwidth_probes: 1, time_limit: Duration::from_millis(50) };
+const PROBE: ProbeOptions = ProbeOptions {
+    latency_probes: 2,
+    max_bandwidth_probes: 1,
+    bandwidth_time_limit: Duration::from_millis(50),
+};
 
-fn measured(options: &ProfileOptions, peers: &[String]) -> Result<Device, ProfileError> {
+fn measured(options: &ProfileOptions, peers: &[String]) -> Result<DeviceProfile, ProfileError> {
     let options = ProfileOptions { measurement: MeasurementOptions::minimal(), ..options.clone() };
     profile(&options, || Ok(measure_links(peers, None, PROBE)?), &mut |_| ())
 }
@@ -43,7 +46,7 @@ fn numbers(value: &serde_yaml::Value, path: &str, found: &mut Vec<(String, Strin
 fn profile_is_a_valid_document_with_a_source_for_every_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
-    synthesise(&SynthOptions::preset("tiny").unwrap(), &path, &mut |_, _| ()).unwrap();
+    synthesise(&SynthOptions::from_preset("tiny").unwrap(), &path, &mut |_, _| ()).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     let options =
         ProfileOptions { name: "here".into(), model: Some(path.clone()), threads: 2, ..Default::default() };
@@ -51,11 +54,11 @@ fn profile_is_a_valid_document_with_a_source_for_every_number() {
 
     assert_eq!(device.name, "here");
     assert_eq!(device.cpu.cores, 2);
-    assert_eq!(device.peers[0].peer, LOOPBACK);
+    assert_eq!(device.peer_links[0].peer, LOOPBACK_PEER_NAME);
     let formats: Vec<Format> = device.cpu.matvec.iter().map(|(format, _)| format).collect();
     assert_eq!(formats, [Format::F32, Format::Q4K, Format::Q6K], "those of the model and no others");
     let text = device.to_yaml();
-    assert_eq!(Device::from_yaml(&text).unwrap(), device);
+    assert_eq!(DeviceProfile::from_yaml(&text).unwrap(), device);
     let mut found = Vec::new();
     numbers(&serde_yaml::from_str(&text).unwrap(), "device", &mut found);
     assert!(found.len() > 20, "{found:?}");

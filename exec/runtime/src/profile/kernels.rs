@@ -6,7 +6,7 @@
 use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::cache::{CacheFormat, HeadRows, LayerCache};
+use crate::cache::{HeadRows, KvCacheFormat, LayerCache};
 use crate::cpu::{Attention, Cpu, Matmul};
 use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
@@ -37,7 +37,7 @@ pub struct CpuKernels {
 
 impl CpuKernels {
     pub fn new(cpu: Cpu) -> CpuKernels {
-        let scores = vec![0.0; cpu.pool.threads() * POSITIONS];
+        let scores = vec![0.0; cpu.thread_pool.threads() * POSITIONS];
         CpuKernels {
             cpu,
             input: Activations::default(),
@@ -63,7 +63,7 @@ impl CpuKernels {
 }
 
 fn filled_cache() -> LayerCache {
-    let rows = HeadRows::new(CacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
+    let rows = HeadRows::new(KvCacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
     let mut cache = LayerCache { keys: rows.clone(), values: rows };
     let heads: Vec<f32> = (0..KV_HEADS * LENGTH).map(|at| 0.01 * (at % LENGTH) as f32).collect();
     for position in 0..POSITIONS {
@@ -74,7 +74,7 @@ fn filled_cache() -> LayerCache {
 
 impl Kernels for CpuKernels {
     fn description(&self) -> String {
-        let threads = self.cpu.pool.threads();
+        let threads = self.cpu.thread_pool.threads();
         let plural = if threads == 1 { "" } else { "s" };
         format!("{} kernels on {threads} thread{plural}", self.cpu.instruction_set.name())
     }

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use hearth_profiles::measure::{Buffer, MeasurementOptions, compute};
+use hearth_profiles::measure::{MeasurementOptions, WeightBuffer, compute};
 use hearth_profiles::{Bytes, FlopsPerSecond, Format, Seconds};
 
 use super::{CpuKernels, ProfileError};
-use crate::{Cpu, ExecError, Pool, PoolOptions};
+use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions};
 
 /// The weight format whose matrix-vector products are measured: the one that most home users run.
 const FORMAT: Format = Format::Q4K;
@@ -18,21 +18,22 @@ const FORMAT: Format = Format::Q4K;
 /// Half a second of measurement: a shorter one could fall into a single time slice of another virtual
 /// machine, and a longer one would take a noticeable part of the run.
 const EFFORT: MeasurementOptions = MeasurementOptions {
-    samples: 15,
-    rounds: 1,
+    sample_count: 15,
+    sampling_rounds: 1,
     sample_time: Seconds(0.03),
     disk_sample_time: Seconds(0.0),
     time_limit: Seconds(2.0),
     // Several times the last-level cache of a desktop, or of the part of a server's cache for a virtual machine.
-    buffer_size: Bytes::mib(256),
+    buffer_size: Bytes::from_mib(256),
     max_file_size: Bytes::ZERO,
 };
 
 /// Returns the current rate of matrix-vector products on all threads, the median over half a second.
 pub fn measure_matvec_speed() -> Result<FlopsPerSecond, ProfileError> {
-    let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
+    let pool =
+        ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
-    let buffer = Buffer::new(EFFORT.buffer_size)?;
+    let buffer = WeightBuffer::new(EFFORT.buffer_size)?;
     Ok(FlopsPerSecond(compute::measure_streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
 }
 

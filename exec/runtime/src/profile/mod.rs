@@ -27,11 +27,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearth_profiles::device::{Cpu as CpuProfile, Device, Os};
+use hearth_profiles::device::{Cpu as CpuProfile, DeviceProfile, Os};
 use hearth_profiles::gguf::{GgufError, GgufModel};
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::{
-    self, Buffer, ComputeRates, DiskTarget, MeasureError, MeasurementOptions, Samples, processor,
+    self, ComputeRates, DiskTarget, MeasurementError, MeasurementOptions, Samples, WeightBuffer, processor,
 };
 use hearth_profiles::model::{ModelProfile, shipped_document};
 use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
@@ -43,7 +43,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use crate::cpu::buffer_bytes;
 use crate::synth::SynthError;
-use crate::{Cpu, ExecError, Pool, PoolOptions};
+use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions};
 
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -57,14 +57,14 @@ pub struct ProfileOptions {
     /// How long to measure: by default a minute or more.
     pub measurement: MeasurementOptions,
     /// Maximum number of tokens in a pass, which determines the size of buffers; 0 for 64.
-    pub pass_tokens: u32,
+    pub max_pass_tokens: u32,
 }
 
 /// An error of profiling a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error(transparent)]
-    Measure(#[from] MeasureError),
+    Measure(#[from] MeasurementError),
     #[error(transparent)]
     Model(#[from] GgufError),
     #[error(transparent)]
@@ -86,8 +86,8 @@ pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct MeasuredLinks {
     /// Time of one token's activations from one compute thread to another over the loopback link, in seconds.
-    pub hop_times: Samples,
-    pub peers: Vec<PeerLink>,
+    pub loopback_hop_times: Samples,
+    pub peer_links: Vec<PeerLink>,
 }
 
 /// Measures this machine. `links` measures its links; `progress` is called with the name of each step before it
@@ -96,19 +96,19 @@ pub fn profile(
     options: &ProfileOptions,
     links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     progress: &mut dyn FnMut(&str),
-) -> Result<Device, ProfileError> {
+) -> Result<DeviceProfile, ProfileError> {
     let effort = options.measurement;
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
     let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
     // Memory is measured before anything is allocated.
     let memory = measure::memory::measure_memory();
 
-    let mut pool = PoolOptions::default();
+    let mut pool = ThreadPoolOptions::default();
     if options.threads > 0 {
         pool.threads = options.threads;
     }
     let threads = pool.threads;
-    let pool = Pool::new(pool).map_err(|source| ExecError::Threads { source })?;
+    let pool = ThreadPool::new(pool).map_err(|source| ExecError::Threads { source })?;
     let cpu = Cpu::new(Arc::new(pool));
 
     progress("links");
@@ -118,7 +118,7 @@ pub fn profile(
     let disk = measure::disk::measure_disk(&target, threads, &effort, progress)?;
 
     progress("memory");
-    let buffer = Buffer::new(effort.buffer_size)?;
+    let buffer = WeightBuffer::new(effort.buffer_size)?;
     let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &effort)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
     let mut kernels = CpuKernels::new(cpu.clone());
@@ -128,11 +128,11 @@ pub fn profile(
     let overheads = overhead::measure(&cpu, &rates, &effort)?;
 
     let about = about(&cpu);
-    let ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy } = rates;
-    let device = Device {
-        schema: Device::SCHEMA.to_owned(),
+    let ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy } = rates;
+    let device = DeviceProfile {
+        schema: DeviceProfile::SCHEMA.to_owned(),
         name: options.name.clone(),
-        about,
+        description: about,
         os: operating_system(),
         cpu: CpuProfile {
             name: processor::processor_name(),
@@ -141,19 +141,19 @@ pub fn profile(
             matvec_streamed,
             matmul,
             read_bandwidth,
-            attention: Some(attention),
+            attention_rate: Some(attention),
             layer_overhead: Some(overheads.per_layer),
             window_overhead: Some(links.window_overhead()),
             token_overhead: Some(overheads.per_token),
             kv_copy,
-            compute_buffer: compute_buffer(model.as_ref(), threads, options.pass_tokens),
+            compute_buffer: compute_buffer(model.as_ref(), threads, options.max_pass_tokens),
             quota: None,
         },
         memory,
         disk,
         gpu: None,
         soc: None,
-        peers: links.peers,
+        peer_links: links.peer_links,
     };
     device.validate()?;
     Ok(device)
@@ -162,8 +162,8 @@ pub fn profile(
 impl MeasuredLinks {
     /// Returns the time of a hop in addition to the latency of the link: waking a compute thread, and framing.
     fn window_overhead(&self) -> Sourced<Seconds> {
-        let link = self.peers[0].latency.value.0;
-        self.hop_times.sourced_median(
+        let link = self.peer_links[0].latency.value.0;
+        self.loopback_hop_times.sourced_median(
             |hop| Seconds((hop - link).max(1e-7)),
             "16 KiB from one compute thread to another over loopback, less the latency of loopback",
         )
@@ -173,13 +173,13 @@ impl MeasuredLinks {
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let groups = model.layers.iter().chain([&model.input_embedding, &model.output_head]);
     let mut formats: Vec<Format> =
-        groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect();
+        groups.flat_map(|group| group.totals_by_format().map(|(format, _)| format)).collect();
     formats.sort_unstable();
     formats.dedup();
     formats
 }
 
-/// Default of [`ProfileOptions::pass_tokens`].
+/// Default of [`ProfileOptions::max_pass_tokens`].
 const PASS_TOKENS: u32 = 64;
 
 /// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache,
@@ -193,7 +193,7 @@ fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> 
     let (name, shape) = model.map_or_else(
         || {
             let document = shipped_document("llama-8b").expect("llama-8b is shipped");
-            (document.name.clone(), document.shape())
+            (document.name.clone(), document.to_shape())
         },
         |model| (model.name.clone(), model.shape.clone()),
     );

@@ -15,7 +15,7 @@ use hearth_profiles::{Format, Layers, Seconds, Sourced};
 
 use super::ProfileError;
 use crate::synth::{SynthOptions, synthesise};
-use crate::{CacheFormat, CacheOptions, Cpu, InputOutputLayers, Sampler, SamplerOptions, Stage, Weights};
+use crate::{Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Sampler, SamplerOptions, Stage, Weights};
 
 /// Number of positions after which the sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
@@ -35,13 +35,13 @@ fn small_model() -> SynthOptions {
         architecture: Architecture::Llama,
         layers: Layers(4),
         embedding: 256,
-        feed_forward: 768,
+        feed_forward_length: 768,
         heads: 4,
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
         vocab_size: 4096,
-        tied_embeddings: true,
+        has_tied_embeddings: true,
         context_length: CONTEXT,
     };
     SynthOptions::new("overhead", shape, Quant::Pure(Format::Q4K))
@@ -80,14 +80,14 @@ pub(super) fn measure(
     let weights = Arc::new(Weights::open(&path)?);
     let shape = &options.shape;
     // Without a rate for the format nothing is subtracted, and the cost is an upper bound.
-    let rate = hearth_profiles::device::nearest_rate(&rates.matvec, Format::Q4K);
+    let rate = hearth_profiles::device::nearest_format_rate(&rates.matvec, Format::Q4K);
     let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
     let key_value = shape.key_width() + shape.value_width();
     let layer_weights = embedding * (2 * embedding + key_value + 3 * feed_forward);
     let layers = shape.layers.0;
 
-    let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16, sequences: 1 };
+    let cache = KvCacheOptions { context: CONTEXT, format: KvCacheFormat::F16, sequences: 1 };
     let owned: Vec<_> = std::iter::once(0..layers).collect();
     let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
     let mut input_output = InputOutputLayers::new(weights.clone(), cpu.clone());

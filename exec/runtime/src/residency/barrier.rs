@@ -7,11 +7,11 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hearth_core::residency::{Event, ManagedResidency, PartRequest, PieceId};
+use hearth_core::residency::{Event, ManagedResidency, PieceId, WeightPart};
 use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
 
-use super::pieces::{Piece, Pieces};
+use super::pieces::{Piece, PieceTable};
 use super::{ReadSpan, StepId, origin_of};
 use crate::pages::processor_count;
 use crate::weights::Weights;
@@ -34,7 +34,7 @@ impl ResidencyBarrier {
     }
 
     /// Returns how many of these mapped bytes, from the front, are in memory now; possibly none.
-    pub fn ready_bytes(&self, bytes: &[u8]) -> usize {
+    pub fn resident_prefix_bytes(&self, bytes: &[u8]) -> usize {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_in(&shared.lock(), bytes).0)
     }
 
@@ -49,7 +49,7 @@ impl ResidencyBarrier {
                 return ready;
             }
             if let Some(piece) = missing.filter(|&piece| awaited != Some(piece)) {
-                state.awaited += shared.piece(piece).page_bytes;
+                state.awaited += shared.piece(piece).touched_page_bytes;
                 awaited = Some(piece);
             }
             let (next, wait) =
@@ -62,7 +62,7 @@ impl ResidencyBarrier {
     }
 
     /// Reports that these mapped bytes, and all weights before them in the same part of the model, have been
-    /// used. Pieces that end in them are not used again before the next computation of the part.
+    /// used. PieceTable that end in them are not used again before the next computation of the part.
     pub fn mark_used(&self, bytes: &[u8]) {
         let Some(shared) = &self.shared else { return };
         let begin = bytes.as_ptr() as usize;
@@ -85,7 +85,7 @@ impl ResidencyBarrier {
 #[derive(Debug)]
 pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
-    pub(super) pieces: Pieces,
+    pub(super) pieces: PieceTable,
     pub(super) max_wait: Duration,
     state: Mutex<State>,
     /// Notified when there may be work for the helper thread.
@@ -128,10 +128,11 @@ impl SharedResidency {
         max_wait: Duration,
     ) -> SharedResidency {
         let options = plan.devices[device].residency;
-        let pieces = Pieces::new(&weights, plan, device);
-        let bytes: Vec<u64> = pieces.by_order_of_use.iter().map(|piece| piece.page_bytes).collect();
+        let pieces = PieceTable::new(&weights, plan, device);
+        let bytes: Vec<u64> =
+            pieces.pieces_in_order_of_use.iter().map(|piece| piece.touched_page_bytes).collect();
         let state = State {
-            residency: ManagedResidency::new(&pieces.visits, &bytes, options, processor_count()),
+            residency: ManagedResidency::new(&pieces.pieces_by_visit, &bytes, options, processor_count()),
             awaited: 0,
             read: 0,
             spans: Vec::new(),
@@ -163,17 +164,17 @@ impl SharedResidency {
     }
 
     pub(super) fn piece(&self, piece: PieceId) -> &Piece {
-        &self.pieces.by_order_of_use[piece as usize]
+        &self.pieces.pieces_in_order_of_use[piece as usize]
     }
 
     pub(super) fn index(&self, part: &ModelPart) -> Option<usize> {
-        self.pieces.parts.iter().position(|(own, _)| own == part)
+        self.pieces.pieces_by_part.iter().position(|(own, _)| own == part)
     }
 
     /// Returns the request for a part, or `None` if the part is not in the device's share.
-    pub(super) fn part_request(&self, part: &ModelPart, at: StepId) -> Option<PartRequest> {
-        let pieces = self.pieces.parts[self.index(part)?].1.clone();
-        Some(PartRequest { pieces, origin: origin_of(part, at) })
+    pub(super) fn part_request(&self, part: &ModelPart, at: StepId) -> Option<WeightPart> {
+        let pieces = self.pieces.pieces_by_part[self.index(part)?].1.clone();
+        Some(WeightPart { pieces, origin: origin_of(part, at) })
     }
 
     /// Returns how many of these bytes, from the front, are in memory now, and the first missing piece.

@@ -4,7 +4,7 @@
 //! access, so that only the requested pages are read. A piece is evicted by unmapping it and dropping its pages from
 //! the page cache.
 //!
-//! Not here: the interface to the computation ([`super::managed`]), and the choice of the next step
+//! Not here: the interface to the computation ([`super::managed_policy`]), and the choice of the next step
 //! ([`hearth_core::residency`]).
 //!
 //! [`ManagedResidency`]: hearth_core::residency::ManagedResidency
@@ -15,7 +15,7 @@ use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, page
 
 use super::barrier::SharedResidency;
 use super::{ReadSpan, evict, is_residency_known};
-use crate::clock::wall_nanos;
+use crate::clock::monotonic_nanos;
 use crate::memory::MemoryReading;
 use crate::pages::{Advice, advise, populate, resident_bytes};
 use crate::read_counter::ReadCounter;
@@ -80,7 +80,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn read(&mut self, piece: PieceId, origin: ReadOrigin) {
-        let bytes = self.shared.weights.bytes(self.shared.piece(piece).extent);
+        let bytes = self.shared.weights.mapped_bytes(self.shared.piece(piece).extent);
         let absent =
             |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident_bytes(bytes));
         let region = bytes.map(|bytes| (bytes, absent(bytes)));
@@ -88,7 +88,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             self.shared.lock().residency.react(Event::Read(piece, ReadOutcome::InMemory));
             return;
         };
-        let (start, before) = (wall_nanos(), self.counter.bytes_read());
+        let (start, before) = (monotonic_nanos(), self.counter.bytes_read());
         advise(bytes, Advice::WillNeed);
         let read = self.counter.bytes_read();
         // The kernel skips pages that are present, so the bytes read are those that were missing.
@@ -106,24 +106,25 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn wait_for(&mut self, piece: PieceId) {
-        if let Some(bytes) = self.shared.weights.bytes(self.shared.piece(piece).extent) {
+        if let Some(bytes) = self.shared.weights.mapped_bytes(self.shared.piece(piece).extent) {
             populate(bytes);
         }
         let read = self.counter.bytes_read();
         let mut state = self.shared.lock();
         state.read = read;
         if let Some(span) = &mut state.span {
-            span.end = wall_nanos();
+            span.end = monotonic_nanos();
         }
         state.residency.react(Event::Arrived(piece));
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache_available, refaulted_bytes } = (self.memory)();
+        let MemoryReading { page_cache_available_bytes: page_cache_available, refaulted_bytes } =
+            (self.memory)();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.vector_extents {
-                self.shared.weights.bytes(extent).map(|bytes| advise(bytes, Advice::WillNeed));
+                self.shared.weights.mapped_bytes(extent).map(|bytes| advise(bytes, Advice::WillNeed));
             }
         }
         // Pages that are evicted between the helper's check and the use of a piece are read again by page faults,

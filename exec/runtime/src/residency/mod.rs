@@ -1,7 +1,7 @@
 //! Weight residency: reads the weights of a device ahead of their use, in parallel with the computation.
 //!
 //! [`WeightResidency`] implements the policies of a plan: [`read_ahead`] advises or populates the next window and
-//! leaves eviction to the system; [`managed`] keeps a set of pieces in memory and streams the others. The computation
+//! leaves eviction to the system; [`managed_policy`] keeps a set of pieces in memory and streams the others. The computation
 //! waits at a [`ResidencyBarrier`].
 //!
 //! Not here: when a part is requested and released ([`hearth_core::schedule`]), and which piece of a managed share is
@@ -9,7 +9,7 @@
 
 mod barrier;
 mod helper;
-pub mod managed;
+pub mod managed_policy;
 mod pieces;
 pub mod read_ahead;
 #[cfg(test)]
@@ -28,8 +28,8 @@ use crate::pages::{self, Advice};
 use crate::weights::{Extent, Weights};
 
 pub use barrier::ResidencyBarrier;
-use managed::{MAX_WAIT, ManagedStream};
-use read_ahead::ReadAhead;
+use managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
+use read_ahead::ReadAheadPolicy;
 
 /// The policy by which the weights of a device are read ahead of their use and evicted after it.
 pub struct WeightResidency(Box<dyn ResidencyPolicy>);
@@ -101,7 +101,7 @@ pub struct StepId {
 pub struct ReadSpan {
     /// The pass and round of the request, and the layers of the part.
     pub origin: ReadOrigin,
-    /// The time at which the first piece was requested, in nanoseconds of [`crate::clock::wall_nanos`].
+    /// The time at which the first piece was requested, in nanoseconds of [`crate::clock::monotonic_nanos`].
     pub start: u64,
     /// The time at which the last piece arrived, on the same clock.
     pub end: u64,
@@ -134,15 +134,15 @@ impl WeightResidency {
         memory: impl Fn() -> MemoryReading + Send + 'static,
     ) -> Self {
         let options = plan.devices[device].residency;
-        if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.bytes(table)) {
+        if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.mapped_bytes(table)) {
             pages::advise(table, Advice::Random);
         }
         let policy: Box<dyn ResidencyPolicy> = match options.policy {
             Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
-                Box::new(ManagedStream::start(weights.clone(), plan, device, memory, MAX_WAIT))
+                Box::new(ManagedResidencyPolicy::start(weights.clone(), plan, device, memory, MAX_WAIT))
             }
             Residency::Os | Residency::Windowed if options.prefetches() || options.evicts_after_use() => {
-                Box::new(ReadAhead::start(weights.clone(), options))
+                Box::new(ReadAheadPolicy::start(weights.clone(), options))
             }
             // Systems other than Linux neither report which pages are in memory nor read pages on request. Plans with
             // policies that are only simulated are refused earlier.
@@ -153,7 +153,7 @@ impl WeightResidency {
 }
 
 fn evict(weights: &Weights, extent: Extent) {
-    if let Some((bytes, file)) = weights.bytes(extent).zip(weights.file(extent)) {
+    if let Some((bytes, file)) = weights.mapped_bytes(extent).zip(weights.file(extent)) {
         pages::evict(bytes, file, extent.offset);
     }
 }
@@ -168,7 +168,7 @@ pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)
         .into_iter()
-        .filter_map(|extent| weights.bytes(extent))
+        .filter_map(|extent| weights.mapped_bytes(extent))
         .map(pages::resident_bytes)
         .sum()
 }

@@ -1,6 +1,6 @@
-//! Pieces of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
+//! PieceTable of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
 //!
-//! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the
+//! A piece is a contiguous part of one matrix, cut at page boundaries. PieceTable are in the order in which the
 //! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the
 //! first of them, and not evicted with either. Norms and biases, a few KiB a layer, do not belong to pieces:
 //! they are always kept in memory.
@@ -21,25 +21,25 @@ pub struct Piece {
     /// The addresses of the mapped bytes in this process.
     pub addresses: Range<usize>,
     /// Total bytes of the pages that the piece touches.
-    pub page_bytes: u64,
+    pub touched_page_bytes: u64,
 }
 
 /// All pieces of a device.
 #[derive(Debug)]
-pub struct Pieces {
+pub struct PieceTable {
     /// The pieces in the order of use.
-    pub by_order_of_use: Vec<Piece>,
+    pub pieces_in_order_of_use: Vec<Piece>,
     /// The device's parts of the model, each with the range of its pieces.
-    pub parts: Vec<(ModelPart, Range<PieceId>)>,
+    pub pieces_by_part: Vec<(ModelPart, Range<PieceId>)>,
     /// The norms and biases, which are always kept in memory.
     pub vector_extents: Vec<Extent>,
     /// The pieces of each visit: consecutive parts that the device computes without waiting for other devices.
-    pub visits: Vec<Vec<PieceId>>,
+    pub pieces_by_visit: Vec<Vec<PieceId>>,
     /// Indices in `by_order_of_use`, sorted by address.
     by_address: Vec<PieceId>,
 }
 
-impl Pieces {
+impl PieceTable {
     /// Creates the pieces of the device with this index in the plan.
     pub fn new(weights: &Weights, plan: &Plan, device: usize) -> Self {
         let size = plan.devices[device].residency.piece_bytes().0 as usize;
@@ -59,12 +59,18 @@ impl Pieces {
         }
         let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
-        Self { by_order_of_use: pieces, parts, vector_extents: fixed_extents, visits: visited, by_address }
+        Self {
+            pieces_in_order_of_use: pieces,
+            pieces_by_part: parts,
+            vector_extents: fixed_extents,
+            pieces_by_visit: visited,
+            by_address,
+        }
     }
 
     /// Returns the piece that contains an address.
     pub fn piece_at(&self, address: usize) -> Option<PieceId> {
-        let addresses = |piece: PieceId| &self.by_order_of_use[piece as usize].addresses;
+        let addresses = |piece: PieceId| &self.pieces_in_order_of_use[piece as usize].addresses;
         let after = self.by_address.partition_point(|&piece| addresses(piece).start <= address);
         let piece = *self.by_address.get(after.checked_sub(1)?)?;
         addresses(piece).contains(&address).then_some(piece)
@@ -73,7 +79,7 @@ impl Pieces {
 
 /// Cuts a matrix into pieces of about `size` bytes; a small remainder is added to the last piece.
 fn cut(weights: &Weights, extent: Extent, size: usize, pieces: &mut Vec<Piece>) {
-    let Some(bytes) = weights.bytes(extent) else { return };
+    let Some(bytes) = weights.mapped_bytes(extent) else { return };
     let page = page_bytes();
     let (begin, end) = (bytes.as_ptr() as usize, bytes.as_ptr() as usize + bytes.len());
     let mut at = begin;
@@ -83,7 +89,7 @@ fn cut(weights: &Weights, extent: Extent, size: usize, pieces: &mut Vec<Piece>) 
         let own =
             Extent { offset: extent.offset + (at - begin) as u64, length: (next - at) as u64, ..extent };
         let pages = next.next_multiple_of(page) - at / page * page;
-        pieces.push(Piece { extent: own, addresses: at..next, page_bytes: pages as u64 });
+        pieces.push(Piece { extent: own, addresses: at..next, touched_page_bytes: pages as u64 });
         at = next;
     }
 }

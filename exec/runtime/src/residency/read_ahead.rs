@@ -11,7 +11,7 @@
 //! Both read a window from its front up to the budget of the plan. If the plan requires it, the thread also evicts
 //! windows after their computation. On systems other than Linux nothing is read ahead.
 //!
-//! Not here: managed residency, which keeps a fixed set of pieces ([`super::managed`]).
+//! Not here: managed residency, which keeps a fixed set of pieces ([`super::managed_policy`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use hearth_core::schedule::ModelPart;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-use crate::clock::wall_nanos;
+use crate::clock::monotonic_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
@@ -62,13 +62,13 @@ struct Shared {
 }
 
 /// The handle of the helper thread, which ends when this is dropped.
-pub struct ReadAhead {
+pub struct ReadAheadPolicy {
     requests: Option<mpsc::Sender<Request>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl ReadAhead {
+impl ReadAheadPolicy {
     /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
@@ -103,7 +103,7 @@ impl ReadAhead {
     }
 }
 
-impl ResidencyPolicy for ReadAhead {
+impl ResidencyPolicy for ReadAheadPolicy {
     fn prefetch(&self, part: ModelPart, at: StepId) {
         self.send(part, Task::Read(at));
     }
@@ -126,7 +126,7 @@ impl ResidencyPolicy for ReadAhead {
     }
 }
 
-impl Drop for ReadAhead {
+impl Drop for ReadAheadPolicy {
     fn drop(&mut self) {
         self.reset();
         self.requests = None;
@@ -162,7 +162,7 @@ impl Helper {
         let (mut span, mut left) = (None, budget);
         let mut last = None;
         let regions = weights.part_extents(&request.part);
-        for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
+        for region in regions.iter().filter_map(|&extent| weights.mapped_bytes(extent)) {
             let take = (region.len() as u64).min(left) as usize;
             left -= take as u64;
             let step = if self.options.prefetch_in_one_call { take.max(1) } else { PIECE_BYTES };
@@ -180,7 +180,7 @@ impl Helper {
                 {
                     continue;
                 }
-                let start = wall_nanos();
+                let start = monotonic_nanos();
                 let requested = match self.options.policy {
                     Residency::Os if self.options.prefetch_in_one_call => {
                         let before = self.counter.bytes_read();
@@ -196,14 +196,14 @@ impl Helper {
                 }
                 let span = span.get_or_insert_with(|| ReadSpan::starting(origin, start));
                 span.bytes += missing.min(requested);
-                span.end = wall_nanos();
+                span.end = monotonic_nanos();
                 last = Some(piece);
             }
         }
         let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
         if let (Residency::Os, Some(piece)) = (self.options.policy, last) {
             self.wait_for_arrival(request, piece);
-            span.end = wall_nanos();
+            span.end = monotonic_nanos();
         }
         if let Ok(mut spans) = self.shared.spans.lock() {
             spans.push(span);

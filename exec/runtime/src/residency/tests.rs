@@ -9,7 +9,7 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
-use super::managed::{MAX_WAIT, ManagedStream};
+use super::managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
 use super::{ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
 use crate::memory::MemoryReading;
 use crate::weights::Weights;
@@ -38,7 +38,7 @@ fn layers(range: std::ops::Range<u32>) -> ModelPart {
 
 struct Run {
     weights: Arc<Weights>,
-    stream: ManagedStream,
+    stream: ManagedResidencyPolicy,
     barrier: ResidencyBarrier,
 }
 
@@ -51,7 +51,7 @@ impl Run {
         max_wait: Duration,
     ) -> Run {
         let weights = Arc::new(Weights::open(MODEL).expect("the trained model is part of the repository"));
-        let stream = ManagedStream::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
+        let stream = ManagedResidencyPolicy::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
         let barrier = stream.barrier();
         Run { weights, stream, barrier }
     }
@@ -62,7 +62,7 @@ impl Run {
         let mut buffered = 0;
         self.stream.begin(part, at);
         for extent in self.weights.matrix_extents(part) {
-            let bytes = self.weights.bytes(extent).expect("a checked tensor");
+            let bytes = self.weights.mapped_bytes(extent).expect("a checked tensor");
             let mut at = 0;
             while at < bytes.len() {
                 let ready = self.barrier.wait(&bytes[at..], 512);
@@ -95,7 +95,7 @@ impl Run {
 
 /// Returns the first matrix of the first two layers.
 fn first_matrix(weights: &Weights) -> &[u8] {
-    weights.bytes(weights.matrix_extents(&layers(0..2))[0]).expect("a checked tensor")
+    weights.mapped_bytes(weights.matrix_extents(&layers(0..2))[0]).expect("a checked tensor")
 }
 
 #[test]
@@ -173,14 +173,14 @@ fn the_kept_set_follows_the_available_memory() {
     let measured = (page_cache.clone(), refaulted.clone());
     let memory = move || {
         let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
-        MemoryReading { page_cache_available: value(&measured.0), refaulted_bytes: value(&measured.1) }
+        MemoryReading { page_cache_available_bytes: value(&measured.0), refaulted_bytes: value(&measured.1) }
     };
     let run = Run::start(8, 64 << 20, memory, MAX_WAIT);
     let whole = run.weights.part_bytes(&layers(0..8)) + run.weights.part_bytes(&ModelPart::Output);
     let mut pass = 0;
     let mut token = |count: u32| {
         for _ in 0..count {
-            // Pieces that leave the kept set may be used once more before they are evicted, so the buffer limit is
+            // PieceTable that leave the kept set may be used once more before they are evicted, so the buffer limit is
             // not checked here.
             for part in [ModelPart::Output, layers(0..8)] {
                 run.compute_at(StepId { pass, round: 0 }, &part);

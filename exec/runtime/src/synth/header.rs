@@ -28,7 +28,7 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
         return Err(SynthError::Gain { found: options.gain, min, max });
     }
     let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
-    if always_tied && !shape.tied_embeddings {
+    if always_tied && !shape.has_tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
     }
     if options.add_rope_freqs && shape.architecture != Architecture::Llama {
@@ -36,16 +36,16 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     }
     let mut writer = HeaderWriter::default();
     for (key, value) in keys(options)? {
-        writer.key(&key, value)?;
+        writer.add_key(&key, value)?;
     }
     let mut distributions = Vec::new();
-    for tensor in layout::tensors(shape) {
-        let format = options.quant.format(&tensor, shape)?;
-        writer.tensor(&tensor.name, &tensor.dims, format)?;
+    for tensor in layout::tensor_specs(shape) {
+        let format = options.quant.tensor_format(&tensor, shape)?;
+        writer.add_tensor(&tensor.name, &tensor.dims, format)?;
         distributions.push(distribution(&tensor, options.gain));
         if options.add_rope_freqs && tensor.kind == TensorKind::Embedding {
             let pairs = u64::from(shape.key_length / 2).max(1);
-            writer.tensor("rope_freqs.weight", &[pairs], Format::F32)?;
+            writer.add_tensor("rope_freqs.weight", &[pairs], Format::F32)?;
             distributions.push(ROPE_FACTORS);
         }
     }
@@ -78,7 +78,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("context_length", Value::U32(shape.context_length));
     add("embedding_length", Value::U32(shape.embedding));
     add("block_count", Value::U32(shape.layers.0));
-    add("feed_forward_length", Value::U32(shape.feed_forward));
+    add("feed_forward_length", Value::U32(shape.feed_forward_length));
     add("attention.head_count", Value::U32(shape.heads));
     add("attention.head_count_kv", Value::U32(shape.kv_heads));
     add("attention.key_length", Value::U32(shape.key_length));

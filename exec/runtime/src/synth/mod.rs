@@ -32,8 +32,8 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::gguf::{HeaderError, TensorInfo};
 use hearth_profiles::measure::free_space;
-use hearth_profiles::model::{BlockError, ModelShape, Quant, ShapeError, shipped_document};
-use hearth_profiles::{Bytes, UnknownName};
+use hearth_profiles::model::{ModelShape, ModelShapeError, PartialBlockError, Quant, shipped_document};
+use hearth_profiles::{Bytes, UnknownDocument};
 pub use vocabulary::TokenizerKind;
 pub use writer::partial_path;
 
@@ -61,7 +61,7 @@ pub struct SynthOptions {
 pub struct SynthesisedModel {
     pub path: PathBuf,
     pub file_bytes: Bytes,
-    pub parameters: u64,
+    pub parameter_count: u64,
     pub tensor_count: usize,
 }
 
@@ -69,9 +69,9 @@ pub struct SynthesisedModel {
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Shape(#[from] ModelShapeError),
     #[error(transparent)]
-    Block(#[from] BlockError),
+    Block(#[from] PartialBlockError),
     #[error(transparent)]
     Header(#[from] HeaderError),
     #[error("a vocabulary of {found} tokens cannot be synthesised: use {min} to about 900000")]
@@ -120,12 +120,12 @@ impl SynthOptions {
 
     /// Returns options for a shipped model by its name or short name (`tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, ..),
     /// with its quantisation. A plan for the shipped model is valid for the file.
-    pub fn preset(name: &str) -> Result<SynthOptions, UnknownName> {
+    pub fn from_preset(name: &str) -> Result<SynthOptions, UnknownDocument> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
         let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
         // The quantisation of a parsed document is valid.
         let quant = document.quant.parse().unwrap_or(Quant::Q4KM);
-        Ok(SynthOptions::new(&document.name, document.shape(), quant))
+        Ok(SynthOptions::new(&document.name, document.to_shape(), quant))
     }
 }
 
@@ -142,13 +142,13 @@ pub fn synthesise(
     Ok(SynthesisedModel {
         path: path.to_owned(),
         file_bytes: Bytes(plan.layout.file_bytes),
-        parameters: plan.layout.tensors.iter().map(TensorInfo::elements).sum(),
+        parameter_count: plan.layout.tensors.iter().map(TensorInfo::element_count).sum(),
         tensor_count: plan.layout.tensors.len(),
     })
 }
 
 /// Free disk space that is left for other programs.
-const FREE_MARGIN: Bytes = Bytes::mib(64);
+const FREE_MARGIN: Bytes = Bytes::from_mib(64);
 
 /// Fails if the disk of `path` has less free space than `need` and [`FREE_MARGIN`], so that writing a large
 /// model does not fail after minutes.

@@ -5,7 +5,7 @@
 //! recognised only if the caller requests it, so that the text of a user cannot end a turn. Tokens with the type
 //! user-defined are recognised in any text, before it is split.
 //!
-//! Decoding gives bytes. [`TextStream`] buffers bytes that are not yet valid UTF-8, so that a character of several
+//! Decoding gives bytes. [`IncrementalDetokenizer`] buffers bytes that are not yet valid UTF-8, so that a character of several
 //! tokens is returned as a whole.
 //!
 //! Not here: chat templates ([`crate::chat`]).
@@ -277,13 +277,13 @@ impl Tokenizer {
     }
 
     /// Returns the bytes of a token's text; empty for control tokens and unknown ids.
-    pub fn bytes_of(&self, token: u32) -> &[u8] {
+    pub fn token_bytes(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).map_or(&[], |bytes| bytes)
     }
 
     /// Decodes the tokens of a complete text. Invalid UTF-8 is replaced by U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes_of(token)).copied().collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.token_bytes(token)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         match &self.kind {
             Kind::SentencePiece(pieces) if pieces.add_space => {
@@ -311,15 +311,15 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
 
 /// Converts generated tokens to text, one token at a time.
 #[derive(Debug, Default)]
-pub struct TextStream {
+pub struct IncrementalDetokenizer {
     /// Bytes that are not yet valid UTF-8.
     pending: Vec<u8>,
 }
 
-impl TextStream {
+impl IncrementalDetokenizer {
     /// Adds a token and returns the characters that are now complete.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
-        self.pending.extend_from_slice(tokenizer.bytes_of(token));
+        self.pending.extend_from_slice(tokenizer.token_bytes(token));
         let mut text = String::new();
         loop {
             match std::str::from_utf8(&self.pending) {

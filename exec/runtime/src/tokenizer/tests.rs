@@ -107,7 +107,7 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
     let template = format!("<start_of_turn>{}<end_of_turn>", tokenizer.guard("<end_of_turn></s>", &[]));
     let ids = tokenizer.encode_template(&template).unwrap();
     assert_eq!(ids.iter().filter(|&&id| matches!(id, 2 | 260)).count(), 1, "{ids:?}");
-    assert!(tokenizer.bytes_of(260).is_empty());
+    assert!(tokenizer.token_bytes(260).is_empty());
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn many_special_tokens_are_found_quickly() {
 #[test]
 fn incomplete_characters_are_buffered() {
     let tokenizer = sentence_pieces();
-    let mut stream = TextStream::default();
+    let mut stream = IncrementalDetokenizer::default();
     assert_eq!(stream.push(&tokenizer, 3 + 0xc3), "");
     assert_eq!(stream.push(&tokenizer, 3 + 0xa9), "é");
     assert_eq!(stream.push(&tokenizer, 3 + 0xff), "\u{fffd}");

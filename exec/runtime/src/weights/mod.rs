@@ -53,7 +53,7 @@ pub struct Weights {
 /// The matrices and vectors of a layer. Matrices and biases have the order query, key, value, attention
 /// output, gate, up, down.
 #[derive(Debug, Clone, Copy)]
-pub struct Layer<M, V> {
+pub struct LayerParameters<M, V> {
     /// The weight matrices.
     pub matrices: [M; 7],
     /// The biases that are added to the outputs of the matrices, `[rows]` each.
@@ -73,7 +73,7 @@ pub struct Layer<M, V> {
 }
 
 /// The weights of a layer in the mapped files.
-pub type LayerWeights<'a> = Layer<Matrix<'a>, &'a [f32]>;
+pub type LayerWeights<'a> = LayerParameters<Matrix<'a>, &'a [f32]>;
 
 /// The tensors of the output layer, which converts hidden rows to logits.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Weights {
     /// Maps the model at `path`, which can be any part of a split model, and checks its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
-        match model.parts.iter().find(|part| is_partial(part)) {
+        match model.part_paths.iter().find(|part| is_partial(part)) {
             Some(part) => Err(ExecError::Partial { path: part.clone() }),
             None => Weights::of(model, None),
         }
@@ -111,7 +111,7 @@ impl Weights {
 
     fn of(model: GgufModel, fetched_layers: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
-        let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
+        let mapped = model.part_paths.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
         let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
         let table = Table::new(&model, &maps, shape.architecture);
         let (width, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
@@ -147,7 +147,7 @@ impl Weights {
 
     /// Returns the paths of the files, indexed by [`Extent::file_index`].
     pub fn file_paths(&self) -> &[PathBuf] {
-        &self.model.parts
+        &self.model.part_paths
     }
 
     /// Returns the extent of the input embedding, of which a token reads one row.
@@ -216,7 +216,7 @@ impl Weights {
 
     /// Returns the mapped bytes of an extent, for `madvise` and for checksums; `None` if the extent is not
     /// inside its file.
-    pub fn bytes(&self, extent: Extent) -> Option<&[u8]> {
+    pub fn mapped_bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
         self.maps.get(extent.file_index)?.get(start..end)
@@ -267,12 +267,12 @@ impl Weights {
     }
 
     fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
-        let bytes = self.bytes(tensor.extent).expect("the tensor table was checked");
+        let bytes = self.mapped_bytes(tensor.extent).expect("the tensor table was checked");
         Matrix { format: tensor.format, row_length: tensor.length, rows: tensor.rows, bytes }
     }
 
     fn vector(&self, tensor: Tensor) -> &[f32] {
-        bytemuck::cast_slice(self.bytes(tensor.extent).expect("the tensor table was checked"))
+        bytemuck::cast_slice(self.mapped_bytes(tensor.extent).expect("the tensor table was checked"))
     }
 }
 

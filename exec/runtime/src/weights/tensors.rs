@@ -14,7 +14,7 @@ use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::{Architecture, ModelShape};
 use memmap2::Mmap;
 
-use super::Layer;
+use super::LayerParameters;
 use crate::{ExecError, Extent};
 
 /// A checked tensor in the mapped files.
@@ -28,7 +28,7 @@ pub(crate) struct Tensor {
 }
 
 /// The tensors of a layer.
-pub(crate) type LayerTensors = Layer<Tensor, Tensor>;
+pub(crate) type LayerTensors = LayerParameters<Tensor, Tensor>;
 
 impl LayerTensors {
     /// Returns the norms and biases.
@@ -63,7 +63,7 @@ impl<'a> Table<'a> {
         let matrix = |at: &str, length, rows| self.matrix(&name(at), length, rows);
         let norm = |at: &str, length| self.vector(&name(at), length);
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
-        let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+        let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
         let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
         let has_head_norms = shape.architecture == Architecture::Qwen3;
         let has_post_norms = shape.architecture == Architecture::Gemma2;
@@ -142,7 +142,7 @@ impl<'a> Table<'a> {
             let problem = format!("has dimensions {:?}, but the metadata imply {dims:?}", info.dims);
             return Err(refused(name, problem, "convert or fetch the model again"));
         }
-        let extent = Extent { file_index: info.part, offset: info.offset, length: info.bytes.0 };
+        let extent = Extent { file_index: info.part_index, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {

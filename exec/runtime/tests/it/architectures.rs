@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
-use hearth_runtime::{CacheFormat, Weights};
+use hearth_runtime::{KvCacheFormat, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -50,7 +50,7 @@ fn is_rounded(quant: &str) -> bool {
 }
 
 fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path) {
-    let mut options = SynthOptions::preset("tiny").unwrap();
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.name = "tiny-custom".into();
     options.quant = quant.parse().unwrap();
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
@@ -69,10 +69,10 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
 
 /// Returns the logits of all tokens, [tokens, vocabulary], computed in passes of 16.
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
-    let mut model = models::open(path, CacheFormat::F32);
+    let mut model = models::open(path, KvCacheFormat::F32);
     let pass = |tokens| {
         let hidden = model.forward(tokens).unwrap();
-        model.input_output.logits(&hidden).unwrap()
+        model.input_output_layers.logits(&hidden).unwrap()
     };
     tokens.chunks(16).flat_map(pass).collect()
 }
@@ -124,20 +124,20 @@ fn split(path: &Path, count: usize) -> Vec<PathBuf> {
     for (part, (tensors, path)) in model.tensors.chunks(count).zip(&paths).enumerate() {
         let mut writer = HeaderWriter::default();
         for (key, value) in model.metadata.iter().filter(|_| part == 0) {
-            writer.key(key, value.clone()).unwrap();
+            writer.add_key(key, value.clone()).unwrap();
         }
-        writer.key("split.no", Value::U16(part as u16)).unwrap();
-        writer.key("split.count", Value::U16(parts as u16)).unwrap();
-        writer.key("split.tensors.count", Value::I32(model.tensors.len() as i32)).unwrap();
+        writer.add_key("split.no", Value::U16(part as u16)).unwrap();
+        writer.add_key("split.count", Value::U16(parts as u16)).unwrap();
+        writer.add_key("split.tensors.count", Value::I32(model.tensors.len() as i32)).unwrap();
         for tensor in tensors {
-            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+            writer.add_tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
         }
         let layout = writer.finish();
         let mut file = vec![0; layout.file_bytes as usize];
         file[..layout.header.len()].copy_from_slice(&layout.header);
         for (to, from) in layout.tensors.iter().zip(tensors) {
-            let range = from.offset as usize..from.end() as usize;
-            file[to.offset as usize..to.end() as usize].copy_from_slice(&bytes[range]);
+            let range = from.offset as usize..from.end_offset() as usize;
+            file[to.offset as usize..to.end_offset() as usize].copy_from_slice(&bytes[range]);
         }
         std::fs::File::create(path).unwrap().write_all(&file).unwrap();
     }

@@ -7,7 +7,7 @@ use std::io::Write;
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
 use hearth_runtime::synth::SynthOptions;
-use hearth_runtime::{CacheFormat, ExecError, Weights};
+use hearth_runtime::{ExecError, KvCacheFormat, Weights};
 use tempfile::NamedTempFile;
 
 use crate::models;
@@ -52,7 +52,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 
 /// Returns a model with factors of the rotary frequencies.
 fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
-    let mut options = SynthOptions::preset("tiny").unwrap();
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.shape.vocab_size = 400;
     options.add_rope_freqs = true;
     let file = models::synthetic(&options);
@@ -131,7 +131,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
     let mut file = std::fs::read(path).unwrap();
     damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
-    models::open(written(&file).path(), CacheFormat::F16).next_logits(&[5, 6])
+    models::open(written(&file).path(), KvCacheFormat::F16).next_logits(&[5, 6])
 }
 
 #[test]
@@ -176,6 +176,6 @@ fn extents_cover_the_file_once() {
     let output = weights.part_bytes(&ModelPart::Output);
     let embedding = weights.embedding_extents()[0];
     assert!(output >= embedding.length + 4 * 256);
-    assert_eq!(weights.bytes(embedding).unwrap().len() as u64, embedding.length);
+    assert_eq!(weights.mapped_bytes(embedding).unwrap().len() as u64, embedding.length);
     assert!(weights.part_extents(&ModelPart::Layers(layers..layers + 1)).is_empty());
 }

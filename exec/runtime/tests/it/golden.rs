@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_runtime::sampler::greedy;
-use hearth_runtime::{CacheFormat, Engine, TextStream, Tokenizer, Weights};
+use hearth_runtime::sampler::greedy_token;
+use hearth_runtime::{Engine, IncrementalDetokenizer, KvCacheFormat, Tokenizer, Weights};
 use serde::Deserialize;
 
 use crate::models;
@@ -46,13 +46,13 @@ fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
 /// Feeds the golden tokens of each run to a model. In steps whose margin is larger than `near_tie`, the model must
 /// choose the golden token. Returns the number of these steps and the maximum error of the logits after a prompt.
 fn check(file: &str, near_tie: f32) -> (usize, f32) {
-    let mut model = models::open(&models::folder().join(file), CacheFormat::F32);
+    let mut model = models::open(&models::folder().join(file), KvCacheFormat::F32);
     let (mut checked, mut skipped, mut equal, mut off) = (0, 0, 0, 0.0f32);
     for run in golden(file) {
         let (mut logits, difference) = prefill(&mut model, &run);
         off = off.max(difference);
         for (step, (&expected, &margin)) in run.greedy_ids.iter().zip(&run.margins).enumerate() {
-            let token = greedy(&logits);
+            let token = greedy_token(&logits);
             equal += usize::from(token == expected);
             if margin > near_tie {
                 let Run { prompt, text, .. } = &run;
@@ -100,7 +100,7 @@ fn prompts_and_tokens_encode_and_decode_as_golden() {
         for run in golden(file) {
             assert_eq!(tokenizer.encode(&run.prompt, false).unwrap(), run.prompt_ids, "{file}");
             assert_eq!(tokenizer.decode(&run.greedy_ids), run.text, "{file}");
-            let mut stream = TextStream::default();
+            let mut stream = IncrementalDetokenizer::default();
             let text: String = run.greedy_ids.iter().map(|&token| stream.push(&tokenizer, token)).collect();
             assert_eq!(text + &stream.finish(), run.text, "{file}");
         }

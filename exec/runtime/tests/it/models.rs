@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{CacheFormat, Cpu, Engine, Pool, PoolOptions, Weights};
+use hearth_runtime::{Cpu, Engine, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
 use tempfile::NamedTempFile;
 
 /// Returns the folder of the trained models.
@@ -20,14 +20,14 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         architecture,
         layers: Layers(4),
         embedding: 256,
-        feed_forward: 512,
+        feed_forward_length: 512,
         heads: 4,
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
         vocab_size: 512,
         context_length: 20,
-        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+        has_tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
     }
 }
 
@@ -39,8 +39,8 @@ pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
 }
 
 /// Opens a model on two threads, with a context of 256 positions.
-pub fn open(path: &Path, format: CacheFormat) -> Engine {
-    let pool = PoolOptions { threads: 2, pin_workers: false, ..PoolOptions::default() };
-    let cpu = Cpu::new(Arc::new(Pool::new(pool).unwrap()));
+pub fn open(path: &Path, format: KvCacheFormat) -> Engine {
+    let pool = ThreadPoolOptions { threads: 2, pin_workers: false, ..ThreadPoolOptions::default() };
+    let cpu = Cpu::new(Arc::new(ThreadPool::new(pool).unwrap()));
     Engine::new(Arc::new(Weights::open(path).unwrap()), cpu, 256, format).unwrap()
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
-    CacheFormat, CacheOptions, Cpu, ExecError, InputOutputLayers, Oracle, Pool, PoolOptions, Stage, Weights,
+    Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage, ThreadPool,
+    ThreadPoolOptions, Weights,
 };
 use proptest::prelude::*;
 
@@ -24,13 +25,15 @@ fn weights(file: usize) -> Arc<Weights> {
 }
 
 fn cpu(threads: usize) -> Cpu {
-    static POOLS: [OnceLock<Arc<Pool>>; 4] = [const { OnceLock::new() }; 4];
-    let start = || Arc::new(Pool::new(PoolOptions { threads, pin_workers: false, spin_ns: 10_000 }).unwrap());
+    static POOLS: [OnceLock<Arc<ThreadPool>>; 4] = [const { OnceLock::new() }; 4];
+    let start = || {
+        Arc::new(ThreadPool::new(ThreadPoolOptions { threads, pin_workers: false, spin_ns: 10_000 }).unwrap())
+    };
     Cpu::new(Arc::clone(POOLS[threads].get_or_init(start)))
 }
 
-fn cache(format: CacheFormat) -> CacheOptions {
-    CacheOptions { context: 40, format, sequences: 1 }
+fn cache(format: KvCacheFormat) -> KvCacheOptions {
+    KvCacheOptions { context: 40, format, sequences: 1 }
 }
 
 /// Runs `tokens` in batches of the sizes in `batches` (the last size is repeated), each through all `stages`. Returns
@@ -63,7 +66,7 @@ fn run(
     bits
 }
 
-fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: CacheOptions, cpu: Cpu) -> Stage {
+fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: KvCacheOptions, cpu: Cpu) -> Stage {
     Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
 }
 
@@ -83,7 +86,7 @@ proptest! {
         cuts in (1u32..4, 4u32..6, 6u32..8),
     ) {
         let weights = weights(file);
-        let options = cache(if f32_cache { CacheFormat::F32 } else { CacheFormat::F16 });
+        let options = cache(if f32_cache { KvCacheFormat::F32 } else { KvCacheFormat::F16 });
         let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let expected = oracle(&weights, options, &tokens);
         for threads in [1, 2, 3] {
@@ -99,7 +102,7 @@ proptest! {
 }
 
 /// Returns the bits of the hidden rows of the oracle, computed token by token.
-fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<u32> {
+fn oracle(weights: &Arc<Weights>, options: KvCacheOptions, tokens: &[u32]) -> Vec<u32> {
     let layers = 0..weights.shape().layers.0;
     let oracle = Oracle::new(Arc::clone(weights), layers.clone(), options).unwrap();
     let stage = Stage::new(Arc::clone(weights), std::slice::from_ref(&layers), options, Box::new(oracle));
@@ -107,7 +110,7 @@ fn oracle(weights: &Arc<Weights>, options: CacheOptions, tokens: &[u32]) -> Vec<
 }
 
 fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
-    let mut options = SynthOptions::preset("tiny").unwrap();
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.add_rope_freqs = architecture == Architecture::Llama;
     // Architectures with a sliding window have one of 10 positions, half of the context.
@@ -124,7 +127,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
         let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let whole = std::slice::from_ref(&(0..4));
         let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
-        for format in [CacheFormat::F16, CacheFormat::F32] {
+        for format in [KvCacheFormat::F16, KvCacheFormat::F32] {
             let options = cache(format);
             let expected = oracle(&weights, options, &tokens);
             let own = stage(&weights, whole, options, cpu(2));
@@ -146,7 +149,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
 fn rolling_back_removes_a_rejected_draft() {
     let weights = weights(1);
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
-    let mut stage = stage(&weights, WHOLE, cache(CacheFormat::F16), cpu(2));
+    let mut stage = stage(&weights, WHOLE, cache(KvCacheFormat::F16), cpu(2));
     let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
         let mut hidden = input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();
@@ -156,7 +159,7 @@ fn rolling_back_removes_a_rejected_draft() {
     let straight = forward(&mut stage, &[389, 322], 3).unwrap();
     forward(&mut stage, &[5, 6, 7], 3).unwrap();
     assert_eq!(straight, forward(&mut stage, &[389, 322], 3).unwrap());
-    stage.truncate(3);
+    stage.truncate_kv_caches(3);
     assert!(matches!(forward(&mut stage, &[322], 4), Err(ExecError::Positions { filled: 3, .. })));
     assert!(matches!(forward(&mut stage, &[0; 38], 3), Err(ExecError::Positions { context: 40, .. })));
     let mut hidden = input_output.embed(&[0]).unwrap();

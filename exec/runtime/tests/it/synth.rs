@@ -10,7 +10,7 @@ use hearth_runtime::Weights;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
 
 fn tiny() -> SynthOptions {
-    let mut options = SynthOptions::preset("tiny").unwrap();
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
     // The model is smaller than the shipped one, so that all formats take little time.
     options.shape.vocab_size = 512;
     options.shape.layers = hearth_profiles::Layers(3);
@@ -27,7 +27,7 @@ fn a_plan_made_for_a_shipped_model_fits_the_preset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     let (mut last, mut calls) = ((0, 0), 0);
-    let made = synthesise(&SynthOptions::preset("tiny").unwrap(), &path, &mut |done, total| {
+    let made = synthesise(&SynthOptions::from_preset("tiny").unwrap(), &path, &mut |done, total| {
         assert!(done > last.0 && done <= total);
         (last, calls) = ((done, total), calls + 1);
     })
@@ -58,7 +58,7 @@ fn bytes_depend_on_options_and_not_on_threads() {
     let tensor = |name: &str| {
         let model = GgufModel::open(&path).unwrap();
         let tensor = model.tensor(name).unwrap();
-        std::fs::read(&path).unwrap()[tensor.offset as usize..tensor.end() as usize].to_vec()
+        std::fs::read(&path).unwrap()[tensor.offset as usize..tensor.end_offset() as usize].to_vec()
     };
     let pure = SynthOptions { quant: Quant::Pure(Format::Q4K), ..options.clone() };
     make(&pure, &path);
@@ -88,13 +88,13 @@ fn every_format_and_architecture_opens() {
         (profile, planned)
     };
     let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
-    for quant in pure.chain(Quant::MIXES.iter().copied()) {
+    for quant in pure.chain(Quant::MIXED_QUANTS.iter().copied()) {
         check(&SynthOptions { quant, ..tiny() });
     }
     for &architecture in Architecture::ALL {
         let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
-        options.shape.tied_embeddings = true;
+        options.shape.has_tied_embeddings = true;
         options.add_rope_freqs = architecture == Architecture::Llama;
         let (profile, planned) = check(&options);
         assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
@@ -121,7 +121,7 @@ fn invalid_options_are_refused_and_leave_no_file() {
     };
     let odd_block = error(&|options| {
         options.quant = Quant::Pure(Format::Q4K);
-        options.shape.feed_forward = 700;
+        options.shape.feed_forward_length = 700;
     });
     assert!(matches!(odd_block, SynthError::Block(_)));
     assert!(matches!(error(&|options| options.shape.heads = 0), SynthError::Shape(_)));
@@ -137,7 +137,7 @@ fn invalid_options_are_refused_and_leave_no_file() {
         options.quant = Quant::Pure(Format::F32);
         options.shape.layers = hearth_profiles::Layers(4096);
         options.shape.embedding = 1 << 18;
-        options.shape.feed_forward = 1 << 20;
+        options.shape.feed_forward_length = 1 << 20;
     });
     assert!(matches!(endless, SynthError::Space { .. } | SynthError::Block(_)), "13 PB");
     let odd = error(&|options| (options.shape.key_length, options.shape.value_length) = (33, 33));

@@ -13,16 +13,16 @@
 //! AirInfer (section 2) keeps 32-bit weights in memory. It computes all-reduces by superposition on one channel. The
 //! time of an all-reduce is an option and does not depend on the number of devices. Assumed: even slices.
 
-use hearth_core::memory::{PinnedMemory, streamed_blocks};
+use hearth_core::memory::{PinnedMemory, streamed_block_sizes};
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, TensorParallelPlan};
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use super::slices::{SliceShare, base_tensor_plan, members, plan};
-use super::{PlanResult, SystemError, SystemOptions};
+use super::{PlanResult, SystemPlanError, SystemPlanOptions};
 use crate::baselines::proportional_shares::cumulative_rounding;
 
 pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
@@ -30,8 +30,8 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let block = Format::Q4_0.block_len() as u32;
     let divides = |count: u32| {
         shape.kv_heads.is_multiple_of(count)
-            && shape.feed_forward.is_multiple_of(count)
-            && (shape.feed_forward / count).is_multiple_of(block)
+            && shape.feed_forward_length.is_multiple_of(count)
+            && (shape.feed_forward_length / count).is_multiple_of(block)
     };
     let most = (members.len() as u32).min(shape.kv_heads);
     let count =
@@ -39,9 +39,9 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
     let count = count.last().unwrap_or(1);
     let share = SliceShare {
         kv_heads: shape.kv_heads / count,
-        feed_forward_rows: shape.feed_forward / count,
+        feed_forward_rows: shape.feed_forward_length / count,
         residency: ResidencyOptions::pinned(Some(Format::Q4_0)),
-        on_gpu: false,
+        is_on_gpu: false,
     };
     let (used, left_out) = members.split_at(count as usize);
     let reason = format!("the model divides evenly over at most {count} devices, a power of two");
@@ -54,23 +54,27 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
         ),
         format!("{} all-gathers per token; the head loads the whole model first", 2 * shape.layers.0),
     ];
-    let tensor = TensorPlan {
-        partial_format: Format::Q8_0,
-        head_loads: HeadWeights::Model,
-        max_batch: Some(1),
-        embedding_as: Some(Format::F32),
+    let tensor = TensorParallelPlan {
+        partial_result_format: Format::Q8_0,
+        head_weights: HeadWeights::Model,
+        max_batch_tokens: Some(1),
+        embedding_format: Some(Format::F32),
         ..base_tensor_plan(AllReduce::AllGather)
     };
     let shares: Vec<(&Member, SliceShare)> = used.iter().map(|member| (*member, share)).collect();
     let planner = PlannerRecord { strategy: "dllama".into(), options: Vec::new() };
     let dropped = left_out.iter().map(dropped_device).collect();
-    Plan { dropped, explanation, ..plan(cluster, scenario, planner, &tensor, &shares) }
+    Plan { dropped_devices: dropped, explanation, ..plan(cluster, scenario, planner, &tensor, &shares) }
 }
 
-pub(super) fn tpi_llm(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
+pub(super) fn tpi_llm(
+    cluster: &Cluster,
+    scenario: &ScenarioRecord,
+    options: SystemPlanOptions,
+) -> PlanResult {
     let format = options.weight_format.unwrap_or(Format::F32);
     let window = |blocks| ResidencyOptions {
-        converted_format: Some(format),
+        conversion_format: Some(format),
         resident_blocks: Some(blocks),
         ..ResidencyOptions::with_policy(Residency::Sliding)
     };
@@ -88,10 +92,15 @@ pub(super) fn tpi_llm(cluster: &Cluster, scenario: &ScenarioRecord, options: Sys
     Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
 
-pub(super) fn airinfer(cluster: &Cluster, scenario: &ScenarioRecord, options: SystemOptions) -> PlanResult {
+pub(super) fn airinfer(
+    cluster: &Cluster,
+    scenario: &ScenarioRecord,
+    options: SystemPlanOptions,
+) -> PlanResult {
     let format = options.weight_format.unwrap_or(Format::F32);
-    let air_time = options.all_reduce_time.ok_or(SystemError::NoAirTime)?;
-    let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
+    let air_time = options.all_reduce_time.ok_or(SystemPlanError::NoAirTime)?;
+    let tensor =
+        TensorParallelPlan { all_reduce_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
     let options = vec![format!("weights_as={format}"), format!("air_time={air_time}")];
     let planner = PlannerRecord { strategy: "airinfer".into(), options };
@@ -103,17 +112,17 @@ pub(super) fn airinfer(cluster: &Cluster, scenario: &ScenarioRecord, options: Sy
 fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, SliceShare)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
-    let block = (format.block_len() as u32).min(shape.feed_forward);
-    let (ones, blocks) = (vec![1; used], shape.feed_forward / block);
+    let block = (format.block_len() as u32).min(shape.feed_forward_length);
+    let (ones, blocks) = (vec![1; used], shape.feed_forward_length / block);
     let heads = cumulative_rounding(&ones, shape.kv_heads).unwrap_or_default();
     let mut rows: Vec<u32> =
         cumulative_rounding(&ones, blocks).unwrap_or_default().iter().map(|count| count * block).collect();
     if let Some(last) = rows.last_mut() {
-        *last += shape.feed_forward % block;
+        *last += shape.feed_forward_length % block;
     }
     let part = |index: usize| {
         let of = |shares: &[u32]| shares.get(index).copied().unwrap_or(0);
-        SliceShare { kv_heads: of(&heads), feed_forward_rows: of(&rows), residency, on_gpu: false }
+        SliceShare { kv_heads: of(&heads), feed_forward_rows: of(&rows), residency, is_on_gpu: false }
     };
     members.into_iter().enumerate().map(|(index, member)| (member, part(index))).collect()
 }
@@ -124,9 +133,11 @@ fn max_blocks(
     draft: &Plan,
     index: usize,
     member: &Member,
-) -> Result<(u32, u32), SystemError> {
-    let all = match draft.kind.tensor_parallel() {
-        Some(tensor) => streamed_blocks(&SlicedModel::new(draft, tensor, index, &cluster.model), index == 0),
+) -> Result<(u32, u32), SystemPlanError> {
+    let all = match draft.kind.tensor_plan() {
+        Some(tensor) => {
+            streamed_block_sizes(&SlicedModel::new(draft, tensor, index, &cluster.model), index == 0)
+        }
         None => Vec::new(),
     };
     let count = all.len() as u32;
@@ -147,7 +158,7 @@ fn max_blocks(
         let fixed = PinnedMemory::new(draft, index, &cluster.model, &member.device, false)
             .map_or(Bytes::ZERO, |held| held.kv_cache + held.buffers);
         let device = member.name.clone();
-        return Err(SystemError::NoSlidingWindow { device, needed: largest.0, fixed: fixed.0 });
+        return Err(SystemPlanError::NoSlidingWindow { device, needed: largest.0, fixed: fixed.0 });
     }
     Ok((fits, count))
 }

@@ -11,30 +11,30 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_profiles::device::{Device, Os};
+use hearth_profiles::device::{DeviceProfile, Os};
 use hearth_schema::plan::{DroppedDevice, Plan, PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
-use super::SystemError;
+use super::SystemPlanError;
 use super::slices::members;
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
 use crate::{empty_plan, exo_memory_by_device};
 
-pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan, SystemError> {
+pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan, SystemPlanError> {
     let members = members(cluster);
     let supported = |member: &Member| member.device.os != Os::Android;
     let why = "it needs root on Android";
     if !members.iter().any(|member| supported(member)) {
-        return Err(SystemError::NoUsableDevice { system: "exo", why });
+        return Err(SystemPlanError::NoUsableDevice { system: "exo", why });
     }
     if !supported(members[0]) {
         let head = members[0].name.clone();
-        return Err(SystemError::UnsupportedHead { system: "exo", head, why });
+        return Err(SystemPlanError::UnsupportedHead { system: "exo", head, why });
     }
     let size = |(member, total): (&&Member, u64)| if supported(member) { total } else { 0 };
     let sizes: Vec<u64> = members.iter().zip(exo_memory_by_device(cluster)).map(size).collect();
     let layers = cluster.model.shape.layers.0;
-    let no_memory = SystemError::NoUsableDevice { system: "exo", why: "none has memory" };
+    let no_memory = SystemPlanError::NoUsableDevice { system: "exo", why: "none has memory" };
     let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;
     ensure_head_layer(&mut windows);
     let (mut devices, mut dropped, mut explanation) = (Vec::new(), Vec::new(), Vec::new());
@@ -55,22 +55,22 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
             window,
             gpu_layers: if on_gpu { window } else { 0 },
             residency,
-            predicted: None,
+            predicted_terms: None,
         });
     }
     let planner = PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] };
-    Ok(Plan { devices, dropped, explanation, ..empty_plan(cluster, scenario, planner) })
+    Ok(Plan { devices, dropped_devices: dropped, explanation, ..empty_plan(cluster, scenario, planner) })
 }
 
 /// Returns the residency of the weights of a device, and whether it computes on its GPU.
-fn backend(device: &Device) -> (ResidencyOptions, bool) {
+fn backend(device: &DeviceProfile) -> (ResidencyOptions, bool) {
     let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
     match device.os {
         Os::Macos => (ResidencyOptions::pinned(None), usable),
         Os::Linux | Os::Android => {
             let half = ResidencyOptions::pinned(Some(Format::F16));
             let decoded = Some(Format::F32).filter(|_| usable);
-            (ResidencyOptions { gpu_converted_format: decoded, ..half }, usable)
+            (ResidencyOptions { gpu_conversion_format: decoded, ..half }, usable)
         }
     }
 }

@@ -28,7 +28,7 @@ use hearth_schema::plan::{Plan, ScenarioRecord};
 pub const SYSTEM_NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct SystemOptions {
+pub struct SystemPlanOptions {
     /// The format in which devices keep the weights; `None` for the default of the system.
     pub weight_format: Option<Format>,
     /// The time of one all-reduce over the air, for `airinfer`.
@@ -37,7 +37,7 @@ pub struct SystemOptions {
 
 /// Why the planner of another system returns no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SystemError {
+pub enum SystemPlanError {
     #[error("no system is called `{name}`: use one of {}", SYSTEM_NAMES.join(", "))]
     UnknownSystem { name: String },
     #[error("`{system}` supports {supports}")]
@@ -64,7 +64,7 @@ pub enum SystemError {
     Invalid(#[from] DocumentError),
 }
 
-impl SystemError {
+impl SystemPlanError {
     /// Returns what to change in the scenario or on the command line, if that is known.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -86,7 +86,7 @@ impl SystemError {
     }
 }
 
-type PlanResult = Result<Plan, SystemError>;
+type PlanResult = Result<Plan, SystemPlanError>;
 
 /// Returns the validated plan of the system `name` for a cluster.
 ///
@@ -96,12 +96,12 @@ pub fn plan(
     name: &str,
     cluster: &Cluster,
     scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
+    options: SystemPlanOptions,
+) -> Result<Plan, SystemPlanError> {
     let Some(system) = SYSTEM_NAMES.into_iter().find(|known| *known == name) else {
-        return Err(SystemError::UnknownSystem { name: name.to_owned() });
+        return Err(SystemPlanError::UnknownSystem { name: name.to_owned() });
     };
-    let refuse = |supports, key| Err(SystemError::UnsupportedWorkload { system, supports, key });
+    let refuse = |supports, key| Err(SystemPlanError::UnsupportedWorkload { system, supports, key });
     if cluster.workload.speculation.is_some() {
         return refuse("no draft model", "speculation");
     }
@@ -109,10 +109,10 @@ pub fn plan(
         return refuse("only one sequence at a time", "sequences");
     }
     if options.all_reduce_time.is_some() && system != "airinfer" {
-        return Err(SystemError::UnsupportedOption { system, option: "`--air-time`" });
+        return Err(SystemPlanError::UnsupportedOption { system, option: "`--air-time`" });
     }
     if options.weight_format.is_some() && matches!(system, "exo" | "dllama") {
-        return Err(SystemError::UnsupportedOption { system, option: "`--weights-as`" });
+        return Err(SystemPlanError::UnsupportedOption { system, option: "`--weights-as`" });
     }
     let plan = match system {
         "exo" => exo::plan(cluster, scenario),

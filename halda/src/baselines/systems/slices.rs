@@ -4,7 +4,7 @@
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
-use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorPlan};
+use hearth_schema::plan::tensor_parallel::{AllReduce, HeadWeights, Slice, TensorParallelPlan};
 use hearth_schema::plan::{
     DroppedDevice, Plan, PlanKind, PlannedDevice, PlannerRecord, Role, ScenarioRecord,
 };
@@ -20,7 +20,7 @@ pub(super) struct SliceShare {
     /// Number of rows of the feed-forward matrices.
     pub feed_forward_rows: u32,
     pub residency: ResidencyOptions,
-    pub on_gpu: bool,
+    pub is_on_gpu: bool,
 }
 
 impl SliceShare {
@@ -30,14 +30,14 @@ impl SliceShare {
 }
 
 /// Returns a plan without slices: all-reduces in f32, and the head loads only its own slice.
-pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
-    TensorPlan {
+pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorParallelPlan {
+    TensorParallelPlan {
         all_reduce,
-        air_time: None,
-        partial_format: Format::F32,
-        head_loads: HeadWeights::Slice,
-        max_batch: None,
-        embedding_as: None,
+        all_reduce_time: None,
+        partial_result_format: Format::F32,
+        head_weights: HeadWeights::Slice,
+        max_batch_tokens: None,
+        embedding_format: None,
         slices: Vec::new(),
     }
 }
@@ -51,7 +51,7 @@ pub(super) fn plan(
     cluster: &Cluster,
     scenario: &ScenarioRecord,
     planner: PlannerRecord,
-    tensor: &TensorPlan,
+    tensor: &TensorParallelPlan,
     shares: &[(&Member, SliceShare)],
 ) -> Plan {
     let layers = cluster.model.shape.layers.0;
@@ -63,17 +63,17 @@ pub(super) fn plan(
             continue;
         }
         let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward_rows);
-        slices.push(Slice { device: name.clone(), kv_heads, feed_forward });
+        slices.push(Slice { device: name.clone(), kv_heads, feed_forward_rows: feed_forward });
         devices.push(PlannedDevice {
             name,
             address: member.address.clone(),
             role: if devices.is_empty() { Role::Head } else { Role::Worker },
             window: layers,
-            gpu_layers: if share.on_gpu { layers } else { 0 },
+            gpu_layers: if share.is_on_gpu { layers } else { 0 },
             residency: share.residency,
-            predicted: None,
+            predicted_terms: None,
         });
     }
-    let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
-    Plan { kind, devices, dropped, ..empty_plan(cluster, scenario, planner) }
+    let kind = PlanKind::Tensor(TensorParallelPlan { slices, ..tensor.clone() });
+    Plan { kind, devices, dropped_devices: dropped, ..empty_plan(cluster, scenario, planner) }
 }

@@ -17,7 +17,7 @@ use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::kv_cache_bytes;
 use hearth_core::tensor::SlicedModel;
 use hearth_core::{Cluster, Member};
-use hearth_profiles::device::Device;
+use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
 use hearth_schema::pass::Pass;
@@ -26,7 +26,7 @@ use hearth_schema::plan::{Plan, PlannerRecord, ScenarioRecord};
 use hearth_schema::residency::ResidencyOptions;
 
 use super::slices::{SliceShare, base_tensor_plan, members, plan};
-use super::{SystemError, SystemOptions};
+use super::{SystemPlanError, SystemPlanOptions};
 use crate::baselines::proportional_shares::{
     distribute_remaining, proportional_within_capacity, speed_weights,
 };
@@ -39,7 +39,7 @@ pub(super) struct SpeedSystem {
     name: &'static str,
     all_reduce: AllReduce,
     rule: Rule,
-    on_gpu: fn(&Device) -> bool,
+    on_gpu: fn(&DeviceProfile) -> bool,
 }
 
 pub(super) const HEPTI: SpeedSystem =
@@ -56,8 +56,8 @@ pub(super) fn by_speed(
     system: &SpeedSystem,
     cluster: &Cluster,
     scenario: &ScenarioRecord,
-    options: SystemOptions,
-) -> Result<Plan, SystemError> {
+    options: SystemPlanOptions,
+) -> Result<Plan, SystemPlanError> {
     let SpeedSystem { name: system, all_reduce, rule, on_gpu } = *system;
     let format = options.weight_format.unwrap_or(Format::F32);
     let (members, shape) = (members(cluster), &cluster.model.shape);
@@ -65,14 +65,14 @@ pub(super) fn by_speed(
         Costs::new(cluster, member, index == 0, on_gpu(&member.device), format)
     };
     let costs: Vec<Costs> = members.iter().enumerate().map(cost).collect();
-    let block = (format.block_len() as u32).min(shape.feed_forward);
-    let blocks = shape.feed_forward / block;
+    let block = (format.block_len() as u32).min(shape.feed_forward_length);
+    let blocks = shape.feed_forward_length / block;
     let distribute = |times: &[f64], capacity: &[u32], whole: u32, unit| {
         let units = rule(times, capacity, whole);
         let held: u64 = units.iter().map(|units| u64::from(*units)).sum();
         let (format, whole) = (format.to_string(), u64::from(whole));
         if held < whole {
-            return Err(SystemError::OutOfMemory { system, format, held, whole, unit });
+            return Err(SystemPlanError::OutOfMemory { system, format, held, whole, unit });
         }
         Ok(units)
     };
@@ -90,15 +90,18 @@ pub(super) fn by_speed(
     let last = rows.iter().rposition(|count| *count > 0);
     let residency = ResidencyOptions::pinned(Some(format));
     let share = |index: usize| {
-        let rest = if Some(index) == last { shape.feed_forward % block } else { 0 };
+        let rest = if Some(index) == last { shape.feed_forward_length % block } else { 0 };
         let (kv_heads, feed_forward) = (heads[index], rows[index] * block + rest);
         let on_gpu = on_gpu(&members[index].device);
-        (members[index], SliceShare { kv_heads, feed_forward_rows: feed_forward, residency, on_gpu })
+        (
+            members[index],
+            SliceShare { kv_heads, feed_forward_rows: feed_forward, residency, is_on_gpu: on_gpu },
+        )
     };
     let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
     if shares[0].1.is_empty() {
         let why = "its share rounds to zero";
-        return Err(SystemError::UnsupportedHead { system, head: members[0].name.clone(), why });
+        return Err(SystemPlanError::UnsupportedHead { system, head: members[0].name.clone(), why });
     }
     let planner =
         PlannerRecord { strategy: system.to_owned(), options: vec![format!("weights_as={format}")] };
@@ -118,8 +121,8 @@ struct Costs {
 impl Costs {
     fn new(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, format: Format) -> Self {
         let (model, device) = (&cluster.model, &member.device);
-        let whole = SlicedModel::unsliced(model, Some(format));
-        let element = Bytes(cluster.kv_cache.element_bytes());
+        let whole = SlicedModel::with_single_slice(model, Some(format));
+        let element = Bytes(cluster.kv_cache_format.bytes_per_element());
         let work = match device.gpu.as_ref().filter(|_| on_gpu) {
             Some(gpu) => ComputeCost::for_gpu(gpu, &whole.attention, element),
             None => ComputeCost::for_cpu(&device.cpu, &whole.attention, element),
@@ -128,13 +131,19 @@ impl Costs {
         let layers = 0..model.shape.layers.0;
         let attention: f64 = layers.map(|layer| work.layer_time(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
-        let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward));
-        let cache = kv_cache_bytes(&model.shape, model.shape.layers.0, cluster.context, cluster.kv_cache, 1);
+        let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward_length));
+        let cache = kv_cache_bytes(
+            &model.shape,
+            model.shape.layers.0,
+            cluster.context_length,
+            cluster.kv_cache_format,
+            1,
+        );
         let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
         Self {
             head_time: attention / heads.max(1) as f64,
             row_time: feed_forward / rows.max(1) as f64,
-            head_bytes: each(whole.attention.layers_bytes() + cache, heads),
+            head_bytes: each(whole.attention.all_layers_bytes() + cache, heads),
             row_bytes: each(whole.feed_forward.iter().map(TensorGroup::bytes).sum(), rows),
             capacity: capacity(cluster, member, head, on_gpu, &whole),
         }
@@ -148,7 +157,7 @@ fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole:
         Bytes(4 * 2 * u64::from(cluster.model.shape.embedding) * u64::from(cluster.model.shape.layers.0));
     let ends = if !head {
         Bytes::ZERO
-    } else if cluster.model.shape.tied_embeddings {
+    } else if cluster.model.shape.has_tied_embeddings {
         whole.attention.output_head_bytes()
     } else {
         whole.attention.output_head_bytes() + whole.attention.input_embedding_bytes()

@@ -67,7 +67,10 @@ impl DeviceColumns {
 
 impl IntegerProgram {
     /// Checks whether the program has a solution. `no_window` is the reason if a device has no possible window.
-    pub fn check(&self, no_window: impl Fn(usize) -> InfeasibleReason) -> Result<(), InfeasibleReason> {
+    pub fn check_feasibility(
+        &self,
+        no_window: impl Fn(usize) -> InfeasibleReason,
+    ) -> Result<(), InfeasibleReason> {
         let layers_per_round = self.layers_per_round as u32;
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
@@ -87,7 +90,7 @@ impl IntegerProgram {
         Ok(())
     }
 
-    /// Solves a program that passes [`Self::check`].
+    /// Solves a program that passes [`Self::check_feasibility`].
     pub(crate) fn optimum(&self) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         self.rounded(&self.solve(&self.scaled_costs()?)?)
     }
@@ -168,7 +171,7 @@ mod tests {
     }
 
     fn solved(program: &IntegerProgram) -> Result<Vec<SplitWindow>, InfeasibleReason> {
-        program.check(no_window)?;
+        program.check_feasibility(no_window)?;
         program.optimum()
     }
 

@@ -55,7 +55,7 @@ pub(crate) struct SearchRecord {
 pub(crate) struct Search<'a, 'i> {
     pub objective: &'a LinearCosts<'a, 'i>,
     /// The numbers of rounds (k) to try.
-    pub rounds: &'a [u32],
+    pub candidate_rounds: &'a [u32],
     pub halda: &'a Halda,
     /// The outcomes of the programs so far.
     pub record: &'a mut SearchRecord,
@@ -66,7 +66,7 @@ impl Search<'_, '_> {
     pub(crate) fn run(mut self) -> Option<CandidatePlan> {
         let objective = self.objective;
         let layers = objective.model.model_layers();
-        let budget = |position: usize| objective.costs(position).memory_capacity.max(0) as u64;
+        let budget = |position: usize| objective.costs(position).memory_capacity_bytes.max(0) as u64;
         let budgets: Vec<u64> = (0..objective.devices.len()).map(budget).collect();
         let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
@@ -104,7 +104,7 @@ impl Search<'_, '_> {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
             let mut gained = false;
             for device in 0..from.len() {
-                if self.objective.costs(device).slow_disk {
+                if self.objective.costs(device).has_slow_disk {
                     continue;
                 }
                 let mut flipped = from.clone();
@@ -123,7 +123,7 @@ impl Search<'_, '_> {
     /// Solves the programs of all k for fixed memory cases, and returns the best plan.
     fn best_for_cases(&mut self, over: &[bool]) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
-        for &rounds in self.rounds {
+        for &rounds in self.candidate_rounds {
             let LinearCosts { model, head, .. } = *self.objective;
             let outcome = self.solve_program(over, rounds, best.as_ref()).map(|found| {
                 let seconds = model.seconds_per_token(&to_assignment(self.objective, &found));
@@ -149,7 +149,7 @@ impl Search<'_, '_> {
         if devices > layers_per_round as usize {
             return Err(InfeasibleReason::MoreDevicesThanLayers { layers_per_round, devices });
         }
-        program.check(|position| InfeasibleReason::NoWindowInCase {
+        program.check_feasibility(|position| InfeasibleReason::NoWindowInCase {
             device: objective.model.device_name(objective.devices[position]),
             case: objective.case(position, over[position]),
         })?;
@@ -210,7 +210,7 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
 /// those forced, and those with a slow disk.
 fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: &[SplitWindow]) -> Vec<bool> {
     let exceeds = |device: usize| {
-        let must_fit = objective.costs(device).slow_disk || forced[device];
+        let must_fit = objective.costs(device).has_slow_disk || forced[device];
         let [layers, gpu_layers] = [windows[device].layers, windows[device].gpu_layers]
             .map(|layers| i64::from(rounds) * i64::from(layers));
         !must_fit && objective.exceeds(device, layers, gpu_layers)
@@ -297,7 +297,7 @@ mod tests {
             let instance: Instance = serde_json::from_value(row["instance"].take()).unwrap();
             let model = LatencyModel::new(&instance).unwrap();
             let devices = (0..model.device_count()).collect();
-            let objective = LinearCosts::new(&model, devices, 0, CostTerms::PAPER);
+            let objective = LinearCosts::new(&model, devices, 0, CostTerms::PRIMA_CPP_PAPER);
             check(&instance.name, &objective, &valid_rounds(model.model_layers()));
         }
     }
@@ -307,8 +307,10 @@ mod tests {
         let mut compared = 0;
         for_each_certified_instance(|name, objective, rounds| {
             for &k in rounds {
-                let halda = &Halda { prune_by_bound: false, flip_memory_cases: true, ..Halda::PAPER };
-                let search = Search { objective, rounds: &[k], halda, record: &mut SearchRecord::default() };
+                let halda =
+                    &Halda { prune_by_bound: false, flip_memory_cases: true, ..Halda::PRIMA_CPP_PAPER };
+                let search =
+                    Search { objective, candidate_rounds: &[k], halda, record: &mut SearchRecord::default() };
                 let Some(found) = search.run() else { continue };
                 let (value, model) = (found.objective_value, objective.model);
                 let seconds = model.seconds_per_token(&to_assignment(objective, &found));
@@ -325,11 +327,12 @@ mod tests {
     #[test]
     fn optimal_plan_reproduces_its_memory_cases() {
         for_each_certified_instance(|name, objective, rounds| {
-            let halda = &Halda { prune_by_bound: false, ..Halda::PAPER };
-            let mut search = Search { objective, rounds, halda, record: &mut SearchRecord::default() };
+            let halda = &Halda { prune_by_bound: false, ..Halda::PRIMA_CPP_PAPER };
+            let mut search =
+                Search { objective, candidate_rounds: rounds, halda, record: &mut SearchRecord::default() };
             let devices = 0..objective.devices.len();
             for cases in 0..1_u32 << devices.len() {
-                let over = devices.clone().map(|m| cases >> m & 1 == 1 && !objective.costs(m).slow_disk);
+                let over = devices.clone().map(|m| cases >> m & 1 == 1 && !objective.costs(m).has_slow_disk);
                 let over: Vec<bool> = over.collect();
                 search.record.programs = 0;
                 let Some(found) = search.best_for_cases(&over) else { continue };

@@ -30,7 +30,7 @@ use hearth_profiles::device::Os;
 
 use super::integer_program::{DeviceColumns, IntegerProgram, SplitWindow};
 use crate::latency::coefficients::DeviceCosts;
-use crate::{Gpu, LatencyModel, MemoryCase};
+use crate::{GpuApi, LatencyModel, MemoryCase};
 
 /// Which costs the objective of Algorithm 1 of the prima.cpp paper includes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,7 +44,7 @@ pub struct CostTerms {
 }
 
 impl CostTerms {
-    pub const PAPER: CostTerms =
+    pub const PRIMA_CPP_PAPER: CostTerms =
         CostTerms { includes_window_costs: true, includes_weight_reads: true, head_priority: 1.0 };
 
     /// The terms of the public implementation of prima.cpp, as decision 14 gives them.
@@ -101,7 +101,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
 
     /// Returns the maximum GPU layers per window that GPU memory allows in `rounds` rounds; `None` without a GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
-        let has_gpu = self.model.instance().devices[self.devices[position]].gpu != Gpu::None;
+        let has_gpu = self.model.instance().devices[self.devices[position]].gpu != GpuApi::None;
         let fit = self.costs(position).gpu_layers_that_fit(self.is_head(position), &self.model.model, rounds);
         has_gpu.then_some(fit / i64::from(rounds))
     }
@@ -168,7 +168,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             MemoryCase::NoReload => return self.coefficients[position].fixed,
             MemoryCase::ReloadsEverything => 0,
             MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => {
-                costs.buffer_bytes - costs.memory_capacity
+                costs.buffer_bytes - costs.memory_capacity_bytes
             }
         };
         let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
@@ -182,7 +182,7 @@ fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerm
     let speed_up = if head { terms.head_priority } else { 1.0 };
     let (cpu_memory, gpu_memory) = match (terms.includes_weight_reads, described.gpu) {
         (true, _) => (costs.cpu_memory_seconds, costs.gpu_memory_seconds),
-        (false, Gpu::None) => (described.cpu_cache_write, described.cpu_cache_write),
+        (false, GpuApi::None) => (described.cpu_cache_write, described.cpu_cache_write),
         (false, _) => (described.cpu_cache_write, described.gpu_cache_write),
     };
     let layer = costs.cpu_compute / speed_up + cpu_memory;
@@ -191,7 +191,7 @@ fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerm
     DeviceCoefficients {
         layer,
         gpu: costs.gpu_compute / speed_up + gpu_memory - layer,
-        window: if terms.includes_window_costs { costs.window_copy + costs.hop } else { 0.0 },
+        window: if terms.includes_window_costs { costs.window_copy_seconds + costs.hop } else { 0.0 },
         fixed: if head { costs.output_compute / speed_up + head_memory + row } else { 0.0 },
     }
 }

@@ -40,18 +40,18 @@ pub struct Halda {
 
 impl Halda {
     /// The algorithm of the prima.cpp paper: device 0 is the head, every device has a layer, and k is free.
-    pub const PAPER: Halda = Halda {
+    pub const PRIMA_CPP_PAPER: Halda = Halda {
         may_drop_devices: false,
         head: 0,
         rounds: None,
-        terms: CostTerms::PAPER,
+        terms: CostTerms::PRIMA_CPP_PAPER,
         flip_memory_cases: false,
         prune_by_bound: true,
     };
 
     /// The public implementation of prima.cpp (decision 14): other costs; devices with one layer are removed.
     pub const PRIMA_CPP: Halda =
-        Halda { may_drop_devices: true, terms: CostTerms::PRIMA_CPP, ..Halda::PAPER };
+        Halda { may_drop_devices: true, terms: CostTerms::PRIMA_CPP, ..Halda::PRIMA_CPP_PAPER };
 
     /// Returns the devices without those that have one layer per round; `None` if no device can be removed.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
@@ -64,7 +64,7 @@ impl Halda {
 
 impl Default for Halda {
     fn default() -> Self {
-        Self::PAPER
+        Self::PRIMA_CPP_PAPER
     }
 }
 
@@ -96,7 +96,8 @@ impl Strategy for Halda {
         let mut record = SearchRecord::default();
         let mut solve = |devices: Vec<usize>| {
             let objective = LinearCosts::new(model, devices, self.head, self.terms);
-            let search = Search { objective: &objective, rounds: &rounds, halda: self, record: &mut record };
+            let search =
+                Search { objective: &objective, candidate_rounds: &rounds, halda: self, record: &mut record };
             let found = search.run()?;
             Some((objective, found))
         };

@@ -14,8 +14,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
 use crate::solvers::shortest_cycle::candidate_cycle;
 use crate::{
-    Exact, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, Objective, OrderChoice, PlanRules,
-    Proposal, SearchStep, Strategy, StrategyError,
+    ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, Objective, OrderChoice,
+    PlanRules, Proposal, SearchStep, Strategy, StrategyError,
 };
 
 pub use residency_choices::best_residencies;
@@ -23,7 +23,7 @@ use search::lower_bound;
 pub(crate) use search::{ChoiceTables, best_choice, fastest_plan};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Overlap {
+pub struct OverlapSearch {
     pub rules: PlanRules,
     pub head: HeadChoice,
     /// The number of rounds per token (k); `None` to search every valid one.
@@ -31,7 +31,7 @@ pub struct Overlap {
     pub order: OrderChoice,
 }
 
-impl Default for Overlap {
+impl Default for OverlapSearch {
     /// Device 0 is the head, devices may be dropped, all rounds are whole, and k is free.
     fn default() -> Self {
         let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
@@ -39,7 +39,7 @@ impl Default for Overlap {
     }
 }
 
-impl Strategy for Overlap {
+impl Strategy for OverlapSearch {
     fn name(&self) -> &'static str {
         "overlap"
     }
@@ -69,7 +69,7 @@ impl Strategy for Overlap {
         let mut cycles = vec![(0..model.device_count()).collect()];
         // The order matters even if all hops are equal, because layers may differ.
         let reorders = self.order == OrderChoice::Best
-            && (model.hops.depends_on_receiver || !model.model.uniform_layers);
+            && (model.hops.depends_on_receiver || !model.model.has_uniform_layers);
         if reorders {
             cycles.extend(self.other_cycles(model));
         }
@@ -81,8 +81,10 @@ impl Strategy for Overlap {
             }
         }
         let Search { steps, best, bound, .. } = search;
-        let limit = bound
-            .map(|bound| IncompleteSearch { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(bound) });
+        let limit = bound.map(|bound| IncompleteSearch {
+            notes: vec![ORDERS_TRIED.to_owned()],
+            lower_bound_seconds: Some(bound),
+        });
         match best {
             Some((_, proposal)) => Ok(Proposal { search_steps: steps, incomplete_search: limit, ..proposal }),
             None => Err(StrategyError::Infeasible(steps)),
@@ -141,7 +143,7 @@ fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
     let for_ring = |ring: &u32| {
         let windows = f64::from(*ring);
         let partial = f64::from(model.model_layers() % ring + 1);
-        let offsets = if model.model.uniform_layers { partial } else { windows / 2.0 };
+        let offsets = if model.model.has_uniform_layers { partial } else { windows / 2.0 };
         windows * (offsets + windows / 10.0)
     };
     rings.iter().map(for_ring).sum::<f64>() * model.device_count() as f64
@@ -150,11 +152,11 @@ fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
 const ORDERS_TRIED: &str = "Not every order of the ring was tried, only the scenario's order, its reverse, the order \
                             of the best plan by the paper's latency model, and a short cycle.";
 
-impl Overlap {
+impl OverlapSearch {
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
         let Self { rules, head, order, .. } = *self;
         let all: Vec<usize> = (0..model.device_count()).collect();
-        let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
+        let exact = ExactSearch { rules, head, rounds: Some(1), order }.propose(model);
         let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_unused_devices());
         let reversed = all.iter().rev().copied().collect();
         of_exact.into_iter().chain([candidate_cycle(model, &all), reversed]).collect()

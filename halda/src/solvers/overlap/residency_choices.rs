@@ -35,9 +35,9 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     let hops: f64 = model.communication(assignment, &assignment.shares(model.model_layers())).iter().sum();
     let (mut bounds, mut timings) = (vec![0.0], Vec::new());
     for work in &works {
-        let all = candidate_residencies(&model.instance().devices[work.device].runtime.residencies);
+        let all = candidate_residencies(&model.instance().devices[work.device].runtime.allowed_residencies);
         let timing = |residency| {
-            let timing = model.timing(work, &residency)?;
+            let timing = model.device_timing(work, &residency)?;
             Some((residency, timing.seconds_without_hops(), timing.disk_busy_seconds))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();

@@ -52,11 +52,12 @@ impl ChoiceTables {
     pub(crate) fn new(model: &LatencyModel, head: usize, layers_per_round: u32) -> Self {
         let columns = layers_per_round as usize + 1;
         // If all layers are equal, the offset matters only because of a partial last round.
-        let uniform = model.model.uniform_layers;
+        let uniform = model.model.has_uniform_layers;
         let offsets = if uniform { (model.model_layers() % layers_per_round) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
-            let residencies = candidate_residencies(&model.instance().devices[device].runtime.residencies);
+            let residencies =
+                candidate_residencies(&model.instance().devices[device].runtime.allowed_residencies);
             for layers_before in 0..offsets as u32 {
                 for layers in 0..=layers_per_round {
                     if layers > 0 && layers_before + layers <= layers_per_round {
@@ -64,8 +65,8 @@ impl ChoiceTables {
                             device,
                             is_head: device == head,
                             layers_per_round,
-                            layers_before,
-                            layers,
+                            layers_before_window: layers_before,
+                            window_layers: layers,
                         };
                         add_choices(model, window, &residencies, &mut table.choices);
                     }
@@ -122,7 +123,7 @@ pub(crate) fn fastest_plan(
     let count = tables.bounds.len();
     let sum = |tables: &mut ChoiceTables, bound: f64| {
         tables.bound = bound;
-        problem.fastest_ring(tables).map_or(f64::INFINITY, |ring| ring.seconds)
+        problem.fastest_ring(tables).map_or(f64::INFINITY, |ring| ring.total_seconds)
     };
     // Find the first bound B with S(B) <= B. All bounds below the sum without a bound are too small; from there the
     // step doubles until a bound is large enough, and a binary search follows.
@@ -153,11 +154,12 @@ pub(crate) fn fastest_plan(
         tables.bound = f64::INFINITY;
         return Err(problem.infeasible_reason(tables));
     };
-    let assignment = problem.assignment(&ring, |device, window, layers_before| {
+    let assignment = problem.ring_to_assignment(&ring, |device, window, layers_before| {
         tables.choice(device, window, layers_before).map_or(0, |choice| choice.gpu_layers)
     });
     let devices = &problem.model.instance().devices;
-    let mut residencies: Vec<_> = devices.iter().map(|device| device.runtime.residencies[0]).collect();
+    let mut residencies: Vec<_> =
+        devices.iter().map(|device| device.runtime.allowed_residencies[0]).collect();
     for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
         if let Some(choice) = tables.choice(device, window, layers_before) {
             residencies[device] = choice.residency;
@@ -190,7 +192,8 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
 }
 
 pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<Choice> {
-    let residencies = candidate_residencies(&model.instance().devices[window.device].runtime.residencies);
+    let residencies =
+        candidate_residencies(&model.instance().devices[window.device].runtime.allowed_residencies);
     let mut found = Vec::new();
     add_choices(model, window, &residencies, &mut found);
     let seconds = |choice: &Choice| choice.seconds_without_hops.max(choice.disk_busy_seconds);
@@ -207,10 +210,10 @@ fn add_choices(
     let start = all.len();
     let costs = &model.devices[window.device];
     let fits = |gpu_layers: u32| model.fits_gpu(&model.device_work(window, gpu_layers));
-    let has_gpu = costs.gpu_memory_by_role[usize::from(window.is_head)] > 0;
-    let most = if has_gpu { largest_that_fits(window.layers, fits) } else { 0 };
+    let has_gpu = costs.gpu_memory_bytes_by_role[usize::from(window.is_head)] > 0;
+    let most = if has_gpu { largest_that_fits(window.window_layers, fits) } else { 0 };
     // If GPU layers are never slower, only the maximum and zero are tried; zero saves the copies to the GPU.
-    let least = if costs.gpu_never_slower && !costs.uses_metal { most } else { 0 };
+    let least = if costs.is_gpu_never_slower && !costs.uses_metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
         let work = model.device_work(window, gpu_layers);
         let Some(resident_timing) = model.resident_timing(&work) else { continue };
@@ -219,14 +222,14 @@ fn add_choices(
         for residency in residencies {
             let is_larger = |sufficient: &ResidencyOptions| {
                 residency.policy == Residency::Managed
-                    && residency.kept_limit == sufficient.kept_limit
+                    && residency.kept_set_limit == sufficient.kept_set_limit
                     && residency.stream_buffer_bytes() >= sufficient.stream_buffer_bytes()
             };
             if sufficient.is_some_and(is_larger) {
                 continue;
             }
             let Some(timing) = model.add_rereading(&resident_timing, residency) else { continue };
-            if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
+            if residency.policy == Residency::Managed && timing.terms.disk_seconds == 0.0 {
                 sufficient = Some(residency);
             }
             let (own_seconds, disk_busy_seconds) = (timing.seconds_without_hops(), timing.disk_busy_seconds);
@@ -236,7 +239,7 @@ fn add_choices(
                 seconds_without_hops: own_seconds,
                 disk_busy_seconds,
             });
-            if timing.disk_busy_seconds == 0.0 && timing.terms.disk == 0.0 {
+            if timing.disk_busy_seconds == 0.0 && timing.terms.disk_seconds == 0.0 {
                 break;
             }
         }

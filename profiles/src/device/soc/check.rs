@@ -31,11 +31,11 @@ impl Soc {
             .or_else(|| self.bandwidths())
             .or_else(|| self.sizes())
             .or_else(|| self.npu.as_ref().and_then(invalid_npu))
-            .or_else(|| invalid_bits("gpu.weight_bits", self.gpu.weight_bits.value))
+            .or_else(|| invalid_bits("gpu.weight_bits", self.gpu.bits_per_weight.value))
             .or_else(|| self.options_error(&self.default_options).map(|what| ("usual", what)));
         found.map_or(Ok(()), |(key, what)| {
             let what = format!("device `{device}`: `soc.{key}` {what}");
-            Err(DocumentError::invalid_at(format!("soc.{key}"), what))
+            Err(DocumentError::invalid_value(format!("soc.{key}"), what))
         })
     }
 
@@ -57,7 +57,7 @@ impl Soc {
         let npu = self.npu.as_ref().map(|npu| ("npu.matmul", npu.matmul.value.0));
         let rates = [
             ("gpu.matmul", self.gpu.matmul.value.0),
-            ("bus.peak", self.memory_bandwidths.peak.value.0),
+            ("bus.peak", self.memory_bandwidths.peak_bandwidth.value.0),
             ("bus.one", self.memory_bandwidths.single_processor.value.0),
             ("bus.together", self.memory_bandwidths.both_processors.value.0),
         ];
@@ -81,7 +81,7 @@ impl Soc {
 
     fn bandwidths(&self) -> Invalid {
         let bus = &self.memory_bandwidths;
-        if bus.both_processors.value > bus.peak.value {
+        if bus.both_processors.value > bus.peak_bandwidth.value {
             return Some(("bus.together", "is more than `soc.bus.peak`, the maximum of the memory".into()));
         }
         let what = "is more than `soc.bus.together`: one processor cannot be faster than two together";
@@ -112,14 +112,14 @@ fn unused_option(options: &SocOptions) -> Option<String> {
     }
     // A single processor needs no synchronisation.
     let waits = options.synchronisation != Synchronisation::default()
-        || options.partitions != PartitionPolicy::default();
+        || options.partition_policy != PartitionPolicy::default();
     (strategy == SocStrategy::GpuOnly && waits).then(|| {
         "has `synchronisation` or `partitions`, which `gpu-only` does not use: remove them".to_owned()
     })
 }
 
 fn invalid_npu(npu: &SocNpu) -> Invalid {
-    let tile = npu.tile.value;
+    let tile = npu.tile_size.value;
     if !(1..=MAX_GRAPH_TOKENS).contains(&tile) {
         let what = format!("is {tile}: the array must have 1 to {MAX_GRAPH_TOKENS} rows");
         return Some(("npu.tile", what));
@@ -128,7 +128,7 @@ fn invalid_npu(npu: &SocNpu) -> Invalid {
     if !(0.0..=MAX_PENALTY).contains(&penalty) {
         return Some(("npu.order_penalty", format!("is {penalty}: give 0 to {MAX_PENALTY}")));
     }
-    invalid_bits("npu.weight_bits", npu.weight_bits.value)
+    invalid_bits("npu.weight_bits", npu.bits_per_weight.value)
         .or_else(|| npu.matmul_profile.as_ref().and_then(invalid_profile))
 }
 

@@ -36,7 +36,7 @@ pub struct Soc {
     #[serde(rename = "synchronisation")]
     pub sync_costs: SyncCosts,
     /// Compiled graphs of the NPU, each for a fixed number of tokens.
-    pub graphs: Graphs,
+    pub graphs: NpuGraphs,
     /// Power consumption during prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<SocPower>,
@@ -55,10 +55,11 @@ pub struct SocGpu {
     /// Achieved speed of matmuls: `F_g`.
     pub matmul: Sourced<FlopsPerSecond>,
     /// Peak speed at 16 bits, as published by the vendor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peak: Option<Sourced<FlopsPerSecond>>,
+    #[serde(rename = "peak", default, skip_serializing_if = "Option::is_none")]
+    pub peak_rate: Option<Sourced<FlopsPerSecond>>,
     /// Bits read per weight, for a model quantised to about four bits.
-    pub weight_bits: Sourced<f64>,
+    #[serde(rename = "weight_bits")]
+    pub bits_per_weight: Sourced<f64>,
     /// Time to submit a kernel to a queue that is not empty: `t_async`.
     pub submission: Sourced<Seconds>,
 }
@@ -73,15 +74,17 @@ pub struct SocNpu {
     /// Speed of matmuls without the cost of loading the array: `F0`.
     pub matmul: Sourced<FlopsPerSecond>,
     /// Peak speed at 16 bits, as published by the vendor, or half the peak speed of 8-bit integers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peak: Option<Sourced<FlopsPerSecond>>,
+    #[serde(rename = "peak", default, skip_serializing_if = "Option::is_none")]
+    pub peak_rate: Option<Sourced<FlopsPerSecond>>,
     /// Cost of loading the array relative to that of streaming: lambda in `1 + lambda N / M`, for `M` streamed rows
     /// of width `N`.
     pub order_penalty: Sourced<f64>,
     /// Number of rows and of columns of the array; every dimension is padded to a multiple of it.
-    pub tile: Sourced<u32>,
+    #[serde(rename = "tile")]
+    pub tile_size: Sourced<u32>,
     /// Bits read per weight in prefill.
-    pub weight_bits: Sourced<f64>,
+    #[serde(rename = "weight_bits")]
+    pub bits_per_weight: Sourced<f64>,
     /// Measured times of matmuls, which replace the formula.
     #[serde(rename = "profiled", default, skip_serializing_if = "Option::is_none")]
     pub matmul_profile: Option<MatmulProfile>,
@@ -133,7 +136,8 @@ pub struct MeasuredMatmul {
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
 pub struct MemoryBandwidths {
     /// Peak bandwidth of the memory.
-    pub peak: Sourced<BytesPerSecond>,
+    #[serde(rename = "peak")]
+    pub peak_bandwidth: Sourced<BytesPerSecond>,
     /// Bandwidth that one processor alone achieves: `B_g`.
     #[serde(rename = "one")]
     pub single_processor: Sourced<BytesPerSecond>,
@@ -166,7 +170,7 @@ pub struct SyncCosts {
     deny_unknown_fields,
     expecting = "the graphs of an NPU: `sizes` in tokens, `preparation`, `prepared_for` and `each_token`"
 )]
-pub struct Graphs {
+pub struct NpuGraphs {
     /// Token counts for which graphs are compiled in advance, in ascending order.
     #[serde(rename = "sizes")]
     pub graph_sizes: Sourced<Vec<u32>>,
@@ -187,18 +191,18 @@ pub struct Graphs {
 pub struct SocPower {
     /// Power with the GPU alone.
     #[serde(rename = "gpu")]
-    pub gpu_only: Sourced<Watts>,
+    pub gpu_only_power: Sourced<Watts>,
     /// Power with matmuls on the NPU and everything else on the GPU.
     #[serde(rename = "layers")]
-    pub layer_level: Sourced<Watts>,
+    pub layer_level_power: Sourced<Watts>,
     /// Power with matmuls on GPU and NPU at the same time.
     #[serde(rename = "tensors")]
-    pub tensor_level: Sourced<Watts>,
+    pub tensor_level_power: Sourced<Watts>,
 }
 
 impl SyncCosts {
     /// Returns the time of one synchronisation between the processors.
-    pub fn event_cost(&self, synchronisation: Synchronisation) -> Seconds {
+    pub fn synchronisation_time(&self, synchronisation: Synchronisation) -> Seconds {
         match synchronisation {
             Synchronisation::Fast => self.fast_event.value,
             Synchronisation::Slow => self.buffer_copy.value + self.submission.value,
@@ -211,9 +215,9 @@ impl SocPower {
     /// matmuls on the NPU and everything else on the GPU are assumed to need the power of the layer-level system.
     pub fn strategy_power(&self, strategy: SocStrategy) -> Watts {
         match strategy {
-            SocStrategy::GpuOnly => self.gpu_only.value,
-            SocStrategy::HeteroTensor | SocStrategy::Best => self.tensor_level.value,
-            _ => self.layer_level.value,
+            SocStrategy::GpuOnly => self.gpu_only_power.value,
+            SocStrategy::HeteroTensor | SocStrategy::Best => self.tensor_level_power.value,
+            _ => self.layer_level_power.value,
         }
     }
 }

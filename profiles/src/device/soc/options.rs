@@ -33,7 +33,7 @@ pub enum SocStrategy {
 
 impl SocStrategy {
     /// All strategies except `best`.
-    pub const ALL: [SocStrategy; 8] = [
+    pub const ALL_EXCEPT_BEST: [SocStrategy; 8] = [
         SocStrategy::GpuOnly,
         SocStrategy::NpuOnly,
         SocStrategy::HeteroLayer,
@@ -98,7 +98,8 @@ pub struct SocOptions {
     /// How processors synchronise.
     pub synchronisation: Synchronisation,
     /// Whether partitions depend on the cost of synchronisation.
-    pub partitions: PartitionPolicy,
+    #[serde(rename = "partitions")]
+    pub partition_policy: PartitionPolicy,
     /// Number of tokens in a chunk of the strategy `chunked`; 256 if absent. source: HeteroLLM paper, section 5.2.2,
     /// on MLLM-NPU
     #[serde(rename = "chunk", skip_serializing_if = "Option::is_none")]

@@ -8,23 +8,23 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use hearth_core::residency::{Event, ManagedResidency, PartRequest, ReadOrigin, ReadOutcome, Step};
+use hearth_core::residency::{Event, ManagedResidency, ReadOrigin, ReadOutcome, Step, WeightPart};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::StepRecord;
 
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::ReadKind;
 
 use super::super::layout::WeightLayout;
-use super::super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult};
+use super::super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
 /// Consecutive reads for one part of the model, which have one trace record.
 #[derive(Debug)]
 struct ReadBatch {
-    record: Record,
+    record: StepRecord,
     outstanding: u32,
     /// Whether the batch is complete: no further read is added.
     complete: bool,
@@ -39,14 +39,14 @@ enum Helper {
 }
 
 #[derive(Debug)]
-pub struct ManagedStream {
+pub struct ManagedWeights {
     device: u16,
     residency: ManagedResidency,
     helper: Helper,
     batches: VecDeque<ReadBatch>,
 }
 
-impl ManagedStream {
+impl ManagedWeights {
     /// Creates the weight stream of a device. `visits` are the chunks of its share, a list for each uninterrupted
     /// use; `memory` is the planned budget for these chunks; `chunks` is the number of chunks of the file.
     pub fn new(
@@ -65,7 +65,7 @@ impl ManagedStream {
 
     fn record_read(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
         if let Some(last) = self.batches.back_mut() {
-            let Record { pass, round, layers, .. } = last.record;
+            let StepRecord { pass_index: pass, round, layers, .. } = last.record;
             last.complete |= origin != ReadOrigin { pass, round, layers };
         }
         if let Some(last) = self.batches.back_mut().filter(|last| !last.complete) {
@@ -82,11 +82,11 @@ impl ManagedStream {
         let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
         let Some(batch) = open.next() else { return };
         batch.outstanding -= 1;
-        batch.record.end = now;
+        batch.record.end_ns = now;
         if batch.outstanding == 0
             && let Some(next) = open.next()
         {
-            next.record.start = now;
+            next.record.start_ns = now;
         }
     }
 
@@ -99,7 +99,7 @@ impl ManagedStream {
     }
 }
 
-impl WeightResidency for ManagedStream {
+impl WeightResidency for ManagedWeights {
     fn is_left_to_system(&self) -> bool {
         false
     }
@@ -108,12 +108,12 @@ impl WeightResidency for ManagedStream {
         self.residency.kept_pieces().collect()
     }
 
-    fn request(&mut self, request: PartRequest) -> bool {
+    fn request(&mut self, request: WeightPart) -> bool {
         let woken = self.residency.react(Event::Requested(request));
         woken && self.wake()
     }
 
-    fn begin_part(&mut self, request: PartRequest, storage: &Storage) -> bool {
+    fn begin_part(&mut self, request: WeightPart, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measurement_due() {
             let page_cache = u64::from(storage.cache.capacity()) * storage.chunk_size.0;
@@ -194,7 +194,7 @@ impl WeightResidency for ManagedStream {
                             self.record_read(now, origin, storage.chunk_size);
                             break (Helper::Awake, SYSTEM_CALL);
                         }
-                        TouchResult::NoMemory => break (Helper::Awake, NO_MEMORY_PAUSE),
+                        TouchResult::NoMemory => break (Helper::Awake, NO_MEMORY_RETRY_DELAY),
                     }
                 }
                 Step::Evict(chunk) => {
@@ -225,16 +225,16 @@ impl WeightResidency for ManagedStream {
         woken
     }
 
-    fn report(&mut self, records: &mut Vec<Record>) {
+    fn report(&mut self, records: &mut Vec<StepRecord>) {
         while let Some(batch) = self.batches.pop_front_if(|batch| batch.complete && batch.outstanding == 0) {
             records.push(batch.record);
         }
     }
 
-    fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
         records.extend(self.batches.drain(..).map(|batch| {
-            let end = if batch.outstanding > 0 { now } else { batch.record.end };
-            Record { end, ..batch.record }
+            let end = if batch.outstanding > 0 { now } else { batch.record.end_ns };
+            StepRecord { end_ns: end, ..batch.record }
         }));
     }
 }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn continuous_reads_are_one_record() {
         let options = ResidencyOptions::with_policy(Residency::Managed);
-        let mut stream = ManagedStream::new(0, options, &[vec![0, 1, 2]], Bytes::mib(3), 1, 3);
+        let mut stream = ManagedWeights::new(0, options, &[vec![0, 1, 2]], Bytes::from_mib(3), 1, 3);
         // The read for the next pass is requested while the disk reads for this one.
         for (now, pass) in [(0, 0), (1, 0), (2, 1)] {
             stream.record_read(now, ReadOrigin { pass, round: 0, layers: None }, Bytes(100));
@@ -259,7 +259,8 @@ mod tests {
         stream.report(&mut records);
         assert_eq!(records.len(), 1, "the second read is in flight");
         stream.flush(25, &mut records);
-        let found = records.iter().map(|it| (it.pass, it.start..it.end, it.bytes)).collect::<Vec<_>>();
+        let found =
+            records.iter().map(|it| (it.pass_index, it.start_ns..it.end_ns, it.bytes)).collect::<Vec<_>>();
         assert_eq!(found, [(0, 0..20, 200), (1, 20..25, 100)]);
     }
 }

@@ -1,7 +1,7 @@
 //! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
 //!
 //! The plan's policy selects the thread: [`ReadAheadThread`] advises or populates and leaves eviction to the system;
-//! [`ManagedStream`] keeps some pieces and streams the others. Both report to the computation which chunks are
+//! [`ManagedWeights`] keeps some pieces and streams the others. Both report to the computation which chunks are
 //! available, and whether to wait or to fault if there are none.
 
 mod managed;
@@ -9,18 +9,18 @@ mod read_ahead;
 
 use std::ops::Range;
 
-use hearth_core::residency::{PartRequest, ReadOrigin};
+use hearth_core::residency::{ReadOrigin, WeightPart};
 use hearth_profiles::Bytes;
-use hearth_schema::trace::{Record, Resource, StepKind};
+use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
-use crate::trace::start_record;
+use crate::trace::new_record;
 
 use super::layout::WeightLayout;
 use super::storage::{Storage, TouchResult};
 
-pub use managed::ManagedStream;
+pub use managed::ManagedWeights;
 pub use read_ahead::ReadAheadThread;
 
 /// Minimum duration of a system call in nanoseconds, so that events do not coincide.
@@ -48,14 +48,14 @@ pub trait WeightResidency: std::fmt::Debug {
     /// Returns the chunks whose reads, in order, bring the page cache into the state that earlier tokens leave.
     fn warm_chunks(&self, layout: &WeightLayout) -> Vec<Chunk>;
     /// Requests the weights of a part of the model that will be computed.
-    fn request(&mut self, request: PartRequest) -> bool;
+    fn request(&mut self, request: WeightPart) -> bool;
     /// Begins the computation of a part.
-    fn begin_part(&mut self, _request: PartRequest, _storage: &Storage) -> bool {
+    fn begin_part(&mut self, _request: WeightPart, _storage: &Storage) -> bool {
         false
     }
     fn end_part(&mut self) {}
     /// Requests the eviction of a part that has been computed, unless the policy evicts piece by piece.
-    fn release(&mut self, _request: PartRequest) -> bool {
+    fn release(&mut self, _request: WeightPart) -> bool {
         false
     }
     /// Returns how many of `chunks`, from the first on, can be used now; if none, whether to wait or to fault.
@@ -70,18 +70,18 @@ pub trait WeightResidency: std::fmt::Debug {
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos>;
     fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool;
     /// Moves the trace records of finished reads to `records`.
-    fn report(&mut self, records: &mut Vec<Record>);
+    fn report(&mut self, records: &mut Vec<StepRecord>);
     /// Moves the trace records of all reads to `records`; an unfinished read ends at `now`.
-    fn flush(&mut self, now: Nanos, records: &mut Vec<Record>);
+    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>);
 }
 
-fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> Record {
-    let record = start_record(
+fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> StepRecord {
+    let record = new_record(
         device.into(),
         Resource::DiskPrefetch,
         StepKind::Prefetch,
         (origin.pass, origin.round),
         now,
     );
-    Record { layers: origin.layers, bytes: bytes.0, ..record }
+    StepRecord { layers: origin.layers, bytes: bytes.0, ..record }
 }

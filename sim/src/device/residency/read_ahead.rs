@@ -10,17 +10,17 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use hearth_core::residency::PartRequest;
+use hearth_core::residency::WeightPart;
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::Record;
+use hearth_schema::trace::StepRecord;
 
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::ReadKind;
 
 use super::super::layout::WeightLayout;
-use super::super::storage::{NO_MEMORY_PAUSE, Storage, TouchResult};
+use super::super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
 /// Maximum number of chunks computed as one batch while the helper thread may evict them.
@@ -34,7 +34,7 @@ enum Task {
 
 #[derive(Debug)]
 struct PartRead {
-    record: Record,
+    record: StepRecord,
     chunks: Range<Chunk>,
     outstanding: u32,
     /// Whether a read of every chunk of the part has been requested from the disk.
@@ -47,7 +47,7 @@ pub struct ReadAheadThread {
     policy: Residency,
     /// Maximum number of chunks of one part of the model that the helper thread reads ahead.
     budget: u32,
-    jobs: VecDeque<(Task, PartRequest)>,
+    jobs: VecDeque<(Task, WeightPart)>,
     awaited: Option<Chunk>,
     /// Whether an event is pending at which the helper thread continues its jobs.
     awake: bool,
@@ -72,7 +72,7 @@ impl ReadAheadThread {
         }
     }
 
-    fn push_job(&mut self, task: Task, job: PartRequest) -> bool {
+    fn push_job(&mut self, task: Task, job: WeightPart) -> bool {
         self.jobs.push_back((task, job));
         self.awaited.is_none() && !std::mem::replace(&mut self.awake, true)
     }
@@ -109,13 +109,13 @@ impl WeightResidency for ReadAheadThread {
         layout.own_chunks().chain(layout.own_chunks()).collect()
     }
 
-    fn request(&mut self, mut job: PartRequest) -> bool {
+    fn request(&mut self, mut job: WeightPart) -> bool {
         // The budget covers the first chunks of the part, whether they are in memory or not.
         job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
         self.push_job(Task::Read, job)
     }
 
-    fn release(&mut self, job: PartRequest) -> bool {
+    fn release(&mut self, job: WeightPart) -> bool {
         self.push_job(Task::Evict, job)
     }
 
@@ -175,7 +175,7 @@ impl WeightResidency for ReadAheadThread {
                         self.awaited = Some(chunk);
                         return None;
                     }
-                    TouchResult::NoMemory => pause = NO_MEMORY_PAUSE,
+                    TouchResult::NoMemory => pause = NO_MEMORY_RETRY_DELAY,
                 },
             }
             self.awake = true;
@@ -188,19 +188,19 @@ impl WeightResidency for ReadAheadThread {
         let mut open = self.reads.iter_mut().filter(|read| read.outstanding > 0);
         if let Some(read) = open.find(|read| read.chunks.contains(&chunk)) {
             read.outstanding -= 1;
-            read.record.end = now;
+            read.record.end_ns = now;
         }
         let woken = self.awaited.take_if(|awaited| *awaited == chunk).is_some();
         self.awake |= woken;
         woken
     }
 
-    fn report(&mut self, records: &mut Vec<Record>) {
+    fn report(&mut self, records: &mut Vec<StepRecord>) {
         let done = |read: &mut PartRead| read.requested && read.outstanding == 0;
         records.extend(self.reads.extract_if(.., done).map(|read| read.record));
     }
 
-    fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.reads.drain(..).map(|read| Record { end: now, ..read.record }));
+    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
+        records.extend(self.reads.drain(..).map(|read| StepRecord { end_ns: now, ..read.record }));
     }
 }

@@ -6,11 +6,11 @@ use hearth_schema::trace::Resource;
 
 use super::*;
 use crate::device::residency::ReadAheadThread;
-use crate::page_cache::TwoList;
+use crate::page_cache::TwoListCache;
 use crate::resource::DiskSpeed;
-use crate::trace::start_record;
+use crate::trace::new_record;
 
-const PIECE: Bytes = Bytes::mib(1);
+const PIECE: Bytes = Bytes::from_mib(1);
 /// Number of threads, so large that at least one thread has a load across the page boundary.
 const THREADS: f64 = 1e3;
 
@@ -25,14 +25,20 @@ struct WalkFixture {
 impl WalkFixture {
     fn new(kind: StepKind) -> Self {
         let options = ResidencyOptions::with_policy(Residency::Os);
-        let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
+        let record = new_record(0, Resource::Cpu, kind, (0, 0), 0);
         let rate = BytesPerSecond(1e9);
         let (bandwidth, fault_rate, prefetch_rate) = (rate, rate, rate);
-        let speed = DiskSpeed { bandwidth, fault_rate, prefetch_rate, throttle: None, latency: Seconds(0.0) };
+        let speed = DiskSpeed {
+            bandwidth,
+            fault_read_rate: fault_rate,
+            prefetch_rate,
+            throttle_rate: None,
+            latency: Seconds(0.0),
+        };
         let segment = Segment { chunks: 0..10, compute_time: Seconds(0.01), bytes_per_chunk: PIECE };
         let mut fixture = WalkFixture {
             now: 0,
-            storage: Storage::new(Box::new(TwoList::new(10, 10)), PIECE, speed, PIECE),
+            storage: Storage::new(Box::new(TwoListCache::new(10, 10)), PIECE, speed, PIECE),
             residency: ReadAheadThread::new(0, options, PIECE, 1),
             walk: MappedComputation::new(record, vec![segment], THREADS, 1),
         };
@@ -50,7 +56,7 @@ impl WalkFixture {
         self.now = self.storage.next_event_time().expect("a read in flight");
         assert_eq!(self.storage.pop_completed(self.now), Some(chunk));
         assert!(self.walk.on_arrival(chunk));
-        self.walk.retry(self.now, &mut self.storage, &mut self.residency)
+        self.walk.resume(self.now, &mut self.storage, &mut self.residency)
     }
 }
 

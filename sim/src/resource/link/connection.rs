@@ -3,7 +3,7 @@
 //! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been
 //! idle for a retransmission timeout, begins with the initial congestion window; a message that is longer than the
 //! window waits for acknowledgements. A lost segment is sent again after a round trip if enough segments of its
-//! message follow it, otherwise after the timeout. The formulas are in [`hearth_profiles::link::path`]; this module
+//! message follow it, otherwise after the timeout. The formulas are in [`hearth_profiles::link::wifi_path`]; this module
 //! draws the random values.
 //!
 //! Acknowledgements and retransmissions take no airtime here: an acknowledgement has a few dozen bytes, and
@@ -11,8 +11,8 @@
 
 use std::collections::VecDeque;
 
-use hearth_profiles::link::path::{retransmission_probabilities, slow_start_wait};
-use hearth_profiles::link::wifi::{MSS, Tcp, WifiChannel};
+use hearth_profiles::link::wifi::{MSS, TcpParameters, WifiChannel};
+use hearth_profiles::link::wifi_path::{retransmission_probabilities, slow_start_wait};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
@@ -22,19 +22,19 @@ use crate::random::uniform;
 
 /// The TCP connection from one device to another.
 #[derive(Debug, Clone, Default)]
-pub struct Connection {
+pub struct TcpConnection {
     /// Numbers of the messages that are not completely sent; the first is being sent.
     pub send_queue: VecDeque<u64>,
     /// The last time at which a message was submitted or a part of it was sent.
-    pub last_sent: Option<Nanos>,
-    pub last_arrival: Nanos,
+    pub last_send_time: Option<Nanos>,
+    pub last_arrival_time: Nanos,
 }
 
-impl Connection {
+impl TcpConnection {
     /// Whether the next message begins with the initial congestion window.
-    pub fn needs_slow_start(&self, now: Nanos, tcp: &Tcp) -> bool {
+    pub fn needs_slow_start(&self, now: Nanos, tcp: &TcpParameters) -> bool {
         let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
-        self.send_queue.is_empty() && self.last_sent.is_none_or(idle)
+        self.send_queue.is_empty() && self.last_send_time.is_none_or(idle)
     }
 }
 
@@ -55,13 +55,19 @@ impl DelaySampler {
     }
 
     /// Draws the one-way delay of a small message.
-    pub fn one_way_delay(&mut self) -> Seconds {
+    pub fn sample_one_way_delay(&mut self) -> Seconds {
         log_normal(self.median, self.sigma, &mut self.delay)
     }
 
     /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later
     /// draw.
-    pub fn tcp_delay(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
+    pub fn sample_tcp_delay(
+        &mut self,
+        tcp: &TcpParameters,
+        rate: BytesPerSecond,
+        bytes: Bytes,
+        fresh: bool,
+    ) -> Seconds {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();
         let draw = uniform(&mut self.tcp);
@@ -71,7 +77,7 @@ impl DelaySampler {
             Seconds(0.0)
         };
         let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = retransmission_probabilities(tcp.loss.value.0, segments);
+        let [by_timer, by_report] = retransmission_probabilities(tcp.loss_rate.value.0, segments);
         let retransmission = if draw < by_timer {
             tcp.rto.value
         } else if draw < by_timer + by_report {

@@ -24,20 +24,20 @@ impl From<&hearth_profiles::Link> for WiredLink {
 }
 
 #[derive(Debug)]
-pub struct ConstantLinks {
+pub struct WiredLinks {
     default: WiredLink,
     /// The wires from one device to another that differ from the default.
-    pub wires: BTreeMap<(usize, usize), WiredLink>,
+    pub links_by_pair: BTreeMap<(usize, usize), WiredLink>,
     free_at: BTreeMap<(usize, usize), Nanos>,
 }
 
-impl ConstantLinks {
+impl WiredLinks {
     pub fn new(default: WiredLink) -> Self {
-        Self { default, wires: BTreeMap::new(), free_at: BTreeMap::new() }
+        Self { default, links_by_pair: BTreeMap::new(), free_at: BTreeMap::new() }
     }
 
-    pub fn deliver(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
-        let wire = self.wire(from, to);
+    pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
+        let wire = self.link(from, to);
         let free_at = self.free_at.entry((from, to)).or_insert(0);
         let start = now.max(*free_at);
         // With a very small bandwidth the time may exceed the clock; the sum must not wrap.
@@ -45,8 +45,8 @@ impl ConstantLinks {
         Delivery { start, end: *free_at, arrival: free_at.saturating_add(wire.latency.to_nanos()) }
     }
 
-    pub fn wire(&self, from: usize, to: usize) -> WiredLink {
-        *self.wires.get(&(from, to)).unwrap_or(&self.default)
+    pub fn link(&self, from: usize, to: usize) -> WiredLink {
+        *self.links_by_pair.get(&(from, to)).unwrap_or(&self.default)
     }
 }
 
@@ -64,12 +64,12 @@ mod tests {
 
     #[test]
     fn messages_queue_per_direction() {
-        let mut link = ConstantLinks::new(wire());
+        let mut link = WiredLinks::new(wire());
         // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
-        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 12_000_000);
-        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrival, 22_000_000);
+        assert_eq!(link.send(0, 0, 1, Bytes(100_000)).arrival, 12_000_000);
+        assert_eq!(link.send(0, 0, 1, Bytes(100_000)).arrival, 22_000_000);
         // The opposite direction is idle.
-        assert_eq!(link.deliver(0, 1, 0, Bytes(0)).arrival, 2_000_000);
+        assert_eq!(link.send(0, 1, 0, Bytes(0)).arrival, 2_000_000);
     }
 
     proptest! {
@@ -77,7 +77,7 @@ mod tests {
         fn constant_link_keeps_invariants(messages in messages(3)) {
             let slow = WiredLink { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
             let mut link = NetworkLinks::new(wire(), None, 1);
-            link.wires.wires.insert((0, 2), slow);
+            link.wired_links.links_by_pair.insert((0, 2), slow);
             check_invariants(&mut link, &messages);
         }
     }

@@ -14,7 +14,7 @@ use crate::engine::Nanos;
 /// A part of a message, or all of it, that is sent in one transmission on one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
-    pub message: u64,
+    pub message_number: u64,
     /// Whether the burst is on the second hop, from the access point to the receiver.
     pub is_downlink: bool,
     pub bytes: u64,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn burst(message: u64, transmission_time: Nanos) -> Burst {
-        Burst { message, is_downlink: false, bytes: 1, transmission_time }
+        Burst { message_number: message, is_downlink: false, bytes: 1, transmission_time }
     }
 
     #[test]
@@ -97,12 +97,12 @@ mod tests {
         medium.request(2, burst(2, 5));
         medium.request(3, burst(3, 1));
         assert!(medium.pop_completed(9).is_none());
-        let first = medium.pop_completed(10).map(|current| (current.burst.message, current.start));
+        let first = medium.pop_completed(10).map(|current| (current.burst.message_number, current.start));
         assert_eq!(first, Some((1, 0)));
         // A stall interrupts the second transmission; the rest of it follows the stall.
         medium.stall(12, 20);
         assert_eq!(medium.next_completion_time(), Some(23));
-        assert_eq!(medium.pop_completed(23).map(|current| current.burst.message), Some(2));
+        assert_eq!(medium.pop_completed(23).map(|current| current.burst.message_number), Some(2));
         assert_eq!(medium.pop_completed(24).map(|current| current.start), Some(23));
         assert_eq!((medium.next_completion_time(), medium.busy_time), (None, 16));
     }

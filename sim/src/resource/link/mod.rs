@@ -1,4 +1,4 @@
-//! Links between devices: wires ([`ConstantLinks`]) and Wi-Fi, whose stations share a channel ([`NetworkLinks`]).
+//! Links between devices: wires ([`WiredLinks`]) and Wi-Fi, whose stations share a channel ([`NetworkLinks`]).
 //!
 //! The invariants, which `properties::check_invariants` checks: no message arrives before its latency and its own
 //! sending time have passed, the messages of a pair arrive in the order of sending, and no message is lost.
@@ -11,7 +11,7 @@ mod wifi;
 
 use crate::engine::Nanos;
 
-pub use constant::{ConstantLinks, WiredLink};
+pub use constant::{WiredLink, WiredLinks};
 pub use wifi::NetworkLinks;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Delivery {
 pub enum SendOutcome {
     /// The delivery of the message, which later messages do not change.
     Known(Delivery),
-    /// The number of the message, whose delivery [`NetworkLinks::next_delivery`] returns later.
+    /// The number of the message, whose delivery [`NetworkLinks::pop_delivery`] returns later.
     Pending(u64),
 }
 

@@ -13,8 +13,8 @@ pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delivered {
-    pub pair: (usize, usize),
-    pub sent: Nanos,
+    pub sender_and_receiver: (usize, usize),
+    pub send_time: Nanos,
     pub delivery: Delivery,
 }
 
@@ -33,7 +33,8 @@ pub(crate) fn send_all(link: &mut NetworkLinks, messages: &[TestMessage]) -> Vec
     for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
         now += wait;
         drive(link, Some(now), &mut pending, &mut delivered);
-        let message = |delivery| (index, Delivered { pair: (from, to), sent: now, delivery });
+        let message =
+            |delivery| (index, Delivered { sender_and_receiver: (from, to), send_time: now, delivery });
         match link.send(now, from, to, Bytes(bytes)) {
             SendOutcome::Known(delivery) => delivered.push(message(delivery)),
             SendOutcome::Pending(number) => {
@@ -55,7 +56,7 @@ fn drive(
     delivered: &mut Vec<(usize, Delivered)>,
 ) {
     while let Some(at) = link.next_event_time().filter(|&at| until.is_none_or(|until| at <= until)) {
-        while let Some((number, delivery)) = link.next_delivery(at) {
+        while let Some((number, delivery)) = link.pop_delivery(at) {
             assert!(delivery.arrival >= at, "reported after its arrival");
             let (index, message) = pending.remove(&number).expect("a message in flight");
             delivered.push((index, Delivered { delivery, ..message }));
@@ -67,7 +68,7 @@ pub(crate) fn check_invariants(link: &mut NetworkLinks, messages: &[TestMessage]
     let delivered = send_all(link, messages);
     assert_eq!(delivered.len(), messages.len(), "a message was lost or duplicated");
     let mut last = BTreeMap::new();
-    for Delivered { pair, sent, delivery, .. } in &delivered {
+    for Delivered { sender_and_receiver: pair, send_time: sent, delivery, .. } in &delivered {
         assert!(delivery.start >= *sent, "transmitted before it was sent");
         assert!(delivery.end >= delivery.start, "its transmission ends before it starts");
         let earliest = delivery.start + link.latency(pair.0, pair.1).to_nanos();

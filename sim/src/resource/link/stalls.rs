@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn stall_rate_is_independent_of_queries() {
-        let mut stalls = stalls(Document::Preset(StallPreset::Awdl).kinds());
+        let mut stalls = stalls(Document::Preset(StallPreset::Awdl).stall_kinds());
         let (second, hour) = (1000 * MILLI, 3600 * 1000 * MILLI);
         let mut stalled_in = |at: Nanos| second - stalls.unstalled_time(at, at + second);
         let stalled: Nanos = (0..3600).map(|count| stalled_in(count * second)).sum();

@@ -14,14 +14,14 @@
 
 use std::collections::BTreeMap;
 
-use hearth_profiles::link::path::{Endpoint, WirelessPath};
-use hearth_profiles::link::wifi::{Tcp, Wifi, WifiChannel};
+use hearth_profiles::link::wifi::{TcpParameters, Wifi, WifiChannel};
+use hearth_profiles::link::wifi_path::{Endpoint, WirelessPath};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
-use super::connection::{Connection, DelaySampler};
+use super::connection::{DelaySampler, TcpConnection};
 use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::{ConstantLinks, Delivery, SendOutcome, WiredLink};
+use super::{Delivery, SendOutcome, WiredLink, WiredLinks};
 use crate::engine::Nanos;
 use crate::random;
 
@@ -74,33 +74,33 @@ struct Sending {
 /// Wi-Fi channels, and wires for the pairs that do not use Wi-Fi.
 #[derive(Debug)]
 pub struct NetworkLinks {
-    pub wires: ConstantLinks,
-    tcp: Tcp,
+    pub wired_links: WiredLinks,
+    tcp: TcpParameters,
     delays: Vec<DelaySampler>,
     routes: BTreeMap<(usize, usize), Route>,
     media: BTreeMap<Port, Medium>,
-    connections: BTreeMap<(usize, usize), Connection>,
+    connections: BTreeMap<(usize, usize), TcpConnection>,
     sending: BTreeMap<u64, Sending>,
     last_number: u64,
 }
 
 impl NetworkLinks {
-    /// Creates links that use equal wires only, until [`NetworkLinks::add_path`] moves pairs to Wi-Fi.
+    /// Creates links that use equal wires only, until [`NetworkLinks::add_wireless_path`] moves pairs to Wi-Fi.
     pub fn new(wire: WiredLink, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
-            random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
+            random::stream(seed, random::StreamPurpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
         let channels = || wifi.into_iter().flat_map(|wifi| wifi.channels.iter().enumerate());
         let medium = |(index, channel): (usize, &WifiChannel)| {
-            let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
+            let stalls = Stalls::new(channel.stalls.stall_kinds(), stream(index, Purpose::Stalls));
             (Port::Channel(index), Medium::new(stalls))
         };
         let delays = channels().map(|(index, channel)| {
             DelaySampler::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
         });
         Self {
-            wires: ConstantLinks::new(wire),
-            tcp: wifi.map_or_else(Tcp::default, |wifi| wifi.tcp.clone()),
+            wired_links: WiredLinks::new(wire),
+            tcp: wifi.map_or_else(TcpParameters::default, |wifi| wifi.tcp.clone()),
             delays: delays.collect(),
             routes: BTreeMap::new(),
             media: channels().map(medium).collect(),
@@ -111,16 +111,16 @@ impl NetworkLinks {
     }
 
     /// Moves the messages from one device to another from their wire to Wi-Fi.
-    pub fn add_path(&mut self, from: usize, to: usize, path: &WirelessPath) {
+    pub fn add_wireless_path(&mut self, from: usize, to: usize, path: &WirelessPath) {
         let hop = |end: &Endpoint, wire: Port| {
             let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
-            Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
+            Hop { port, rate: end.rate(), overhead: end.transmission_overhead().to_nanos() }
         };
         let (up, down) = (hop(&path.sender, Port::From(from)), hop(&path.receiver, Port::To(to)));
         for port in [up.port, down.port] {
             // Wires never stall, so their stream is never used.
             let quiet =
-                || Medium::new(Stalls::new(Vec::new(), random::stream(0, random::Purpose::Wifi, 0, 0)));
+                || Medium::new(Stalls::new(Vec::new(), random::stream(0, random::StreamPurpose::Wifi, 0, 0)));
             self.media.entry(port).or_insert_with(quiet);
         }
         let ((_, Port::Channel(delay_channel)) | (Port::Channel(delay_channel), _)) = (up.port, down.port)
@@ -133,7 +133,7 @@ impl NetworkLinks {
     }
 
     /// Stalls every channel from `now` until `until`. Call [`NetworkLinks::next_event_time`] again afterwards.
-    pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
+    pub fn stall_all_channels(&mut self, now: Nanos, until: Nanos) {
         for (port, medium) in &mut self.media {
             if matches!(port, Port::Channel(_)) {
                 medium.stall(now, until);
@@ -150,20 +150,20 @@ impl NetworkLinks {
     pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
         let pair = (from, to);
         let Some(&route) = self.routes.get(&pair) else {
-            return SendOutcome::Known(self.wires.deliver(now, from, to, bytes));
+            return SendOutcome::Known(self.wired_links.send(now, from, to, bytes));
         };
         let connection = self.connections.entry(pair).or_default();
         let fresh = connection.needs_slow_start(now, &self.tcp);
         let delays = &mut self.delays[route.delay_channel];
         let overhead = route.up.overhead + route.down.overhead;
-        let rest = delays.one_way_delay().to_nanos().saturating_sub(overhead);
-        let tcp_delay = delays.tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
+        let rest = delays.sample_one_way_delay().to_nanos().saturating_sub(overhead);
+        let tcp_delay = delays.sample_tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
         let rest_delay = route.wire_latency + rest + tcp_delay;
         self.last_number += 1;
         let number = self.last_number;
         let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
         self.sending.insert(number, message);
-        connection.last_sent = Some(now);
+        connection.last_send_time = Some(now);
         connection.send_queue.push_back(number);
         if connection.send_queue.len() == 1 {
             self.request(now, number);
@@ -171,14 +171,14 @@ impl NetworkLinks {
         SendOutcome::Pending(number)
     }
 
-    /// Returns the time at which to call [`NetworkLinks::next_delivery`] next, if nothing else is sent.
+    /// Returns the time at which to call [`NetworkLinks::pop_delivery`] next, if nothing else is sent.
     pub fn next_event_time(&self) -> Option<Nanos> {
         self.media.values().filter_map(Medium::next_completion_time).min()
     }
 
     /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than
     /// `now`. Returns its number and its delivery.
-    pub fn next_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
+    pub fn pop_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
         loop {
             let ends =
                 self.media.iter().filter_map(|(&port, medium)| Some((medium.next_completion_time()?, port)));
@@ -193,7 +193,7 @@ impl NetworkLinks {
     pub fn latency(&self, from: usize, to: usize) -> Seconds {
         let over_wifi =
             |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
-        self.routes.get(&(from, to)).map_or_else(|| self.wires.wire(from, to).latency, over_wifi)
+        self.routes.get(&(from, to)).map_or_else(|| self.wired_links.link(from, to).latency, over_wifi)
     }
 
     /// Requests the sender's medium for the message's next burst.
@@ -203,7 +203,7 @@ impl NetworkLinks {
         let bytes = message.unsent.min(route.burst);
         message.unsent -= bytes;
         let transmission_time = route.up.transmission_time(bytes);
-        let burst = Burst { message: number, is_downlink: false, bytes, transmission_time };
+        let burst = Burst { message_number: number, is_downlink: false, bytes, transmission_time };
         if let Some(medium) = self.media.get_mut(&route.up.port) {
             medium.request(at, burst);
         }
@@ -212,13 +212,13 @@ impl NetworkLinks {
     /// Handles the end of a burst on a port. Returns the message and its delivery if the burst was its last.
     fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
         let grant = self.media.get_mut(&port)?.pop_completed(at)?;
-        let Burst { message: number, is_downlink, bytes, .. } = grant.burst;
+        let Burst { message_number: number, is_downlink, bytes, .. } = grant.burst;
         let message = self.sending.get_mut(&number)?;
         let route = *self.routes.get(&message.pair)?;
         let connection = self.connections.entry(message.pair).or_default();
         if !is_downlink {
             message.start.get_or_insert(grant.start);
-            connection.last_sent = Some(at);
+            connection.last_send_time = Some(at);
             // The access point requests first, then the sender for its next burst or its next message.
             let next = if message.unsent > 0 {
                 Some(number)
@@ -238,8 +238,8 @@ impl NetworkLinks {
         if message.received < message.bytes {
             return None;
         }
-        let arrival = at.saturating_add(message.rest_delay).max(connection.last_arrival);
-        connection.last_arrival = arrival;
+        let arrival = at.saturating_add(message.rest_delay).max(connection.last_arrival_time);
+        connection.last_arrival_time = arrival;
         let start = message.start.unwrap_or(at);
         self.sending.remove(&number);
         Some((number, Delivery { start, end: at, arrival }))

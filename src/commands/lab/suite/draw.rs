@@ -34,18 +34,19 @@ pub fn write_random_scenarios(
 ) -> Result<(), Failure> {
     let model = model.map_or_else(|| PathBuf::from(DEFAULT_MODEL), Path::to_path_buf);
     let layers = open_model(&model, GpuWeightFormat::AsStored)?.profile.shape.layers.0;
-    let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
+    let model = fs::canonicalize(&model).map_err(|error| Error::from_io_error(&model, "open", &error))?;
     create_folder(folder)?;
     let old = fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error))?;
     for entry in old.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("random-") {
-            fs::remove_file(entry.path()).map_err(|error| Error::file(&entry.path(), "remove", &error))?;
+            fs::remove_file(entry.path())
+                .map_err(|error| Error::from_io_error(&entry.path(), "remove", &error))?;
         }
     }
     for number in 1..=count {
         let text = scenario(seed, number, layers, &model.display().to_string());
-        Scenario::from_yaml(&text).map_err(|error| Error::document(folder, &error))?;
+        Scenario::from_yaml(&text).map_err(|error| Error::from_document_error(folder, &error))?;
         write_in_folder(folder, format!("random-{seed}-{number:03}.yaml"), text.as_bytes())?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::fs;
 /// Name of the load average: the only property that may change while a suite runs.
 const LOAD: &str = "load before the report";
 
-pub fn describe() -> Vec<(String, String)> {
+pub fn properties() -> Vec<(String, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |path: &str, key: &str| {
         let text = read(path);
@@ -32,14 +32,14 @@ pub fn describe() -> Vec<(String, String)> {
 }
 
 pub fn constant_properties() -> Vec<(String, String)> {
-    describe().into_iter().filter(|(key, _)| key != LOAD).collect()
+    properties().into_iter().filter(|(key, _)| key != LOAD).collect()
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn kernel_and_processors_are_known() {
-        let found = super::describe();
+        let found = super::properties();
         let value = |key: &str| found.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         assert!(value("kernel").is_some());
         assert!(value("processors this process may use").is_some_and(|cores| cores != "0"));

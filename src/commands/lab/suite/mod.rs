@@ -16,14 +16,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
 use hearth_core::metrics::Metrics;
-use hearth_reports::validation::{Case, FailedScenario, RunMetrics, RunPair, Validation, page};
+use hearth_reports::validation::{FailedScenario, RunMetrics, RunPair, Validation, ValidationCase, page};
 use hearth_schema::trace::Outcome;
 use hearth_workflow::Error;
 use hearth_workflow::files::{create_folder, write_in_folder};
 use serde::Deserialize;
 
-use self::results::{LabId, LabResult, Results};
-use super::checks::{FILE_NAME_HINT, is_file_name};
+use self::results::{LabId, LabResult, ResultsFile};
+use super::checks::{FILE_NAME_HINT, is_valid_file_name};
 use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_result;
@@ -76,7 +76,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         (None, None) => return Err(Failure::invalid("give a scenario, --suite or --random")),
     };
     let entries = entries(&folder, args)?;
-    let mut results = Results::open(&output.join("results.jsonl"))?;
+    let mut results = ResultsFile::open(&output.join("results.jsonl"))?;
     forward_interruptions();
     let labs: Vec<(&Entry, LabId)> =
         (0..args.repeats).flat_map(|pass| entries.iter().map(move |entry| (entry, entry.id(pass)))).collect();
@@ -103,12 +103,13 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             tracing::info!("interrupted; run the same command again to continue");
             return Ok(ExitCode::from(EXIT_INTERRUPTED as u8));
         }
-        results.add(id.clone(), result)?;
+        results.append(id.clone(), result)?;
         done += 1;
     }
     let (cases, failed) = collect(&entries, args.repeats, &results);
-    let validation = Validation { title, machine: machine::describe(), cases, failed };
-    for (name, bytes) in page::files(&validation) {
+    let validation =
+        Validation { title, machine_properties: machine::properties(), cases, failed_scenarios: failed };
+    for (name, bytes) in page::render_files(&validation) {
         write_in_folder(output, name, &bytes)?;
     }
     let report = output.join("index.html");
@@ -120,14 +121,18 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// Collects the runs of each scenario, and the scenarios with a failed run.
-fn collect(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec<FailedScenario>) {
+fn collect(
+    entries: &[Entry],
+    passes: u32,
+    results: &ResultsFile,
+) -> (Vec<ValidationCase>, Vec<FailedScenario>) {
     let (mut cases, mut failed) = (Vec::new(), Vec::new());
     for entry in entries {
         let (runs, why) = results.runs_of((0..passes).map(|pass| entry.id(pass)));
         let name = entry.name.clone();
         failed.extend(why.map(|reason| FailedScenario { name: name.clone(), reason }));
         if !runs.is_empty() {
-            cases.push(Case { name, question: entry.question.clone(), runs });
+            cases.push(ValidationCase { name, question: entry.question.clone(), run_pairs: runs });
         }
     }
     (cases, failed)
@@ -156,22 +161,24 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         let name = loaded.scenario.name.clone();
         if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
             let what = format!("two scenarios are called `{name}`: {}", twin.path.display());
-            return Err(Failure::invalid(what).at(path.display()).hint("give each scenario a unique name"));
+            return Err(Failure::invalid(what)
+                .with_location(path.display())
+                .with_hint("give each scenario a unique name"));
         }
-        if !is_file_name(&name) {
+        if !is_valid_file_name(&name) {
             let what = format!("the name `{name}` cannot be used for a folder");
-            return Err(Failure::invalid(what).at(path.display()).hint(FILE_NAME_HINT));
+            return Err(Failure::invalid(what).with_location(path.display()).with_hint(FILE_NAME_HINT));
         }
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
-        let files = [model.as_deref().map(file_stamp), loaded.draft_file().as_deref().map(file_stamp)];
+        let files = [model.as_deref().map(file_stamp), loaded.draft_model_file().as_deref().map(file_stamp)];
         let input_digest =
             hearth_schema::digest::digest_text(&format!("{} {files:?} {environment}", loaded.record.digest));
         entries.push(Entry { question: loaded.question, path, name, input_digest });
     }
     if entries.is_empty() {
         return Err(Failure::invalid("there is no scenario in this folder")
-            .at(folder.display())
-            .hint("scenarios are files that end in .yaml"));
+            .with_location(folder.display())
+            .with_hint("scenarios are files that end in .yaml"));
     }
     Ok(entries)
 }
@@ -187,8 +194,8 @@ fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Resu
     let mut restarts = 0;
     loop {
         let run = run_once(entry, pass, args, output)?;
-        if run.is_steady || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
-            return Ok(RunPair { restarts, ..run });
+        if run.has_steady_speed || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
+            return Ok(RunPair { discarded_attempts: restarts, ..run });
         }
         restarts += 1;
         tracing::info!("  the speed of the machine changed: restart {restarts} of {MAX_RESTARTS}");
@@ -248,7 +255,13 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
         (RunMetrics::from_metrics(&output.predicted), RunMetrics::from_metrics(&output.measured));
     let is_steady = output.steadiness.iter().all(|run| run.is_steady);
     let prediction_digest = output.prediction;
-    Ok(RunPair { prediction_digest, predicted, measured, is_steady, restarts: 0 })
+    Ok(RunPair {
+        prediction_digest,
+        predicted_metrics: predicted,
+        measured_metrics: measured,
+        has_steady_speed: is_steady,
+        discarded_attempts: 0,
+    })
 }
 
 /// Returns the reason why a lab failed: the last JSON error in its standard error, or all of the text.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_reports::validation::RunPair;
 use hearth_workflow::Error;
-use hearth_workflow::files::read_at_most;
+use hearth_workflow::files::read_text_at_most;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
@@ -49,22 +49,22 @@ struct Line {
 }
 
 #[derive(Debug)]
-pub struct Results {
+pub struct ResultsFile {
     path: PathBuf,
     results: BTreeMap<LabId, LabResult>,
 }
 
-impl Results {
+impl ResultsFile {
     /// Reads the results in a file; there are none if the file does not exist.
-    pub fn open(path: &Path) -> Result<Results, Failure> {
+    pub fn open(path: &Path) -> Result<ResultsFile, Failure> {
         let mut results = BTreeMap::new();
         if path.exists() {
-            let text = read_at_most(path, MAX_BYTES)?;
+            let text = read_text_at_most(path, MAX_BYTES)?;
             for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
                 results.insert(line.id, line.result);
             }
         }
-        Ok(Results { path: path.into(), results })
+        Ok(ResultsFile { path: path.into(), results })
     }
 
     pub fn is_done(&self, id: &LabId) -> bool {
@@ -72,8 +72,8 @@ impl Results {
     }
 
     /// Adds a result and appends it to the file.
-    pub fn add(&mut self, id: LabId, result: LabResult) -> Result<(), Failure> {
-        let failed = |error: &std::io::Error| Error::file(&self.path, "write", error);
+    pub fn append(&mut self, id: LabId, result: LabResult) -> Result<(), Failure> {
+        let failed = |error: &std::io::Error| Error::from_io_error(&self.path, "write", error);
         let line = Line { id: id.clone(), result: result.clone() };
         let mut line = serde_json::to_vec(&line).map_err(Failure::failed)?;
         line.push(b'\n');
@@ -118,26 +118,26 @@ mod tests {
         let numbers = RunMetrics { tpot_ms: Some(1.5), ..RunMetrics::default() };
         let run = Box::new(RunPair {
             prediction_digest: "sha256:1".into(),
-            predicted: numbers.clone(),
-            measured: numbers,
-            is_steady: true,
-            restarts: 0,
+            predicted_metrics: numbers.clone(),
+            measured_metrics: numbers,
+            has_steady_speed: true,
+            discarded_attempts: 0,
         });
-        let mut results = Results::open(&file).expect("nothing is there yet");
-        results.add(id("a", "1", 0), LabResult::Done(run.clone())).expect("it is written");
-        results.add(id("b", "1", 0), LabResult::Failed("why".into())).expect("it is written");
+        let mut results = ResultsFile::open(&file).expect("nothing is there yet");
+        results.append(id("a", "1", 0), LabResult::Done(run.clone())).expect("it is written");
+        results.append(id("b", "1", 0), LabResult::Failed("why".into())).expect("it is written");
         assert_eq!(results.runs_of([id("b", "1", 0)].into_iter()), (vec![], Some("why".into())));
         let mut text = fs::read(&file).expect("a file");
         text.extend(b"{\"key\":\"1\",\"done\":{\"na");
         fs::write(&file, text).expect("it is written");
-        let mut results = Results::open(&file).expect("the complete lines");
+        let mut results = ResultsFile::open(&file).expect("the complete lines");
         assert!(results.is_done(&id("a", "1", 0)));
         for missing in [id("a", "2", 0), id("a", "1", 1), id("b", "1", 0), id("c", "1", 0)] {
             assert!(!results.is_done(&missing), "{missing:?}");
         }
-        results.add(id("b", "1", 0), LabResult::Done(run.clone())).expect("it is written");
-        results.add(id("b", "1", 1), LabResult::Done(run.clone())).expect("it is written");
-        let results = Results::open(&file).expect("results");
+        results.append(id("b", "1", 0), LabResult::Done(run.clone())).expect("it is written");
+        results.append(id("b", "1", 1), LabResult::Done(run.clone())).expect("it is written");
+        let results = ResultsFile::open(&file).expect("results");
         assert!(results.is_done(&id("b", "1", 0)), "the last line counts");
         let all = (0..3).map(|repetition| id("b", "1", repetition));
         assert_eq!(results.runs_of(all), (vec![(*run).clone(), *run], None));

@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_studies::cgroups::{Cgroups, Limits, MIB, WeightFile, median, require_root};
-use hearth_studies::{Failure, run_study};
+use hearth_studies::cgroups::{CgroupLimits, Cgroups, MIB, WeightFile, median, require_cgroup_access};
+use hearth_studies::{StudyError, run_study};
 use passes::{PassOptions, ReadMode};
 
 mod passes;
@@ -58,20 +58,20 @@ struct Arguments {
     base: PassOptions,
 }
 
-fn run(arguments: Arguments) -> Result<(), Failure> {
+fn run(arguments: Arguments) -> Result<(), StudyError> {
     let Arguments { child, probe, directory, disk_mbps, table, margin, base } = arguments;
     if let Some(file) = child {
         let groups = Cgroups::join()?;
         return match probe {
             Some(probe) => probes::run(&groups, &file, &probe),
-            None => base.run(&groups, &file),
+            None => base.run_passes(&groups, &file),
         };
     }
-    require_root()?;
+    require_cgroup_access()?;
     let file = WeightFile::create(&directory, base.file_mib)?;
     if let Some(probe) = probe {
         let limits =
-            Limits { memory_bytes: 2 * base.file_mib * MIB, disk_mb_per_s: disk_mbps, cpu_quota: None };
+            CgroupLimits { memory_bytes: 2 * base.file_mib * MIB, disk_mb_per_s: disk_mbps, cpu_quota: None };
         print!("{}", in_child(limits, &file, vec!["--probe".into(), probe])?);
         return Ok(());
     }
@@ -83,7 +83,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     let rows = match (table, margin) {
         (true, _) => table_rows(&base),
         (_, true) => margin_rows(&base),
-        _ if base.log.is_some() => log_rows(&base),
+        _ if base.log_path.is_some() => log_rows(&base),
         _ => vec![("custom".into(), base)],
     };
     for (name, row) in rows {
@@ -92,9 +92,13 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_child(limits: Limits, file: &WeightFile, mut arguments: Vec<String>) -> Result<String, Failure> {
+fn in_child(
+    limits: CgroupLimits,
+    file: &WeightFile,
+    mut arguments: Vec<String>,
+) -> Result<String, StudyError> {
     arguments.extend(["--child".into(), file.path_text.clone()]);
-    Cgroups::run(limits, &file.path, &arguments)
+    Cgroups::run_child(limits, &file.path, &arguments)
 }
 
 /// Returns experiments with memory limits of 90 to 35 % of the file size, and kept sets that use the whole limit.
@@ -105,21 +109,21 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
         let limited =
             PassOptions { memory_limit_kib: (budget + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
         let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
-        let behind = PassOptions { buffer_kib: 32 << 10, ..limited.clone() };
+        let behind = PassOptions { stream_buffer_kib: 32 << 10, ..limited.clone() };
         rows.push(named("plain", PassOptions { mode: ReadMode::Plain, ..limited.clone() }));
         rows.push(named("ahead", PassOptions { mode: ReadMode::Ahead, ..behind.clone() }));
         rows.push(named("behind", behind));
         for buffer in [4, 8, 32] {
             let managed =
-                PassOptions { kept_mib: budget - buffer, buffer_kib: buffer << 10, ..limited.clone() };
+                PassOptions { kept_mib: budget - buffer, stream_buffer_kib: buffer << 10, ..limited.clone() };
             rows.push(named("managed", managed));
         }
         if percent == 50 {
             let managed = PassOptions { kept_mib: budget - 8, ..limited.clone() };
             rows.push(named("managed", PassOptions { piece_kib: 256, ..managed.clone() }));
             rows.push(named("managed", PassOptions { piece_kib: 4096, ..managed.clone() }));
-            let fadvise = PassOptions { fadvise: true, ..managed };
-            let in_helper = PassOptions { helper_drops: true, ..fadvise.clone() };
+            let fadvise = PassOptions { drops_with_fadvise: true, ..managed };
+            let in_helper = PassOptions { helper_drops_pieces: true, ..fadvise.clone() };
             rows.push(named("managed, fadvise", fadvise));
             rows.push(named("managed, fadvise in the helper", in_helper));
         }
@@ -130,12 +134,12 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
 /// Returns experiments with a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
 fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let managed = PassOptions { kept_mib: 312, ..base.clone() };
-    let fadvise = PassOptions { fadvise: true, ..managed.clone() };
+    let fadvise = PassOptions { drops_with_fadvise: true, ..managed.clone() };
     let variants = [
         ("page-out", managed.clone()),
         ("page-out, random", PassOptions { madvise_random: true, ..managed }),
         ("fadvise", fadvise.clone()),
-        ("fadvise in the helper", PassOptions { helper_drops: true, ..fadvise }),
+        ("fadvise in the helper", PassOptions { helper_drops_pieces: true, ..fadvise }),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
@@ -156,7 +160,7 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
         pass_count: 4,
         ..base.clone()
     };
-    let behind = PassOptions { buffer_kib: 32 << 10, ..limited.clone() };
+    let behind = PassOptions { stream_buffer_kib: 32 << 10, ..limited.clone() };
     let managed = PassOptions { kept_mib: 312, ..limited.clone() };
     let no_margin = PassOptions { memory_limit_kib: 320 << 10, ..managed.clone() };
     let rows = [
@@ -164,18 +168,18 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
         ("ahead", PassOptions { mode: ReadMode::Ahead, ..behind.clone() }),
         ("behind", behind),
         ("managed", managed.clone()),
-        ("managed, fadvise", PassOptions { fadvise: true, ..managed }),
+        ("managed, fadvise", PassOptions { drops_with_fadvise: true, ..managed }),
         ("managed, no margin", no_margin.clone()),
-        ("managed, fadvise, no margin", PassOptions { fadvise: true, ..no_margin }),
+        ("managed, fadvise, no margin", PassOptions { drops_with_fadvise: true, ..no_margin }),
     ];
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
 /// Runs one experiment and prints its row: medians over the passes after the first, and the maximum memory in use.
-fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), Failure> {
+fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), StudyError> {
     let limits =
-        Limits { memory_bytes: row.memory_limit_kib << 10, disk_mb_per_s: disk_mbps, cpu_quota: None };
-    let text = in_child(limits, file, row.arguments())?;
+        CgroupLimits { memory_bytes: row.memory_limit_kib << 10, disk_mb_per_s: disk_mbps, cpu_quota: None };
+    let text = in_child(limits, file, row.to_arguments())?;
     let numbers = |line: &str| line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect();
     let passes: Vec<Vec<f64>> = text.lines().map(numbers).collect();
     let settled = &passes[1.min(passes.len() - 1)..];
@@ -185,7 +189,7 @@ fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> 
         "| {name} | {:.0} | {} | {} | {} | {:.3} | {:.0} | {:.2} | {:.0} | {:.0} | {:.3} | {:.0} | {:.1} | {:.2} | {:.0} |",
         row.memory_limit_kib as f64 / 1024.0,
         if row.mode == ReadMode::Managed { row.kept_mib } else { 0 },
-        if row.mode == ReadMode::Plain { 0 } else { row.buffer_kib >> 10 },
+        if row.mode == ReadMode::Plain { 0 } else { row.stream_buffer_kib >> 10 },
         row.piece_kib,
         middle(0),
         middle(1) / MIB as f64,

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use hearth_studies::Failure;
+use hearth_studies::StudyError;
 use hearth_studies::cgroups::{
-    Cgroups, Counters, MIB, advise, checksum, drop_from_cache, is_kept, map_cold, missing_pages,
+    CgroupCounters, Cgroups, MIB, advise, checksum, drop_from_cache, is_kept, map_cold, missing_page_count,
 };
 
 /// How a pass reads the file.
@@ -52,7 +52,7 @@ impl DropMethod {
 }
 
 /// Loads a piece like the helper: reads exactly its bytes with `WILLNEED`, then maps them with `MADV_POPULATE_READ`.
-pub fn load(piece: &[u8]) {
+pub fn load_into_memory(piece: &[u8]) {
     advise(piece, libc::MADV_WILLNEED);
     advise(piece, libc::MADV_POPULATE_READ);
 }
@@ -97,8 +97,8 @@ pub struct PassOptions {
     #[arg(long, default_value_t = 312)]
     pub kept_mib: usize,
     /// Size of the stream buffer in KiB.
-    #[arg(long, default_value_t = 8 << 10)]
-    pub buffer_kib: usize,
+    #[arg(id = "buffer_kib", long = "buffer-kib", default_value_t = 8 << 10)]
+    pub stream_buffer_kib: usize,
     /// Maximum size in KiB of the pieces that are requested but not yet read.
     #[arg(long = "flight-kib", default_value_t = 4 << 10)]
     pub max_in_flight_kib: usize,
@@ -109,45 +109,45 @@ pub struct PassOptions {
     #[arg(id = "random", long = "random")]
     pub madvise_random: bool,
     /// Drop with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED` instead of `MADV_PAGEOUT`.
-    #[arg(long)]
-    pub fadvise: bool,
+    #[arg(id = "fadvise", long = "fadvise")]
+    pub drops_with_fadvise: bool,
     /// Drop used pieces in the helper instead of the reader.
-    #[arg(long)]
-    pub helper_drops: bool,
+    #[arg(id = "helper_drops", long = "helper-drops")]
+    pub helper_drops_pieces: bool,
     /// Number of passes over the file.
     #[arg(long = "passes", default_value_t = 6)]
     pub pass_count: usize,
     /// Append the log of operations to this file, for replay.
-    #[arg(long)]
-    pub log: Option<PathBuf>,
+    #[arg(id = "log", long = "log")]
+    pub log_path: Option<PathBuf>,
 }
 
 impl PassOptions {
     fn drop_method(&self) -> DropMethod {
-        if self.fadvise { DropMethod::UnmapAndFadvise } else { DropMethod::PageOut }
+        if self.drops_with_fadvise { DropMethod::UnmapAndFadvise } else { DropMethod::PageOut }
     }
 
     /// Returns the command-line arguments of these options.
-    pub fn arguments(&self) -> Vec<String> {
+    pub fn to_arguments(&self) -> Vec<String> {
         let mut words = vec!["--mode".into(), format!("{:?}", self.mode).to_lowercase()];
         for (word, value) in [
             ("--file-mib", self.file_mib),
             ("--limit-kib", self.memory_limit_kib),
             ("--kept-mib", self.kept_mib),
-            ("--buffer-kib", self.buffer_kib),
+            ("--buffer-kib", self.stream_buffer_kib),
             ("--flight-kib", self.max_in_flight_kib),
             ("--piece-kib", self.piece_kib),
             ("--passes", self.pass_count),
         ] {
             words.extend([word.into(), value.to_string()]);
         }
-        if let Some(log) = &self.log {
+        if let Some(log) = &self.log_path {
             words.extend(["--log".into(), log.display().to_string()]);
         }
         let flags = [
             ("--random", self.madvise_random),
-            ("--fadvise", self.fadvise),
-            ("--helper-drops", self.helper_drops),
+            ("--fadvise", self.drops_with_fadvise),
+            ("--helper-drops", self.helper_drops_pieces),
         ];
         words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
         words
@@ -160,7 +160,7 @@ impl PassOptions {
     }
 
     /// Runs as the child: makes the passes and prints a line for each.
-    pub fn run(&self, groups: &Cgroups, path: &Path) -> Result<(), Failure> {
+    pub fn run_passes(&self, groups: &Cgroups, path: &Path) -> Result<(), StudyError> {
         let file = File::open(path)?;
         let map: &'static [u8] = map_cold(&file)?;
         if self.madvise_random {
@@ -172,7 +172,7 @@ impl PassOptions {
         let (kept_pieces, streamed): (Vec<Piece>, Vec<Piece>) =
             pieces.iter().copied().enumerate().partition(|&(at, _)| kept[at]);
         for (at, piece) in kept_pieces {
-            load(piece);
+            load_into_memory(piece);
             log.add('k', at);
         }
         let must = streamed.len() * (self.piece_kib << 10);
@@ -180,27 +180,27 @@ impl PassOptions {
         let helper = (self.mode != ReadMode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
         let mut lines = Vec::new();
         for pass in 0..self.pass_count {
-            let (begin, before) = (Instant::now(), Counters::read(groups)?);
+            let (begin, before) = (Instant::now(), CgroupCounters::read(groups)?);
             let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &log)?;
-            let now = Counters::read(groups)?;
+            let now = CgroupCounters::read(groups)?;
             let count = now.since(&before);
             println!(
                 "pass {pass} {:.3} {} {} {lost} {} {:.3} {} {:.2} {:.2} {}",
                 begin.elapsed().as_secs_f64(),
                 count.bytes_read,
                 must,
-                count.refaults,
+                count.refaulted_pages,
                 dropping.as_secs_f64(),
-                count.limit_hits,
-                now.used_bytes as f64 / MIB as f64,
-                now.kernel_bytes as f64 / MIB as f64,
-                now.active_bytes / MIB as u64,
+                count.memory_limit_hits,
+                now.memory_usage_bytes as f64 / MIB as f64,
+                now.kernel_memory_bytes as f64 / MIB as f64,
+                now.active_file_bytes / MIB as u64,
             );
-            lines.push(format!("pass {} {} {lost} {}", count.bytes_read, count.refaults, log.take()));
+            lines.push(format!("pass {} {} {lost} {}", count.bytes_read, count.refaulted_pages, log.take()));
         }
-        if let Some(path) = &self.log {
+        if let Some(path) = &self.log_path {
             let mut out = OpenOptions::new().create(true).append(true).open(path)?;
-            writeln!(out, "row {}\n{}", self.arguments().join(" "), lines.join("\n"))?;
+            writeln!(out, "row {}\n{}", self.to_arguments().join(" "), lines.join("\n"))?;
         }
         Ok(())
     }
@@ -214,15 +214,15 @@ impl PassOptions {
         kept: &[bool],
         helper: Option<&Helper>,
         log: &Log,
-    ) -> Result<(usize, Duration), Failure> {
+    ) -> Result<(usize, Duration), StudyError> {
         let (mut lost, mut dropping) = (0, Duration::ZERO);
         for (at, (piece, kept)) in pieces.iter().zip(kept).enumerate() {
             if *kept {
-                let evicted = missing_pages(piece);
+                let evicted = missing_page_count(piece);
                 lost += evicted;
                 // Page faults would read neighbouring pages too and exceed the buffer.
                 if evicted > 0 {
-                    load(piece);
+                    load_into_memory(piece);
                 }
             } else if let Some(helper) = helper {
                 helper.loaded_rx.recv()?;
@@ -231,7 +231,7 @@ impl PassOptions {
             log.add('t', at);
             if let (false, Some(helper)) = (*kept, helper) {
                 let start = Instant::now();
-                if self.mode == ReadMode::Managed && !self.helper_drops {
+                if self.mode == ReadMode::Managed && !self.helper_drops_pieces {
                     self.drop_method().drop_piece(file, map, piece);
                     log.add('r', at);
                 }
@@ -246,9 +246,10 @@ impl PassOptions {
     fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
         let (loaded_tx, loaded_rx) = mpsc::channel();
         let (used_tx, used_rx) = mpsc::channel::<Piece>();
-        let buffer = (self.buffer_kib / self.piece_kib).max(1);
+        let buffer = (self.stream_buffer_kib / self.piece_kib).max(1);
         let flight = (self.max_in_flight_kib / self.piece_kib).max(1);
-        let (drops, method) = (self.helper_drops && self.mode == ReadMode::Managed, self.drop_method());
+        let (drops, method) =
+            (self.helper_drops_pieces && self.mode == ReadMode::Managed, self.drop_method());
         std::thread::spawn(move || {
             let (mut requested, mut loaded, mut released) = (0, 0, 0);
             loop {

@@ -8,14 +8,14 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::passes::{DropMethod, load};
-use hearth_studies::Failure;
+use crate::passes::{DropMethod, load_into_memory};
+use hearth_studies::StudyError;
 use hearth_studies::cgroups::{
-    Cgroups, Counters, MIB, PAGE_SIZE, advise, advise_order, checksum, drop_from_cache, map_cold, median,
-    missing_pages,
+    CgroupCounters, Cgroups, MIB, PAGE_SIZE, advise, advise_access_pattern, checksum, drop_from_cache,
+    map_cold, median, missing_page_count,
 };
 
-pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
+pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), StudyError> {
     let file = File::open(path)?;
     let map = map_cold(&file)?;
     match what {
@@ -33,14 +33,14 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
 }
 
 /// Measures the time of dropping pieces, and the number of pages left in memory, for each drop method.
-fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), Failure> {
+fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), StudyError> {
     for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
             for used in [false, true] {
                 for piece_kib in [256, 1024, 4096] {
-                    let before = Counters::read(groups)?.used_bytes;
+                    let before = CgroupCounters::read(groups)?.memory_usage_bytes;
                     drop_pieces(file, map, method, random, used, piece_kib, who);
-                    let now = Counters::read(groups)?.used_bytes;
+                    let now = CgroupCounters::read(groups)?.memory_usage_bytes;
                     println!("    charged after it: {:+.1} MiB", (now as f64 - before as f64) / MIB as f64);
                     drop_from_cache(file, 0, map.len());
                 }
@@ -52,20 +52,21 @@ fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(
 
 /// Loads, optionally reads, and then drops one piece after another; prints the results.
 fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: bool, kib: usize, who: &str) {
-    advise_order(map, random);
+    advise_access_pattern(map, random);
     let length = kib << 10;
     let (mut times, mut remaining, mut sum) = (Vec::new(), 0, 0u64);
     for at in (0..128 * MIB).step_by(length) {
         let piece = &map[at..at + length];
         // Another thread loads, like the helper: the per-processor batches of the kernel may contain its last pages.
-        std::thread::scope(|scope| scope.spawn(|| load(piece)).join()).expect("loading cannot fail");
+        std::thread::scope(|scope| scope.spawn(|| load_into_memory(piece)).join())
+            .expect("loading cannot fail");
         if used {
             sum = sum.wrapping_add(checksum(piece));
         }
         let begin = Instant::now();
         method.drop_piece(file, map, piece);
         times.push(begin.elapsed().as_secs_f64() * 1e3 * MIB as f64 / length as f64);
-        remaining += length / PAGE_SIZE - missing_pages(piece);
+        remaining += length / PAGE_SIZE - missing_page_count(piece);
     }
     let advice = if random { "random" } else { "normal" };
     let pages = 128 * MIB / PAGE_SIZE;
@@ -78,15 +79,15 @@ fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: 
 }
 
 /// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
-fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure> {
+fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyError> {
     for advice in ["normal", "random"] {
-        advise_order(map, advice == "random");
+        advise_access_pattern(map, advice == "random");
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
             DropMethod::UnmapAndFadvise.drop_piece(file, map, map);
             for length in [256 << 10, MIB, 4 * MIB, 16 * MIB] {
                 let at = 128 * MIB + length * 4;
                 let piece = &map[at..at + length];
-                let before = Counters::read(groups)?;
+                let before = CgroupCounters::read(groups)?;
                 let begin = Instant::now();
                 if what == "fault" {
                     std::hint::black_box(piece[length / 2]);
@@ -99,9 +100,9 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure>
                 }
                 let took = begin.elapsed().as_secs_f64() * 1e3;
                 std::thread::sleep(Duration::from_millis(150));
-                let read = Counters::read(groups)?.since(&before).bytes_read >> 10;
-                let resident = (length / PAGE_SIZE - missing_pages(piece)) * 4;
-                let all = (map.len() / PAGE_SIZE - missing_pages(map)) * 4;
+                let read = CgroupCounters::read(groups)?.since(&before).bytes_read >> 10;
+                let resident = (length / PAGE_SIZE - missing_page_count(piece)) * 4;
+                let all = (map.len() / PAGE_SIZE - missing_page_count(map)) * 4;
                 println!(
                     "{advice}: {what} of {} KiB took {took:.2} ms, read {read} KiB; {resident} KiB of the piece are resident, {all} of the file",
                     length >> 10
@@ -116,7 +117,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), Failure>
 /// Measures the read speed for several piece sizes and numbers of bytes that are requested ahead.
 fn probe_depths(file: &File, map: &[u8]) {
     for random in [false, true] {
-        advise_order(map, random);
+        advise_access_pattern(map, random);
         for kib in [256, 1024, 4096] {
             for ahead_kib in [0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768] {
                 if ahead_kib > 0 && ahead_kib < kib {

@@ -25,7 +25,7 @@ const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9
 /// Line styles: strategies that reuse a colour are dashed.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 
-pub fn drawing(panels: &[Panel]) -> String {
+pub fn render_svg(panels: &[Panel]) -> String {
     let strategies = panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
     let rows = strategies.div_ceil(6) as f64;
     let (width, height) = (PANEL * panels.len() as f64, TOP + HEIGHT + 56.0 + rows * LEGEND_ROW);
@@ -94,7 +94,7 @@ fn across(factor: f64) -> f64 {
 
 fn steps(gaps: &Gaps, instances: usize) -> String {
     let mut path = format!("M0 {HEIGHT:.1}");
-    let shown = gaps.sorted().iter().filter(|gap| **gap < MAX_RATIO - 1.0);
+    let shown = gaps.as_slice().iter().filter(|gap| **gap < MAX_RATIO - 1.0);
     for (index, gap) in shown.enumerate() {
         let share = (index + 1) as f64 / instances.max(1) as f64;
         let _ = write!(path, "H{:.1}V{:.1}", across(1.0 + gap), HEIGHT * (1.0 - share));

@@ -8,12 +8,12 @@
 //!
 //! Not here: the number of devices in a cluster, and the reduction of their memory ([`crate::clusters`]).
 
-use hearth_profiles::device::{Cpu, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
+use hearth_profiles::device::{Cpu, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, TransferCost};
 use hearth_profiles::{
-    Bytes, BytesPerSecond, Device, Document, FlopsPerSecond, Format, PerFormat, Seconds, Sourced,
+    Bytes, BytesPerSecond, DeviceProfile, Document, FlopsPerSecond, Format, FormatMap, Seconds, Sourced,
 };
 
-use crate::random::Random;
+use crate::random::InstanceRng;
 
 const MIB: f64 = 1024.0 * 1024.0;
 const GIB: f64 = 1024.0 * MIB;
@@ -115,7 +115,7 @@ const SWAP_GIB: [f64; 2] = [1.0, 3.0];
 /// Share of the memory of other programs that can be swapped out. source: the shipped devices
 const SWAPPABLE_SHARE: f64 = 0.78;
 
-pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Device {
+pub fn random_device(name: &str, kind: DeviceKind, random: &mut InstanceRng) -> DeviceProfile {
     let (os, ranges) = match kind {
         DeviceKind::Linux | DeviceKind::LinuxCuda => (Os::Linux, &LINUX),
         DeviceKind::Mac | DeviceKind::MacMetal => (Os::Macos, &MAC),
@@ -124,8 +124,8 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Devic
     let total = *random.pick(ranges.memory);
     let available = total * random.uniform(ranges.available);
     let (chip, apple) = *random.pick(&APPLE);
-    let read = if os == Os::Macos { apple * APPLE_SHARE } else { random.skewed(ranges.read) };
-    let speed = random.skewed(ranges.speed);
+    let read = if os == Os::Macos { apple * APPLE_SHARE } else { random.skewed_low(ranges.read) };
+    let speed = random.skewed_low(ranges.speed);
     let gpu = match kind {
         DeviceKind::LinuxCuda => Some(card(random)),
         DeviceKind::MacMetal => Some(metal(chip, apple, speed, total)),
@@ -134,42 +134,42 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut Random) -> Devic
     let disk = disk(os, ranges, random);
     let swap = random.uniform(SWAP_GIB);
     let android = os == Os::Android;
-    Device {
-        schema: Device::SCHEMA.into(),
+    DeviceProfile {
+        schema: DeviceProfile::SCHEMA.into(),
         name: name.into(),
-        about: String::new(),
+        description: String::new(),
         os,
         cpu: Cpu {
             name: if os == Os::Macos { format!("Apple {chip}") } else { "drawn".into() },
             cores: 8,
             matvec: speeds(speed),
-            matvec_streamed: PerFormat::default(),
-            matmul: PerFormat::default(),
+            matvec_streamed: FormatMap::default(),
+            matmul: FormatMap::default(),
             read_bandwidth: rate(read),
-            attention: None,
+            attention_rate: None,
             layer_overhead: None,
             window_overhead: None,
             token_overhead: None,
             kv_copy: copy(0.0, read),
-            compute_buffer: Sourced::new(Bytes::mib(256), AS_SHIPPED),
+            compute_buffer: Sourced::new(Bytes::from_mib(256), AS_SHIPPED),
             quota: None,
         },
         memory: Memory {
-            total: bytes(total * GIB),
-            available: bytes(available * GIB),
+            total_memory: bytes(total * GIB),
+            available_memory: bytes(available * GIB),
             can_swap: android.then(|| bytes(SWAPPABLE_SHARE * (total - available) * GIB)),
             swap_available: android.then(|| bytes(swap * GIB)),
             page_cache: if os == Os::Macos { PageCachePolicy::PaperLinear } else { PageCachePolicy::TwoList },
-            reclaim: None,
+            reclaim_parameters: None,
         },
         disk,
         gpu,
         soc: None,
-        peers: vec![],
+        peer_links: vec![],
     }
 }
 
-fn card(random: &mut Random) -> Gpu {
+fn card(random: &mut InstanceRng) -> Gpu {
     let (name, memory, peak) = *random.pick(&CARDS);
     // source: assumed; the desktop uses the rest of the card's memory
     let free = random.uniform([0.85, 1.0]);
@@ -200,18 +200,18 @@ fn unified_gpu(name: String, speed: f64, read: f64, memory: f64) -> Gpu {
         name,
         unified_memory: true,
         matvec: speeds(speed),
-        matmul: PerFormat::default(),
+        matmul: FormatMap::default(),
         read_bandwidth: rate(read),
         memory_available: bytes(memory),
         kv_copy: copy(0.0, read),
         upload: copy(0.0, read),
         download: copy(0.0, read),
-        compute_buffer: Sourced::new(Bytes::mib(256), AS_SHIPPED),
+        compute_buffer: Sourced::new(Bytes::from_mib(256), AS_SHIPPED),
         window_overhead: None,
     }
 }
 
-fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
+fn disk(os: Os, ranges: &Ranges, random: &mut InstanceRng) -> Disk {
     let hard = random.uniform_integer([1, 100]) <= HARD_DISK_PERCENT && os == Os::Linux;
     let sequential = if hard { random.uniform(HARD_DISK) } else { random.uniform(ranges.disk) };
     let random = random.uniform(RANDOM_SHARE) * sequential;
@@ -229,7 +229,7 @@ fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
 
 /// Returns the speed by weight format, from the speed with Q4_K in GFLOP/s. source: the proportions of the shipped
 /// devices
-fn speeds(q4_k: f64) -> PerFormat<Sourced<FlopsPerSecond>> {
+fn speeds(q4_k: f64) -> FormatMap<Sourced<FlopsPerSecond>> {
     let speed = |share: f64| Sourced::new(FlopsPerSecond(q4_k * share * 1e9), DRAWN);
     [(Format::Q4K, speed(1.0)), (Format::Q6K, speed(0.69)), (Format::F32, speed(0.14))].into_iter().collect()
 }
@@ -238,8 +238,8 @@ fn rate(gigabytes: f64) -> Sourced<BytesPerSecond> {
     Sourced::new(BytesPerSecond(gigabytes * 1e9), DRAWN)
 }
 
-fn copy(latency: f64, gigabytes: f64) -> Transfer {
-    Transfer { latency: Sourced::new(Seconds(latency), AS_SHIPPED), bandwidth: rate(gigabytes) }
+fn copy(latency: f64, gigabytes: f64) -> TransferCost {
+    TransferCost { latency: Sourced::new(Seconds(latency), AS_SHIPPED), bandwidth: rate(gigabytes) }
 }
 
 fn bytes(value: f64) -> Sourced<Bytes> {

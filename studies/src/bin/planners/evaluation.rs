@@ -13,50 +13,50 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::Workload;
-use hearth_studies::Failure;
+use hearth_studies::StudyError;
 
 /// The simulated workload: few tokens, so that the simulation of a plan takes only tens of milliseconds.
 pub const WORKLOAD: Workload = Workload::new(1, 16);
 /// The simulated workload of small instances, for which many plans are simulated.
 pub const SMALL_WORKLOAD: Workload = Workload::new(1, 8);
 /// The size of the chunks in which the page cache is simulated.
-pub const CHUNK_SIZE: Bytes = Bytes::mib(4);
+pub const CHUNK_SIZE: Bytes = Bytes::from_mib(4);
 /// The strategy with which all other strategies are compared by the prima.cpp paper's objective.
 pub const REFERENCE_STRATEGY: &str = "exact";
 
 /// The scores of a plan by the prima.cpp paper's objective and by the simulator.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Score {
+pub struct PlanEvaluation {
     pub rounds: u32,
-    pub devices: usize,
+    pub device_count: usize,
     /// Time per token by the prima.cpp paper's objective (T), in seconds.
-    pub objective: f64,
+    pub paper_objective_seconds: f64,
     /// Time per token by the strategy's own objective, in seconds.
-    pub strategy_objective: f64,
+    pub strategy_objective_seconds: f64,
     /// Simulated time per output token, in seconds; `None` if the run ends out of memory.
-    pub simulated_tpot: Option<f64>,
+    pub simulated_tpot_seconds: Option<f64>,
 }
 
 /// Returns the names of all strategies that need only a cluster; `manual` needs windows, and `exhaustive` takes too
 /// long.
-pub fn strategies() -> impl Iterator<Item = &'static str> {
+pub fn strategy_names() -> impl Iterator<Item = &'static str> {
     STRATEGY_NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
 /// A plan and its score, or the reason why the strategy has no plan.
-pub type PlanResult = Result<(Plan, Score), String>;
+pub type PlanResult = Result<(Plan, PlanEvaluation), String>;
 
-/// Runs every strategy and scores its plan, in the order of [`strategies`]. The outer error is a defect of a planner
+/// Runs every strategy and scores its plan, in the order of [`strategy_names`]. The outer error is a defect of a planner
 /// or of the simulator.
 pub fn evaluate_strategies(
     cluster: &Cluster,
     slow_disk: Option<BytesPerSecond>,
     rules: PlanRules,
     chunk: Bytes,
-) -> Result<Vec<PlanResult>, Failure> {
+) -> Result<Vec<PlanResult>, StudyError> {
     let problem = Instance::from_cluster(cluster, slow_disk);
     let model = LatencyModel::new(&problem)?;
-    strategies().map(|strategy| evaluate_strategy(cluster, &model, strategy, rules, chunk)).collect()
+    strategy_names().map(|strategy| evaluate_strategy(cluster, &model, strategy, rules, chunk)).collect()
 }
 
 fn evaluate_strategy(
@@ -65,9 +65,14 @@ fn evaluate_strategy(
     strategy: &str,
     rules: PlanRules,
     chunk: Bytes,
-) -> Result<PlanResult, Failure> {
+) -> Result<PlanResult, StudyError> {
     let total_memory = Some(exo_memory_by_device(cluster));
-    let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
+    let options = StrategyOptions {
+        rules,
+        head: Some(0),
+        total_bytes_by_device: total_memory,
+        ..StrategyOptions::default()
+    };
     let strategy = match strategy_by_name(strategy, &options) {
         Ok(strategy) => strategy,
         Err(error) => return Ok(Err(error.to_string())),
@@ -80,20 +85,24 @@ fn evaluate_strategy(
     let plan = hearth_halda::plan_from_solution(&solution, cluster, &origin)?;
     // The paper's objective of the assignment, which is not the objective of every strategy.
     let objective = model.evaluate(&solution.assignment)?.seconds_per_token;
-    let score = Score {
+    let score = PlanEvaluation {
         rounds: plan.rounds,
-        devices: plan.devices.len(),
-        objective,
-        strategy_objective: solution.seconds_per_token(),
-        simulated_tpot: simulate_tpot(cluster, &plan, chunk)?,
+        device_count: plan.devices.len(),
+        paper_objective_seconds: objective,
+        strategy_objective_seconds: solution.seconds_per_token(),
+        simulated_tpot_seconds: simulate_tpot_seconds(cluster, &plan, chunk)?,
     };
     Ok(Ok((plan, score)))
 }
 
 /// Returns the simulated time per output token in seconds, or `None` if the run ends out of memory.
-pub fn simulate_tpot(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, Failure> {
+pub fn simulate_tpot_seconds(
+    cluster: &Cluster,
+    plan: &Plan,
+    chunk: Bytes,
+) -> Result<Option<f64>, StudyError> {
     let options = hearth_sim::Options { chunk_size: chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };
     let trace = hearth_sim::simulate(&input)?;
-    Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))
+    Ok(metrics::compute_metrics(&trace).tpot_ms.map(|tpot| tpot.mean_ms / 1e3))
 }

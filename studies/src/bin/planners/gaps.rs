@@ -22,7 +22,7 @@ impl Gaps {
         self.0.len()
     }
 
-    pub fn sorted(&self) -> &[f64] {
+    pub fn as_slice(&self) -> &[f64] {
         &self.0
     }
 
@@ -45,7 +45,7 @@ impl Gaps {
     }
 
     /// Returns the number of gaps above 100 %: the times that are more than twice the best one.
-    pub fn doubled_count(&self) -> usize {
+    pub fn more_than_double_count(&self) -> usize {
         self.count_if(|gap| gap > 1.0)
     }
 
@@ -55,7 +55,7 @@ impl Gaps {
 }
 
 /// Returns the ratio of a time to the best time, minus one; infinite if there is no time.
-pub fn gap(seconds: Option<f64>, best: f64) -> f64 {
+pub fn optimality_gap(seconds: Option<f64>, best: f64) -> f64 {
     seconds.map_or(f64::INFINITY, |seconds| seconds / best - 1.0)
 }
 
@@ -66,12 +66,17 @@ mod tests {
     #[test]
     fn quantiles_have_the_nearest_rank() {
         // Gaps 0, 0.5, 1, 3 and infinity: the median is the third, the ninth decile the fifth.
-        let gaps = Gaps::new(vec![gap(Some(4.0), 1.0), gap(None, 1.0), 0.0, 0.5, 1.0]);
-        assert_eq!(gaps.sorted()[..4], [0.0, 0.5, 1.0, 3.0]);
+        let gaps = Gaps::new(vec![optimality_gap(Some(4.0), 1.0), optimality_gap(None, 1.0), 0.0, 0.5, 1.0]);
+        assert_eq!(gaps.as_slice()[..4], [0.0, 0.5, 1.0, 3.0]);
         assert_eq!(gaps.quantile(0.5), 1.0);
         assert_eq!(gaps.quantile(0.9), f64::INFINITY);
         assert_eq!(
-            (gaps.zero_count(), gaps.near_optimal_count(), gaps.doubled_count(), gaps.out_of_memory_count()),
+            (
+                gaps.zero_count(),
+                gaps.near_optimal_count(),
+                gaps.more_than_double_count(),
+                gaps.out_of_memory_count()
+            ),
             (1, 1, 2, 1)
         );
         assert!(Gaps::default().quantile(0.5).is_nan());

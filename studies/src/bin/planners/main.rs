@@ -30,8 +30,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_studies::{Failure, run_study};
-use regret::ExhaustiveResult;
+use hearth_studies::{StudyError, run_study};
+use regret::ExhaustiveSearchResult;
 
 const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
@@ -58,25 +58,26 @@ fn main() -> ExitCode {
     run_study(|_| if arguments.paper { run_testbeds(&arguments) } else { run_random_clusters(&arguments) })
 }
 
-fn run_testbeds(arguments: &Arguments) -> Result<(), Failure> {
+fn run_testbeds(arguments: &Arguments) -> Result<(), StudyError> {
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/paper-testbed"));
     let results = paper::evaluate_testbeds()?;
-    write(folder, "report.md", &paper_page::page(&format!("{COMMAND} --paper"), &results))
+    write(folder, "report.md", &paper_page::markdown_page(&format!("{COMMAND} --paper"), &results))
 }
 
-fn run_random_clusters(arguments: &Arguments) -> Result<(), Failure> {
+fn run_random_clusters(arguments: &Arguments) -> Result<(), StudyError> {
     let Arguments { instances, small, seed, .. } = *arguments;
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/planners"));
     let results = parallel::map("random clusters", instances, |number| population::evaluate(seed, number))?;
-    let exhaustive = parallel::map("small instances", small, |number| regret::search_all(seed, number))?;
-    let exhaustive: Vec<ExhaustiveResult> = exhaustive.into_iter().flatten().collect();
+    let exhaustive =
+        parallel::map("small instances", small, |number| regret::search_exhaustively(seed, number))?;
+    let exhaustive: Vec<ExhaustiveSearchResult> = exhaustive.into_iter().flatten().collect();
     let command = format!("{COMMAND} --instances {instances} --small {small} --seed {seed}");
-    write(folder, "report.md", &tables::page(&command, &results, &exhaustive))?;
+    write(folder, "report.md", &tables::markdown_page(&command, &results, &exhaustive))?;
     write(folder, "gaps.svg", &tables::gaps_svg(&results))?;
-    write(folder, "data.csv", &tables::scores_csv(&results, &exhaustive))
+    write(folder, "data.csv", &tables::evaluations_csv(&results, &exhaustive))
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> Result<(), Failure> {
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), StudyError> {
     let path = folder.join(name);
     let failed = |error: std::io::Error| format!("cannot write {}: {error}", path.display());
     std::fs::create_dir_all(folder).map_err(failed)?;

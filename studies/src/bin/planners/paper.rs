@@ -9,11 +9,11 @@ use std::path::Path;
 
 use hearth_halda::PlanRules;
 use hearth_schema::Plan;
-use hearth_studies::Failure;
+use hearth_studies::StudyError;
 use hearth_workflow::{FileResolver, LoadedScenario};
 
 use crate::clusters::with_residency;
-use crate::evaluation::{Score, evaluate_strategies, strategies};
+use crate::evaluation::{PlanEvaluation, evaluate_strategies, strategy_names};
 use crate::parallel;
 use crate::population::RESIDENCIES;
 use crate::published::TABLE_4;
@@ -27,18 +27,18 @@ const SETS: [&str; 8] =
 
 pub struct ScenarioResults {
     /// The model's size, such as `70b`.
-    pub size: String,
+    pub model_size: String,
     pub devices: Vec<String>,
     /// Whether each device must have a layer.
     pub keep_all_devices: bool,
-    /// The result of each strategy, in the order of [`strategies`].
-    pub results: Vec<StrategyResult>,
+    /// The result of each strategy, in the order of [`strategy_names`].
+    pub results: Vec<StrategyOutcomes>,
 }
 
-pub struct StrategyResult {
+pub struct StrategyOutcomes {
     pub strategy: &'static str,
     /// For each residency policy, a summary of the plan and its score, or the reason why there is no plan.
-    pub outcomes: Vec<Result<(String, Score), String>>,
+    pub outcomes: Vec<Result<(String, PlanEvaluation), String>>,
 }
 
 pub struct TestbedResults {
@@ -50,8 +50,8 @@ pub struct TestbedResults {
     pub fig_10: Vec<ScenarioResults>,
 }
 
-pub fn evaluate_testbeds() -> Result<TestbedResults, Failure> {
-    let sizes = TABLE_4.iter().map(|row| row.size);
+pub fn evaluate_testbeds() -> Result<TestbedResults, StudyError> {
+    let sizes = TABLE_4.iter().map(|row| row.model_size);
     let on = |devices: &'static str| sizes.clone().map(move |size| format!("llama-{size}-on-{devices}"));
     let mut names: Vec<String> = on("d1-d4").collect();
     names.extend(SETS.map(|set| format!("llama-70b-on-{set}")));
@@ -62,15 +62,15 @@ pub fn evaluate_testbeds() -> Result<TestbedResults, Failure> {
     Ok(TestbedResults { table_4, fig_8, fig_10 })
 }
 
-fn evaluate(name: &str) -> Result<ScenarioResults, Failure> {
+fn evaluate(name: &str) -> Result<ScenarioResults, StudyError> {
     let path = Path::new(FOLDER).join(format!("{name}.yaml"));
     let loaded = LoadedScenario::read(&path, &FileResolver)?;
-    let scenario_cluster = loaded.cluster(None)?;
+    let scenario_cluster = loaded.resolve_cluster(None)?;
     let scenario = loaded.scenario;
     let rules =
         PlanRules { may_drop_devices: !scenario.planner.keep_all_devices, may_have_partial_round: false };
-    let mut results: Vec<StrategyResult> =
-        strategies().map(|strategy| StrategyResult { strategy, outcomes: Vec::new() }).collect();
+    let mut results: Vec<StrategyOutcomes> =
+        strategy_names().map(|strategy| StrategyOutcomes { strategy, outcomes: Vec::new() }).collect();
     for residency in RESIDENCIES {
         let cluster = with_residency(scenario_cluster.clone(), residency);
         let chunk = hearth_sim::Options::default().chunk_size;
@@ -81,7 +81,12 @@ fn evaluate(name: &str) -> Result<ScenarioResults, Failure> {
     }
     let devices = scenario.devices.into_iter().map(|device| device.name).collect();
     let size = scenario.model.profile.unwrap_or_default().replace("llama-", "");
-    Ok(ScenarioResults { size, devices, keep_all_devices: scenario.planner.keep_all_devices, results })
+    Ok(ScenarioResults {
+        model_size: size,
+        devices,
+        keep_all_devices: scenario.planner.keep_all_devices,
+        results,
+    })
 }
 
 /// Returns the windows of a plan, with the GPU layers in brackets: `d3 40 (28) + d2 20 (18), 2 rounds`.

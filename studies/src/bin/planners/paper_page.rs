@@ -7,18 +7,18 @@
 
 use std::fmt::Write;
 
-use crate::evaluation::Score;
-use crate::paper::{ScenarioResults, StrategyResult, TestbedResults};
-use crate::population::{RESIDENCIES, label};
-use crate::published::{TABLE_4, TOLERANCE, heuristic_slowdown, is_within_tolerance};
-use crate::tables::{Table, format_ratio};
+use crate::evaluation::PlanEvaluation;
+use crate::paper::{ScenarioResults, StrategyOutcomes, TestbedResults};
+use crate::population::{RESIDENCIES, residency_label};
+use crate::published::{RANGE_TOLERANCE, TABLE_4, heuristic_slowdown_range, is_within_tolerance};
+use crate::tables::{MarkdownTable, format_ratio};
 
 /// The strategies that correspond to the planner of the prima.cpp paper.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
 /// The ways to score a plan: the prima.cpp paper's objective, and the simulator with each residency policy.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
-pub fn page(command: &str, testbeds: &TestbedResults) -> String {
+pub fn markdown_page(command: &str, testbeds: &TestbedResults) -> String {
     let mut text = format!(
         "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
          from `scenarios/paper/*.yaml`, the same bytes on every machine. All times are milliseconds per output \
@@ -41,15 +41,16 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
     for (scenario, published) in scenarios.iter().zip(&TABLE_4) {
         for result in &scenario.results {
             let mut row = plan_row(size_and_strategy(scenario, result), result);
-            let published = published.for_strategy(result.strategy);
+            let published = published.published_tpot_ms(result.strategy);
             row.push(published.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
             row.push(published.map_or("-".into(), |(system, _)| system.into()));
             table.add_row(&row);
         }
     }
     text.push_str(&table.finish());
-    let unprefetched =
-        TABLE_4.each_ref().map(|row| format!("{} {:.0} ms", row.size.to_uppercase(), row.without_prefetch));
+    let unprefetched = TABLE_4
+        .each_ref()
+        .map(|row| format!("{} {:.0} ms", row.model_size.to_uppercase(), row.without_prefetch_ms));
     text + &format!("The paper's prima.cpp without prefetching: {}.\n\n", unprefetched.join(", "))
 }
 
@@ -77,7 +78,7 @@ fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
         let scenario = scenarios.iter().find(|scenario| set(scenario) == devices)?;
         times(strategy_result(scenario, strategy)?)[score]
     };
-    let mut table = Table::new(&["statement", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    let mut table = MarkdownTable::new(&["statement", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
     let fastest = |score: usize| {
         let timed = scenarios.iter().filter(|scenario| scenario.keep_all_devices).filter_map(|scenario| {
             Some((set(scenario), times(strategy_result(scenario, strategy)?)[score]?))
@@ -119,13 +120,13 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
         text,
         "Ratios: how many times longer a token takes. `yes`: within {:.0} % of the published range. `overlap` plans \
          for the steady state that reading ahead reaches, not for the paper's objective.\n\n",
-        100.0 * TOLERANCE
+        100.0 * RANGE_TOLERANCE
     );
     let mut table = score_table(&["ratio", "size", "paper"], &[]);
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
         for reference in planners(scenarios) {
             for scenario in scenarios {
-                let range = heuristic_slowdown(heuristic, &scenario.size);
+                let range = heuristic_slowdown_range(heuristic, &scenario.model_size);
                 let (Some(slow), Some(fast)) =
                     (strategy_result(scenario, heuristic), strategy_result(scenario, reference))
                 else {
@@ -133,7 +134,7 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
                 };
                 let mut row = vec![
                     format!("{system} `{heuristic}` / `{reference}`"),
-                    scenario.size.to_uppercase(),
+                    scenario.model_size.to_uppercase(),
                     if range[0] == range[1] {
                         format_ratio(range[0])
                     } else {
@@ -153,15 +154,15 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
 }
 
 /// Creates a table with the columns `first`, [`SCORES`] and `last`. The first two columns are texts.
-fn score_table(first: &[&str], last: &[&str]) -> Table {
-    Table::with_text_columns(2, &[first, &SCORES, last].concat())
+fn score_table(first: &[&str], last: &[&str]) -> MarkdownTable {
+    MarkdownTable::with_text_columns(2, &[first, &SCORES, last].concat())
 }
 
-fn size_and_strategy(scenario: &ScenarioResults, result: &StrategyResult) -> String {
-    format!("{} `{}`", scenario.size.to_uppercase(), result.strategy)
+fn size_and_strategy(scenario: &ScenarioResults, result: &StrategyOutcomes) -> String {
+    format!("{} `{}`", scenario.model_size.to_uppercase(), result.strategy)
 }
 
-fn plan_row(name: String, result: &StrategyResult) -> Vec<String> {
+fn plan_row(name: String, result: &StrategyOutcomes) -> Vec<String> {
     [name, plan(result)].into_iter().chain(cells(result)).collect()
 }
 
@@ -170,7 +171,7 @@ fn planners(scenarios: &[ScenarioResults]) -> Vec<&'static str> {
     PLANNERS.into_iter().filter(known).collect()
 }
 
-fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<&'a StrategyResult> {
+fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<&'a StrategyOutcomes> {
     scenario.results.iter().find(|result| result.strategy == strategy)
 }
 
@@ -183,29 +184,30 @@ fn set(scenario: &ScenarioResults) -> String {
 }
 
 /// Returns the summary of a strategy's plan; if it depends on the residency policy, one summary for each policy.
-fn plan(result: &StrategyResult) -> String {
+fn plan(result: &StrategyOutcomes) -> String {
     let outcomes = result.outcomes.iter().map(Result::as_ref);
     let plans: Vec<&str> = outcomes.map(|it| it.map_or("no plan", |(plan, _)| plan.as_str())).collect();
     if plans.windows(2).all(|pair| pair[0] == pair[1]) {
         return plans.first().copied().unwrap_or("no plan").to_owned();
     }
-    let named = RESIDENCIES.iter().zip(plans).map(|(policy, plan)| format!("{}: {plan}", label(*policy)));
+    let named =
+        RESIDENCIES.iter().zip(plans).map(|(policy, plan)| format!("{}: {plan}", residency_label(*policy)));
     named.collect::<Vec<_>>().join("; ")
 }
 
-fn score(result: &StrategyResult, residency: usize) -> Option<&Score> {
+fn score(result: &StrategyOutcomes, residency: usize) -> Option<&PlanEvaluation> {
     result.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
 
 /// Returns the times per token of a result in seconds, in the order of [`SCORES`].
-fn times(result: &StrategyResult) -> [Option<f64>; SCORES.len()] {
+fn times(result: &StrategyOutcomes) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
-        0 => score(result, 0).map(|score| score.objective),
-        _ => score(result, at - 1)?.simulated_tpot,
+        0 => score(result, 0).map(|score| score.paper_objective_seconds),
+        _ => score(result, at - 1)?.simulated_tpot_seconds,
     })
 }
 
-fn cells(result: &StrategyResult) -> [String; SCORES.len()] {
+fn cells(result: &StrategyOutcomes) -> [String; SCORES.len()] {
     let times = times(result);
     std::array::from_fn(|at| match (times[at], at) {
         (None, 1..) if score(result, at - 1).is_some() => "out of memory".to_owned(),

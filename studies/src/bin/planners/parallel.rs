@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hearth_studies::Failure;
+use hearth_studies::StudyError;
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
@@ -12,8 +12,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 pub fn map<T: Send>(
     what: &str,
     count: usize,
-    work: impl Fn(usize) -> Result<T, Failure> + Sync,
-) -> Result<Vec<T>, Failure> {
+    work: impl Fn(usize) -> Result<T, StudyError> + Sync,
+) -> Result<Vec<T>, StudyError> {
     let style = ProgressStyle::with_template("{msg} [{wide_bar}] {pos}/{len} {eta}").expect("a template");
     let bar = ProgressBar::new(count as u64).with_style(style).with_message(what.to_owned());
     let finished = AtomicUsize::new(0);

@@ -7,19 +7,19 @@
 //! Not here: our results ([`crate::paper`]).
 
 /// A row of Table 4 of the prima.cpp paper: milliseconds per output token on D1 to D4.
-pub struct Row {
-    pub size: &'static str,
+pub struct Table4Row {
+    pub model_size: &'static str,
     /// llama.cpp on D3.
-    pub llama_cpp: f64,
+    pub llama_cpp_ms: f64,
     /// prima.cpp with exo's partitioning.
-    pub without_halda: f64,
+    pub without_halda_ms: f64,
     /// prima.cpp without prefetching.
-    pub without_prefetch: f64,
-    pub prima: f64,
+    pub without_prefetch_ms: f64,
+    pub prima_cpp_ms: f64,
 }
 
 /// The rows of Table 4. source: prima.cpp paper
-pub const TABLE_4: [Row; 7] = [
+pub const TABLE_4: [Table4Row; 7] = [
     row("8b", [15.0, 78.0, 15.0, 15.0]),
     row("14b", [20.0, 131.0, 20.0, 20.0]),
     row("30b", [202.0, 258.0, 79.0, 72.0]),
@@ -29,17 +29,23 @@ pub const TABLE_4: [Row; 7] = [
     row("70b", [10120.0, 20848.0, 755.0, 674.0]),
 ];
 
-const fn row(size: &'static str, [llama_cpp, without_halda, without_prefetch, prima]: [f64; 4]) -> Row {
-    Row { size, llama_cpp, without_halda, without_prefetch, prima }
+const fn row(size: &'static str, [llama_cpp, without_halda, without_prefetch, prima]: [f64; 4]) -> Table4Row {
+    Table4Row {
+        model_size: size,
+        llama_cpp_ms: llama_cpp,
+        without_halda_ms: without_halda,
+        without_prefetch_ms: without_prefetch,
+        prima_cpp_ms: prima,
+    }
 }
 
-impl Row {
+impl Table4Row {
     /// Returns the published system that plans like a strategy of ours, and its time per token in milliseconds.
-    pub fn for_strategy(&self, strategy: &str) -> Option<(&'static str, f64)> {
+    pub fn published_tpot_ms(&self, strategy: &str) -> Option<(&'static str, f64)> {
         match strategy {
-            "single" => Some(("llama.cpp", self.llama_cpp)),
-            "mem" => Some(("w/o halda", self.without_halda)),
-            "exact" | "halda" | "overlap" => Some(("prima.cpp", self.prima)),
+            "single" => Some(("llama.cpp", self.llama_cpp_ms)),
+            "mem" => Some(("w/o halda", self.without_halda_ms)),
+            "exact" | "halda" | "overlap" => Some(("prima.cpp", self.prima_cpp_ms)),
             _ => None,
         }
     }
@@ -47,7 +53,7 @@ impl Row {
 
 /// Returns the published range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda,
 /// for 8B to 45B or for 60B and 65B; both ends are equal for 70B. source: prima.cpp paper, appendix A.10, Fig. 10
-pub fn heuristic_slowdown(heuristic: &str, size: &str) -> [f64; 2] {
+pub fn heuristic_slowdown_range(heuristic: &str, size: &str) -> [f64; 2] {
     let (mem, perf) = match size {
         "70b" => ([3.3, 3.3], [1.6, 1.6]),
         "60b" | "65b" => ([1.9, 3.3], [1.6, 1.8]),
@@ -57,10 +63,10 @@ pub fn heuristic_slowdown(heuristic: &str, size: &str) -> [f64; 2] {
 }
 
 /// Maximum relative distance from a published range at which a ratio counts as equal. source: assumed
-pub const TOLERANCE: f64 = 0.25;
+pub const RANGE_TOLERANCE: f64 = 0.25;
 
 pub fn is_within_tolerance(ratio: f64, [from, to]: [f64; 2]) -> bool {
-    (from * (1.0 - TOLERANCE)..=to * (1.0 + TOLERANCE)).contains(&ratio)
+    (from * (1.0 - RANGE_TOLERANCE)..=to * (1.0 + RANGE_TOLERANCE)).contains(&ratio)
 }
 
 #[cfg(test)]
@@ -70,7 +76,7 @@ mod tests {
     #[test]
     fn ranges_are_extended_by_a_quarter() {
         // 4.5 - 25 % = 3.375, 8.8 + 25 % = 11.
-        let range = heuristic_slowdown("mem", "8b");
+        let range = heuristic_slowdown_range("mem", "8b");
         assert!(is_within_tolerance(3.4, range) && is_within_tolerance(10.9, range));
         assert!(!is_within_tolerance(3.3, range) && !is_within_tolerance(11.1, range));
     }

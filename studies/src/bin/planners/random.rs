@@ -9,9 +9,9 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-pub struct Random(ChaCha8Rng);
+pub struct InstanceRng(ChaCha8Rng);
 
-impl Random {
+impl InstanceRng {
     pub fn new(seed: u64, instance: u64) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         generator.set_stream(instance);
@@ -29,7 +29,7 @@ impl Random {
 
     /// Returns a random number in a range, more often a small one: half of them are in the lowest quarter of
     /// the range.
-    pub fn skewed(&mut self, [from, to]: [f64; 2]) -> f64 {
+    pub fn skewed_low(&mut self, [from, to]: [f64; 2]) -> f64 {
         let unit = self.unit();
         from + (to - from) * unit * unit
     }

@@ -4,18 +4,22 @@
 
 use std::fmt::Write;
 
-use crate::clusters::MODELS;
-use crate::curves::{Panel, drawing};
-use crate::evaluation::{CHUNK_SIZE, REFERENCE_STRATEGY, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
-use crate::gaps::{Gaps, gap};
-use crate::population::{InstanceResult, LONG_RUN_CLUSTER_COUNT, LONG_RUN_TOKENS, RESIDENCIES, label};
-use crate::regret::ExhaustiveResult;
+use crate::clusters::MODEL_NAMES;
+use crate::curves::{Panel, render_svg};
+use crate::evaluation::{
+    CHUNK_SIZE, PlanEvaluation, REFERENCE_STRATEGY, SMALL_WORKLOAD, WORKLOAD, strategy_names,
+};
+use crate::gaps::{Gaps, optimality_gap};
+use crate::population::{
+    InstanceResult, LONG_RUN_CLUSTER_COUNT, LONG_RUN_TOKENS, RESIDENCIES, residency_label,
+};
+use crate::regret::ExhaustiveSearchResult;
 
-pub struct Table {
+pub struct MarkdownTable {
     text: String,
 }
 
-impl Table {
+impl MarkdownTable {
     /// Creates a table in which all columns except the first are right-aligned numbers.
     pub fn new(columns: &[&str]) -> Self {
         Self::with_text_columns(1, columns)
@@ -37,7 +41,11 @@ impl Table {
     }
 }
 
-pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
+pub fn markdown_page(
+    command: &str,
+    instances: &[InstanceResult],
+    small: &[ExhaustiveSearchResult],
+) -> String {
     let mut text = String::from("# Quality of the plans of each strategy\n\n");
     let _ = write!(
         text,
@@ -47,8 +55,9 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
          ranges and their sources are in `studies/src/bin/planners/devices.rs` and `clusters.rs`, all numbers in \
          `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
         instances.len(),
-        MODELS.join(", "),
-        Gaps::new(instances.iter().map(|instance| instance.facts.memory_ratio).collect()).quantile(0.5)
+        MODEL_NAMES.join(", "),
+        Gaps::new(instances.iter().map(|instance| instance.cluster_properties.memory_ratio).collect())
+            .quantile(0.5)
     );
     text.push_str(
         "The first device is the head, devices may be dropped, every round is complete. A gap is a time \
@@ -58,7 +67,7 @@ pub fn page(command: &str, instances: &[InstanceResult], small: &[ExhaustiveResu
     );
     text += &objective(instances);
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
-        let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(residency));
+        let _ = write!(text, "## In the simulator, residency `{}`\n\n", residency_label(residency));
         text += &simulator(instances, place);
     }
     text + &steady_state(instances) + &regrets(small)
@@ -69,10 +78,11 @@ fn objective(instances: &[InstanceResult]) -> String {
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
          that `{REFERENCE_STRATEGY}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
-    let solvable: Vec<_> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
+    let solvable: Vec<_> =
+        instances.iter().filter(|instance| instance.optimal_objective_seconds().is_some()).collect();
     let mut table =
-        Table::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
-    for (place, strategy) in strategies().enumerate() {
+        MarkdownTable::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
+    for (place, strategy) in strategy_names().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.objective_gap(place));
         let gaps = Gaps::new(gaps.collect());
         let (optimal, refused) = (share(gaps.zero_count(), solvable.len()), solvable.len() - gaps.count());
@@ -97,15 +107,19 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
     let counts = ["strategy", "within 1 % of the best", "refused", "out of memory"];
     let gaps = ["median gap", "p90", "max", "more than 2x"];
     let others = ["more than one round", "expectation off by, median", "p90"];
-    let mut table = Table::new(&[&counts[..], &gaps, &others].concat());
+    let mut table = MarkdownTable::new(&[&counts[..], &gaps, &others].concat());
     let solvable: Vec<&InstanceResult> =
-        instances.iter().filter(|instance| instance.fastest_time(residency).is_some()).collect();
-    for (place, strategy) in strategies().enumerate() {
+        instances.iter().filter(|instance| instance.fastest_tpot_seconds(residency).is_some()).collect();
+    for (place, strategy) in strategy_names().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
         let gaps = Gaps::new(gaps.collect());
-        let scores: Vec<&Score> =
-            solvable.iter().filter_map(|instance| instance.scores[residency][place].as_ref().ok()).collect();
-        let off = |score: &&Score| Some((score.strategy_objective / score.simulated_tpot? - 1.0).abs());
+        let scores: Vec<&PlanEvaluation> = solvable
+            .iter()
+            .filter_map(|instance| instance.plan_evaluations[residency][place].as_ref().ok())
+            .collect();
+        let off = |score: &&PlanEvaluation| {
+            Some((score.strategy_objective_seconds / score.simulated_tpot_seconds? - 1.0).abs())
+        };
         let off = Gaps::new(scores.iter().filter_map(off).collect());
         let mut row = vec![format!("`{strategy}`"), share(gaps.near_optimal_count(), solvable.len())];
         row.extend(
@@ -133,17 +147,17 @@ fn steady_state(instances: &[InstanceResult]) -> String {
          {LONG_RUN_CLUSTER_COUNT} instances were simulated for {LONG_RUN_TOKENS} tokens too:\n\n",
         WORKLOAD.generated_tokens, CHUNK_SIZE
     );
-    let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
+    let mut table = MarkdownTable::new(&["residency", "plans", "median difference", "largest"]);
     for (place, residency) in RESIDENCIES.iter().enumerate() {
-        let differences = instances.iter().filter_map(|instance| instance.steady_state_differences[place]);
+        let differences = instances.iter().filter_map(|instance| instance.long_run_tpot_differences[place]);
         let gaps = Gaps::new(differences.collect());
         let [median, max] = [0.5, 1.0].map(|share| format_gap(gaps.quantile(share)));
-        table.add_row(&[format!("`{}`", label(*residency)), gaps.count().to_string(), median, max]);
+        table.add_row(&[format!("`{}`", residency_label(*residency)), gaps.count().to_string(), median, max]);
     }
     text + &table.finish()
 }
 
-fn regrets(small: &[ExhaustiveResult]) -> String {
+fn regrets(small: &[ExhaustiveSearchResult]) -> String {
     let count = small.len() / RESIDENCIES.len();
     let plans: usize = small.iter().map(|searched| searched.plan_count).sum();
     let mut text = format!(
@@ -155,23 +169,27 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
     );
     for residency in RESIDENCIES {
         let of = small.iter().filter(|searched| searched.residency == residency);
-        let of: Vec<&ExhaustiveResult> = of.filter(|searched| searched.fastest_plan.is_some()).collect();
-        let rounds = of.iter().filter_map(|searched| Some(searched.fastest_plan?.1));
+        let of: Vec<&ExhaustiveSearchResult> =
+            of.filter(|searched| searched.fastest_tpot_and_rounds.is_some()).collect();
+        let rounds = of.iter().filter_map(|searched| Some(searched.fastest_tpot_and_rounds?.1));
         let several = rounds.filter(|&rounds| rounds > 1);
         let _ = write!(
             text,
             "### Residency `{}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
              all has more than one round in {} of them.\n\n",
-            label(residency),
+            residency_label(residency),
             of.len(),
             several.count()
         );
         let columns = ["strategy", "refused", "out of memory", "median regret", "p90", "max", "more than 2x"];
-        let mut table = Table::new(&columns);
-        for (place, strategy) in strategies().enumerate() {
-            let one = |searched: &&ExhaustiveResult| {
-                let (best, _) = searched.fastest_plan?;
-                Some(gap(searched.scores[place].as_ref().ok()?.simulated_tpot, best))
+        let mut table = MarkdownTable::new(&columns);
+        for (place, strategy) in strategy_names().enumerate() {
+            let one = |searched: &&ExhaustiveSearchResult| {
+                let (best, _) = searched.fastest_tpot_and_rounds?;
+                Some(optimality_gap(
+                    searched.plan_evaluations[place].as_ref().ok()?.simulated_tpot_seconds,
+                    best,
+                ))
             };
             let gaps = Gaps::new(of.iter().filter_map(one).collect());
             let mut row = vec![format!("`{strategy}`")];
@@ -187,7 +205,7 @@ fn regrets(small: &[ExhaustiveResult]) -> String {
 /// Returns cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
 fn gap_cells(gaps: &Gaps) -> [String; 4] {
     let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| format_gap(gaps.quantile(share)));
-    [median, p90, max, share(gaps.doubled_count(), gaps.count())]
+    [median, p90, max, share(gaps.more_than_double_count(), gaps.count())]
 }
 
 pub fn gaps_svg(instances: &[InstanceResult]) -> String {
@@ -196,49 +214,54 @@ pub fn gaps_svg(instances: &[InstanceResult]) -> String {
             let gaps = instances.iter().filter_map(|instance| gap(instance, place)).collect();
             (strategy, Gaps::new(gaps), count)
         };
-        Panel { title, curves: strategies().enumerate().map(of).collect() }
+        Panel { title, curves: strategy_names().enumerate().map(of).collect() }
     };
-    let solvable = instances.iter().filter(|instance| instance.optimum().is_some()).count();
+    let solvable = instances.iter().filter(|instance| instance.optimal_objective_seconds().is_some()).count();
     let mut panels = vec![panel("The paper's objective".into(), &InstanceResult::objective_gap, solvable)];
     for (at, residency) in RESIDENCIES.iter().enumerate() {
-        let running = instances.iter().filter(|instance| instance.fastest_time(at).is_some()).count();
+        let running = instances.iter().filter(|instance| instance.fastest_tpot_seconds(at).is_some()).count();
         let gap = |instance: &InstanceResult, place| instance.simulated_gap(at, place);
-        panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
+        panels.push(panel(format!("Simulator, residency {}", residency_label(*residency)), &gap, running));
     }
-    drawing(&panels)
+    render_svg(&panels)
 }
 
 /// Returns the scores of all plans as CSV, with a row for each plan.
-pub fn scores_csv(instances: &[InstanceResult], small: &[ExhaustiveResult]) -> String {
+pub fn evaluations_csv(instances: &[InstanceResult], small: &[ExhaustiveSearchResult]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
          simulated_s,best_predicted_s,best_simulated_s\n",
     );
     for instance in instances {
         for (place, residency) in RESIDENCIES.iter().enumerate() {
-            let head = instance.facts.csv_cells("homes", &label(*residency));
-            let best = [instance.optimum(), instance.fastest_time(place)];
-            rows(&mut text, &head, &instance.scores[place], best);
+            let head = instance.cluster_properties.csv_cells("homes", &residency_label(*residency));
+            let best = [instance.optimal_objective_seconds(), instance.fastest_tpot_seconds(place)];
+            rows(&mut text, &head, &instance.plan_evaluations[place], best);
         }
     }
     for searched in small {
-        let head = searched.facts.csv_cells("small", &label(searched.residency));
-        rows(&mut text, &head, &searched.scores, [None, searched.fastest_plan.map(|(seconds, _)| seconds)]);
+        let head = searched.cluster_properties.csv_cells("small", &residency_label(searched.residency));
+        rows(
+            &mut text,
+            &head,
+            &searched.plan_evaluations,
+            [None, searched.fastest_tpot_and_rounds.map(|(seconds, _)| seconds)],
+        );
     }
     text
 }
 
-fn rows(text: &mut String, head: &str, scores: &[Result<Score, String>], best: [Option<f64>; 2]) {
+fn rows(text: &mut String, head: &str, scores: &[Result<PlanEvaluation, String>], best: [Option<f64>; 2]) {
     let [predicted, simulated] = best.map(seconds);
-    for (strategy, score) in strategies().zip(scores) {
+    for (strategy, score) in strategy_names().zip(scores) {
         let _ = match score {
             Ok(score) => writeln!(
                 text,
                 "{head},{strategy},{},{},{},{},{predicted},{simulated}",
                 score.rounds,
-                score.devices,
-                seconds(Some(score.objective)),
-                seconds(score.simulated_tpot)
+                score.device_count,
+                seconds(Some(score.paper_objective_seconds)),
+                seconds(score.simulated_tpot_seconds)
             ),
             Err(_) => writeln!(text, "{head},{strategy},refused,,,,{predicted},{simulated}"),
         };

@@ -11,8 +11,8 @@ mod rings;
 
 use hearth_core::metrics;
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_studies::{Failure, with_cpu_time};
-use rings::{Ring, RingOptions};
+use hearth_studies::{StudyError, measure_cpu_seconds};
+use rings::{SimulatedRing, SimulatedRingOptions};
 
 const GENERATE: u32 = 64;
 
@@ -24,33 +24,34 @@ struct Measurement {
     seconds: f64,
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), StudyError> {
     if std::env::args().any(|argument| argument == "--scaling") { scaling() } else { four_devices() }
 }
 
-fn measure(ring: &Ring) -> Result<Measurement, Failure> {
-    let runs = (0..5).map(|_| with_cpu_time(|| ring.run().map(|trace| (metrics::compute(&trace), trace))));
+fn measure(ring: &SimulatedRing) -> Result<Measurement, StudyError> {
+    let runs = (0..5)
+        .map(|_| measure_cpu_seconds(|| ring.run().map(|trace| (metrics::compute_metrics(&trace), trace))));
     let fastest = runs.min_by(|one, other| one.1.total_cmp(&other.1)).expect("five runs");
     let (metrics, trace) = fastest.0?;
     let seconds = fastest.1;
-    let tpot_ms = metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    let tpot_ms = metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean_ms);
     Ok(Measurement { tpot_ms, records: trace.records.len(), seconds })
 }
 
-fn four_devices() -> Result<(), Failure> {
+fn four_devices() -> Result<(), StudyError> {
     println!(
         "| windows | rounds | residency | simulated TPOT ms | records a token | ms of our time a token |\n\
          |---|---|---|---|---|---|"
     );
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
-    let line = |windows: &[u32], what: &str, ring: &Ring| {
+    let line = |windows: &[u32], what: &str, ring: &SimulatedRing| {
         let Measurement { tpot_ms, records, seconds } = measure(ring)?;
         let (ms_per_token, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
         let rounds = ring.plan.rounds;
         println!("| {windows:?} | {rounds} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |");
-        Ok::<(), Failure>(())
+        Ok::<(), StudyError>(())
     };
-    line(&[51, 17, 12], "os, 36 layers on GPUs", &Ring::with_gpus(GENERATE)?)?;
+    line(&[51, 17, 12], "os, 36 layers on GPUs", &SimulatedRing::with_gpus(GENERATE)?)?;
     for (windows, what, residency) in [
         (&[40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
         (&[20, 8, 8, 4], "os", os),
@@ -59,13 +60,19 @@ fn four_devices() -> Result<(), Failure> {
         (&[20, 8, 8, 4], "managed", managed),
         (&[5, 2, 2, 1], "managed", managed),
     ] {
-        let options = RingOptions { windows, layers: 80, tokens: GENERATE, residency, cached_share: None };
-        line(windows, what, &Ring::new(options)?)?;
+        let options = SimulatedRingOptions {
+            windows,
+            model_layers: 80,
+            generated_tokens: GENERATE,
+            residency,
+            cached_share: None,
+        };
+        line(windows, what, &SimulatedRing::new(options)?)?;
     }
     Ok(())
 }
 
-fn scaling() -> Result<(), Failure> {
+fn scaling() -> Result<(), StudyError> {
     println!(
         "| in memory | devices | layers | tokens | ms in all | us a layer and token |\n|---|---|---|---|---|---|"
     );
@@ -76,7 +83,13 @@ fn scaling() -> Result<(), Failure> {
         for (devices, layers, tokens) in by_devices.into_iter().chain(by_layers).chain(by_tokens) {
             let (residency, cached_share) = (ResidencyOptions::default(), Some(share));
             let windows = &vec![layers / devices; devices as usize];
-            let ring = Ring::new(RingOptions { windows, layers, tokens, residency, cached_share })?;
+            let ring = SimulatedRing::new(SimulatedRingOptions {
+                windows,
+                model_layers: layers,
+                generated_tokens: tokens,
+                residency,
+                cached_share,
+            })?;
             let ms = measure(&ring)?.seconds * 1e3;
             let each = ms * 1e3 / f64::from(layers * tokens);
             let memory = if share == 0.5 { "half" } else { "all" };

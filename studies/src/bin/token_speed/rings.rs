@@ -7,26 +7,26 @@
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped_profile as shipped_device;
 use hearth_profiles::model::{ModelProfile, ModelShape, shipped_profile};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Layers, Link, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, DeviceProfile, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, SimError, simulate};
-use hearth_studies::{Failure, manual_plan};
+use hearth_studies::{StudyError, manual_plan};
 
 #[derive(Debug, Clone)]
-pub struct Ring {
+pub struct SimulatedRing {
     cluster: Cluster,
     pub plan: Plan,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct RingOptions<'w> {
+pub struct SimulatedRingOptions<'w> {
     /// Number of layers in the window of each device, in ring order.
     pub windows: &'w [u32],
-    pub layers: u32,
-    pub tokens: u32,
+    pub model_layers: u32,
+    pub generated_tokens: u32,
     pub residency: ResidencyOptions,
     /// Page cache of each device as a share of its weights; `None` for the memory of the shipped devices.
     pub cached_share: Option<f64>,
@@ -36,15 +36,15 @@ pub struct RingOptions<'w> {
 /// f16.
 const KV_BYTES: u64 = 1024 * 2 * 8 * 128 * 2;
 
-impl Ring {
-    pub fn new(options: RingOptions) -> Result<Ring, Failure> {
+impl SimulatedRing {
+    pub fn new(options: SimulatedRingOptions) -> Result<SimulatedRing, StudyError> {
         let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(options.windows.len());
         let member = |(place, name)| {
-            let device = Device { gpu: None, ..shipped_device(name)? };
+            let device = DeviceProfile { gpu: None, ..shipped_device(name)? };
             let name = format!("{name}-{place}");
             Ok(Member { name, address: None, device, residency: Some(options.residency) })
         };
-        let members = devices.enumerate().map(member).collect::<Result<_, Failure>>()?;
+        let members = devices.enumerate().map(member).collect::<Result<_, StudyError>>()?;
         let default = Link {
             latency: Sourced::new(Seconds(0.005), "assumed"),
             bandwidth: Sourced::new(BytesPerSecond(58e6), "assumed"),
@@ -53,27 +53,33 @@ impl Ring {
             members,
             head: 0,
             links: LinkTable::new(Links::uniform(default)),
-            model: model(options.layers)?,
-            context: 1024,
-            kv_cache: KvFormat::F16,
-            activations: hearth_schema::scenario::ActivationFormat::F32,
-            draft: None,
-            workload: Workload::new(32, options.tokens),
+            model: model(options.model_layers)?,
+            context_length: 1024,
+            kv_cache_format: KvFormat::F16,
+            activation_format: hearth_schema::scenario::ActivationFormat::F32,
+            draft_model: None,
+            workload: Workload::new(32, options.generated_tokens),
             seed: 1,
         };
-        let rounds = options.layers.div_ceil(options.windows.iter().sum());
+        let rounds = options.model_layers.div_ceil(options.windows.iter().sum());
         let plan = manual_plan(&cluster, rounds, options.windows, &vec![0; options.windows.len()]);
         if let Some(share) = options.cached_share {
             cluster.members = equal_members(&cluster, &plan, share)?;
         }
-        Ok(Ring { cluster, plan })
+        Ok(SimulatedRing { cluster, plan })
     }
 
     /// Returns the ring of `scenarios/paper/llama-70b-on-d1-d4.yaml`, with the plan that `hearth plan` makes for it.
-    pub fn with_gpus(tokens: u32) -> Result<Ring, Failure> {
+    pub fn with_gpus(tokens: u32) -> Result<SimulatedRing, StudyError> {
         let residency = ResidencyOptions::default();
         let windows = &[51, 17, 12];
-        let mut ring = Ring::new(RingOptions { windows, layers: 80, tokens, residency, cached_share: None })?;
+        let mut ring = SimulatedRing::new(SimulatedRingOptions {
+            windows,
+            model_layers: 80,
+            generated_tokens: tokens,
+            residency,
+            cached_share: None,
+        })?;
         for (member, name) in ring.cluster.members.iter_mut().zip(["d3", "d2", "d1"]) {
             member.device = shipped_device(name)?;
         }
@@ -84,14 +90,14 @@ impl Ring {
     }
 
     pub fn run(&self) -> Result<Trace, SimError> {
-        let options = Options { warm_start: true, ..Options::default() };
+        let options = Options { starts_warm: true, ..Options::default() };
         simulate(&Input { cluster: &self.cluster, plan: &self.plan, options: &options })
     }
 }
 
 /// Returns copies of d3, each with page cache for the same share of its weights, so that the work per layer does not
 /// depend on the size of the ring.
-fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Vec<Member>, Failure> {
+fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Vec<Member>, StudyError> {
     let mut members = cluster.members.clone();
     for (place, member) in members.iter_mut().enumerate() {
         let mut device = shipped_device("d3")?;
@@ -101,14 +107,14 @@ fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Ve
         let weights = layers.iter().map(|&layer| cluster.model.layer_bytes(layer)).sum::<Bytes>() + ends;
         let buffers = device.cpu.compute_buffer.value + Bytes(KV_BYTES) * layers.len() as u64;
         let memory = Bytes((weights.as_f64() * cached_share) as u64) + buffers;
-        device.memory.total.value = memory;
-        device.memory.available.value = memory;
+        device.memory.total_memory.value = memory;
+        device.memory.available_memory.value = memory;
         member.device = device;
     }
     Ok(members)
 }
 
-fn model(layers: u32) -> Result<ModelProfile, Failure> {
+fn model(layers: u32) -> Result<ModelProfile, StudyError> {
     let whole = shipped_profile("llama-70b")?;
     if layers == whole.shape.layers.0 {
         return Ok(whole);

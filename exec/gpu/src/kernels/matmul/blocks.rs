@@ -68,7 +68,7 @@ impl MatmulKernel {
     /// Generates the statement that adds the scaled integers of a block to the result of token `t`, or writes the
     /// integers.
     fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
-        if self.writes_integers {
+        if self.writes_integer_sums {
             let blocks = self.row_length / self.packed_format.block_length();
             let slices = self.total_rows.div_ceil(4);
             return format!(
@@ -198,7 +198,7 @@ impl MatmulKernel {
         text += "        let d = vec4<f32>(d0.x, d1.x, d2.x, d3.x);\n        \
                  let e = vec4<f32>(d0.y, d1.y, d2.y, d3.y);\n";
         for t in 0..self.tokens() {
-            if self.writes_integers {
+            if self.writes_integer_sums {
                 text += &self.accumulate(t, &format!("n{t} - m{t}"), "d");
             } else {
                 text += &self.accumulate(t, &format!("n{t}"), "d");

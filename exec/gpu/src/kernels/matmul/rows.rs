@@ -45,7 +45,7 @@ impl MatmulKernel {
         let mut text = String::new();
         let slices = self.total_rows.div_ceil(4);
         for t in 0..self.tokens() {
-            let _ = if self.writes_integers {
+            let _ = if self.writes_integer_sums {
                 writeln!(
                     text,
                     "    if (slice < {slices}u) {{ integers[token{t} * {slices}u + slice] = n{t}; }}"

@@ -18,7 +18,7 @@ fn service(name: &str, instance: &str, addresses: &[&str]) -> DiscoveredService 
     DiscoveredService {
         instance: instance.into(),
         name: name.into(),
-        version: PROTOCOL_VERSION.to_string(),
+        protocol_version: PROTOCOL_VERSION.to_string(),
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
     }
 }
@@ -32,11 +32,11 @@ fn missing_workers_are_listed_with_what_was_seen() {
     assert_eq!(state.add(&service("c", "y", &[other, bad])).len(), 1);
     state.add(&service("tab\u{7}let", "z", &[good]));
     state.add(&service("tablet", "z", &[good]));
-    state.add(&DiscoveredService { version: "1".into(), ..service("d", "w", &[good]) });
+    state.add(&DiscoveredService { protocol_version: "1".into(), ..service("d", "w", &[good]) });
     state.record_result("b", good.parse().unwrap(), Ok(()));
     state.record_result("c", other.parse().unwrap(), Err("it has another key".into()));
     assert!(!state.is_complete());
-    let text = RingError::from(state.result(Duration::from_secs(5)).unwrap_err()).to_string();
+    let text = RingError::from(state.worker_addresses(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
         "not found within 5 s: `c` (10.0.0.3:9: it has another key; 10.0.0.4:0: not the address of a device",
         "`d` (announced with protocol version 1, but this device has",
@@ -54,11 +54,15 @@ fn two_workers_with_one_name_are_ambiguous() {
     state.add(&service("b", "x", &["10.0.0.2:9", "127.0.0.1:9"]));
     state.add(&service("b", "y", &["10.0.0.3:9"]));
     state.record_result("b", "127.0.0.1:9".parse().unwrap(), Ok(()));
-    assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
+    assert_eq!(state.worker_addresses(Duration::ZERO).unwrap()["b"], "127.0.0.1:9");
     state.record_result("b", "10.0.0.2:9".parse().unwrap(), Ok(()));
-    assert_eq!(state.result(Duration::ZERO).unwrap()["b"], "10.0.0.2:9", "others reach it there too");
+    assert_eq!(
+        state.worker_addresses(Duration::ZERO).unwrap()["b"],
+        "10.0.0.2:9",
+        "others reach it there too"
+    );
     state.record_result("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
-    assert!(matches!(state.result(Duration::ZERO), Err(DiscoveryError::Ambiguous { .. })));
+    assert!(matches!(state.worker_addresses(Duration::ZERO), Err(DiscoveryError::Ambiguous { .. })));
 }
 
 #[test]
@@ -84,7 +88,7 @@ proptest! {
                 let version = if *kind == 0 { version.clone() } else { PROTOCOL_VERSION.to_string() };
                 let host = IpAddr::from([host[0], host[1], host[2], host[3].wrapping_add(round as u8)]);
                 let addresses = vec![SocketAddr::new(host, *port); usize::from(*kind)];
-                let one = DiscoveredService { instance: name.clone(), name: name.clone(), version, addresses };
+                let one = DiscoveredService { instance: name.clone(), name: name.clone(), protocol_version: version, addresses };
                 tried += state.add(&one).len();
             }
         }
@@ -92,7 +96,7 @@ proptest! {
         prop_assert!(state.others.len() <= MAX_OTHERS);
         prop_assert!(state.wanted.values().all(|it| it.rejected.len() <= MAX_OTHERS));
         // No connection attempt has ended, so no worker is found. The error has a bounded length.
-        let text = state.result(Duration::ZERO).unwrap_err().to_string();
+        let text = state.worker_addresses(Duration::ZERO).unwrap_err().to_string();
         prop_assert!(text.len() < 20_000 && !text.chars().any(char::is_control), "{}", text.len());
     }
 }

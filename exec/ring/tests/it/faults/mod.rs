@@ -24,7 +24,7 @@ use hearth_ring::{
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
-use hearth_schema::plan::{PlannedDraft, PlannedModel, Processor};
+use hearth_schema::plan::{PlannedDraftModel, PlannedModel, Processor};
 use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::Counter;
 use network::{Endpoint, SimulatedNetwork};
@@ -120,12 +120,13 @@ impl FaultSchedule {
 
 /// Creates a plan in which the model drafts for itself: a draft is accepted if its most likely token is sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
-    let draft = PlannedDraft { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
+    let draft =
+        PlannedDraftModel { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
     Plan {
-        context: CONTEXT,
-        activations: schedule.activations,
+        context_length: CONTEXT,
+        activation_format: schedule.activations,
         sequences: schedule.prompts.len() as u32,
-        draft: (schedule.drafts > 0).then_some(draft),
+        draft_model: (schedule.drafts > 0).then_some(draft),
         ..fixture::plan(model, windows)
     }
 }
@@ -150,13 +151,13 @@ fn request(schedule: &FaultSchedule) -> GenerationRequest {
         sequences: schedule.prompts.iter().zip(0..).map(sequence).collect(),
         micro_batch: schedule.micro_batch,
         draft_tokens: schedule.drafts,
-        ..GenerationRequest::single(vec![], schedule.generate, Box::new(|_| 0))
+        ..GenerationRequest::single_sequence(vec![], schedule.generate, Box::new(|_| 0))
     }
 }
 
 fn inline(model: &Arc<LocalModel>) -> RingOptions {
     RingOptions {
-        draft: Some(model.clone()),
+        draft_model: Some(model.clone()),
         threads: 1,
         pass_timeout: Duration::from_mins(5),
         compute_mode: ComputeMode::Inline,
@@ -238,7 +239,7 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
         tally.runs += 1;
         let generated = match result {
             Ok(generated) => {
-                assert_eq!(generated.sequences, expected, "wrong tokens, lost or doubled ones");
+                assert_eq!(generated.tokens_by_sequence, expected, "wrong tokens, lost or doubled ones");
                 generated
             }
             Err(FailedRequest { error, partial_result }) => {
@@ -247,16 +248,16 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
                 *partial_result.expect("the tokens so far")
             }
         };
-        for (tokens, expected) in generated.sequences.iter().zip(expected) {
+        for (tokens, expected) in generated.tokens_by_sequence.iter().zip(expected) {
             assert_eq!(tokens[..], expected[..tokens.len()], "wrong tokens");
         }
-        assert_eq!(generated.sequences, received, "the listener received other tokens");
+        assert_eq!(generated.tokens_by_sequence, received, "the listener received other tokens");
         let readings = generated.trace.readings.iter();
         let accepted = readings.filter(|reading| reading.counter == Counter::Accepted);
         tally.accepted += accepted.map(|reading| reading.value).sum::<u64>();
         let drafted = generated.trace.passes.iter().map(|pass| u64::from(pass.drafted));
         tally.drafted += drafted.sum::<u64>();
-        let reconfigurations = generated.plans.len();
+        let reconfigurations = generated.later_plans.len();
         tally.reconfigurations += reconfigurations as u32;
         *(if reconfigurations == 0 { &mut tally.undisturbed } else { &mut tally.reconfigured }) += 1;
     }
@@ -272,9 +273,9 @@ fn kind(error: &RingError) -> String {
 fn model() -> (tempfile::TempDir, Arc<LocalModel>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
-    let mut options = SynthOptions::preset("tiny").expect("shipped");
+    let mut options = SynthOptions::from_preset("tiny").expect("shipped");
     (options.shape.vocab_size, options.shape.layers) = (512, Layers(LAYERS));
-    (options.shape.embedding, options.shape.feed_forward) = (64, 64);
+    (options.shape.embedding, options.shape.feed_forward_length) = (64, 64);
     (options.shape.heads, options.shape.kv_heads) = (2, 1);
     (options.shape.key_length, options.shape.value_length) = (32, 32);
     (options.quant, options.gain) = (Quant::Pure(Format::F32), 2.0);
@@ -297,7 +298,7 @@ fn alone(schedule: &FaultSchedule, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
         let plan = plan(schedule, model, &[LAYERS]);
         let own = network.endpoint(0);
         let mut ring = Ring::connect(&own, plan, model.clone(), inline(model)).await.expect("a ring of one");
-        run_request(&mut ring, schedule).await.0.expect("tokens").sequences
+        run_request(&mut ring, schedule).await.0.expect("tokens").tokens_by_sequence
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hearth_core::metrics;
 use hearth_ring::{
     GenerationRequest, GenerationResult, LocalModel, MemoryTransport, Ring, RingError, RingOptions,
-    SequenceRequest, plan_for_sequences, plan_with_draft,
+    SequenceRequest, plan_for_sequences, plan_with_draft_model,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
@@ -23,7 +23,8 @@ const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";
 const GENERATE: u32 = 24;
 
 fn plan(model: &LocalModel, windows: &[u32], context: u32) -> Plan {
-    let plan = Plan { context, kv_cache: KvFormat::F16, ..fixture::plan(model, windows) };
+    let plan =
+        Plan { context_length: context, kv_cache_format: KvFormat::F16, ..fixture::plan(model, windows) };
     with_residency(plan, ResidencyOptions::default())
 }
 
@@ -46,7 +47,7 @@ fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> 
         sequences: numbers.iter().map(sequence).collect(),
         micro_batch,
         draft_tokens: drafts,
-        ..GenerationRequest::single(vec![], GENERATE, Box::new(|_| 0))
+        ..GenerationRequest::single_sequence(vec![], GENERATE, Box::new(|_| 0))
     }
 }
 
@@ -57,12 +58,16 @@ async fn run(
     draft: Option<Arc<LocalModel>>,
     request: GenerationRequest,
 ) -> Result<GenerationResult, RingError> {
-    let options = RingOptions { draft, ..one_thread() };
+    let options = RingOptions { draft_model: draft, ..one_thread() };
     let mut ring = Ring::connect(transport, plan, model.clone(), options).await?;
     let (received, on_token) = listener(request.sequences.len());
     let generated = ring.generate(request, on_token).await.map_err(|failed| failed.error)?;
     ring.close().await;
-    assert_eq!(*received.lock().expect("no panic"), generated.sequences, "the listener got other tokens");
+    assert_eq!(
+        *received.lock().expect("no panic"),
+        generated.tokens_by_sequence,
+        "the listener got other tokens"
+    );
     Ok(generated)
 }
 
@@ -72,17 +77,17 @@ async fn alone(model: &Arc<LocalModel>, numbers: &[u32], temperature: f32) -> Ve
     for &number in numbers {
         let one = request(&[number], temperature, 512, 0);
         let generated = run(&MemoryTransport::default(), model, plan(model, &[8], 128), None, one).await;
-        all.push(generated.expect("tokens").tokens().to_vec());
+        all.push(generated.expect("tokens").first_sequence_tokens().to_vec());
     }
     all
 }
 
 /// Whether a pass began before the previous one had ended.
 fn passes_overlap(trace: &Trace) -> bool {
-    let begun = |pass: u32| trace.records.iter().filter(move |record| record.pass == pass);
+    let begun = |pass: u32| trace.records.iter().filter(move |record| record.pass_index == pass);
     trace.passes.windows(2).any(|pair| {
-        let end = begun(pair[0].index).map(|record| record.end).max();
-        let start = begun(pair[1].index).map(|record| record.start).min();
+        let end = begun(pair[0].index).map(|record| record.end_ns).max();
+        let start = begun(pair[1].index).map(|record| record.start_ns).min();
         start < end
     })
 }
@@ -98,7 +103,7 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
         let batches = prompts()[longest as usize].len().div_ceil(micro_batch as usize);
         let plan = plan(&model, &windows, 128);
         let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
-        assert_eq!(generated.sequences, expected, "windows {windows:?}, batches of {micro_batch}");
+        assert_eq!(generated.tokens_by_sequence, expected, "windows {windows:?}, batches of {micro_batch}");
         let passes = &generated.trace.passes;
         assert_eq!(passes.iter().filter(|pass| !pass.has_output).count() + 1, batches);
         assert_eq!(passes_overlap(&generated.trace), windows.len() > 1, "windows {windows:?}");
@@ -108,9 +113,9 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
 
 /// Checks the terms of the time per token: none is negative, and they sum to the time per token.
 fn check_terms(trace: &Trace) {
-    let metrics = metrics::compute(trace);
+    let metrics = metrics::compute_metrics(trace);
     let terms = metrics.terms_ms;
-    let mean = metrics.tpot_ms.expect("several tokens").mean;
+    let mean = metrics.tpot_ms.expect("several tokens").mean_ms;
     for (name, ms) in terms.named_terms() {
         assert!(ms >= -1e-6, "{name} is {ms} ms");
     }
@@ -129,13 +134,13 @@ async fn concurrent_sequences_give_the_tokens_of_each_alone() {
         assert_eq!(expected[0] == expected[4], temperature == 0.0);
         for windows in [vec![3, 3, 2], vec![2, 2, 1], vec![8]] {
             let plan = plan_for_sequences(plan(&model, &windows, 600), 5);
-            assert_eq!((plan.sequences, plan.context), (5, 120));
+            assert_eq!((plan.sequences, plan.context_length), (5, 120));
             let request = request(&numbers, temperature, 16, 0);
             let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
-            assert_eq!(generated.sequences, expected, "windows {windows:?} at {temperature}");
-            let metrics = metrics::compute(&generated.trace);
+            assert_eq!(generated.tokens_by_sequence, expected, "windows {windows:?} at {temperature}");
+            let metrics = metrics::compute_metrics(&generated.trace);
             assert_eq!(metrics.sequences.len(), 5);
-            assert!(metrics.sequences.iter().all(|one| one.tokens == u64::from(GENERATE) - 1));
+            assert!(metrics.sequences.iter().all(|one| one.decoded_tokens == u64::from(GENERATE) - 1));
             check_terms(&generated.trace);
         }
     }
@@ -150,10 +155,10 @@ async fn drafts_change_no_token_and_save_passes() {
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
             let count = numbers.len() as u32;
             let plan = plan_for_sequences(plan(&model, &windows, 128 * count), count);
-            let plan = plan_with_draft(plan, &model, &small).expect("one tokenizer");
+            let plan = plan_with_draft_model(plan, &model, &small).expect("one tokenizer");
             let request = request(&numbers, temperature, 512, drafts);
             let generated = run(&transport, &model, plan, Some(small.clone()), request).await;
-            let GenerationResult { sequences, trace, .. } = generated.expect("tokens");
+            let GenerationResult { tokens_by_sequence: sequences, trace, .. } = generated.expect("tokens");
             assert_eq!(sequences, expected, "windows {windows:?}, {drafts} drafts at {temperature}");
             check_draft_counters(&trace, u64::from(count));
         }
@@ -161,16 +166,16 @@ async fn drafts_change_no_token_and_save_passes() {
 }
 
 fn check_draft_counters(trace: &Trace, sequences: u64) {
-    let speculation = metrics::compute(trace).speculation.expect("there were drafts");
+    let speculation = metrics::compute_metrics(trace).speculation.expect("there were drafts");
     let accepted = trace.readings.iter().filter(|reading| reading.counter == Counter::Accepted);
-    assert_eq!(accepted.map(|reading| reading.value).sum::<u64>(), speculation.accepted);
-    assert!(speculation.accepted > 0, "the draft was trained on the same text");
-    assert!(speculation.accepted < speculation.drafted, "the draft model is not the target model");
+    assert_eq!(accepted.map(|reading| reading.value).sum::<u64>(), speculation.accepted_drafts);
+    assert!(speculation.accepted_drafts > 0, "the draft was trained on the same text");
+    assert!(speculation.accepted_drafts < speculation.drafted, "the draft model is not the target model");
     // The prompt gives one token of each sequence, and each later pass gives one token beyond the accepted drafts.
     let passes = trace.passes.iter().filter(|pass| pass.has_output).count() as u64 - sequences;
-    assert_eq!(passes + speculation.accepted, (u64::from(GENERATE) - 1) * sequences);
+    assert_eq!(passes + speculation.accepted_drafts, (u64::from(GENERATE) - 1) * sequences);
     assert!(passes < (u64::from(GENERATE) - 1) * sequences, "passes are saved");
-    assert!(trace.records.iter().any(|record| record.kind == StepKind::Draft && record.device == 0));
+    assert!(trace.records.iter().any(|record| record.kind == StepKind::Draft && record.device_index == 0));
     check_terms(trace);
 }
 
@@ -190,10 +195,10 @@ async fn stop_token_ends_only_its_sequence() {
     assert!(expected[0].len() <= 10 && expected.iter().any(|tokens| tokens.len() == GENERATE as usize));
     for drafts in [0, 4] {
         let plan = plan_for_sequences(plan(&model, &[3, 3, 2], 512), 3);
-        let plan = plan_with_draft(plan, &model, &small).expect("one tokenizer");
+        let plan = plan_with_draft_model(plan, &model, &small).expect("one tokenizer");
         let request = GenerationRequest { stop_tokens: vec![last], ..request(&numbers, 0.0, 512, drafts) };
         let generated = run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
-        assert_eq!(generated.sequences, expected, "{drafts} drafts");
+        assert_eq!(generated.tokens_by_sequence, expected, "{drafts} drafts");
     }
 }
 
@@ -202,7 +207,7 @@ async fn requests_that_do_not_fit_the_plan_are_refused() {
     let (model, transport) = (open(Q4), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
     let four = plan_for_sequences(whole(), 4);
-    let drafting = plan_with_draft(whole(), &model, &open(DRAFT)).expect("one tokenizer");
+    let drafting = plan_with_draft_model(whole(), &model, &open(DRAFT)).expect("one tokenizer");
     for (plan, request, what, hint) in [
         (
             whole(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hearth_ring::{
     LocalModel, MemoryTransport, ModelSource, Request, ResponseEvent, Ring, RingError, RingOptions,
-    ServeOptions, plan_for_sequences, plan_with_draft,
+    ServeOptions, plan_for_sequences, plan_with_draft_model,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -48,10 +48,10 @@ impl Server {
         // The slots divide the positions among them.
         let mut plan = plan_for_sequences(plan(model, windows, 128 * slots), slots);
         if let Some(draft) = &draft {
-            plan = plan_with_draft(plan, model, draft).expect("a draft of the same vocabulary");
+            plan = plan_with_draft_model(plan, model, draft).expect("a draft of the same vocabulary");
         }
         let draft_tokens = if draft.is_some() { 3 } else { 0 };
-        let options = RingOptions { draft, ..one_thread() };
+        let options = RingOptions { draft_model: draft, ..one_thread() };
         let mut ring = Ring::connect(transport, plan, model.clone(), options).await.expect("a ring");
         let (request_tx, request_rx) = mpsc::unbounded_channel();
         let options =

@@ -4,7 +4,7 @@
 //! message of an honest connection (whole, damaged, truncated, followed by random bytes), lengths beyond all limits,
 //! and frames that are valid without encryption.
 
-use hearth_ring::wire::{ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL_VERSION, Purpose};
+use hearth_ring::wire::{ConnectionPurpose, ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL_VERSION};
 use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -55,9 +55,9 @@ impl Attacker {
             5 => [&[0xff; 8][..], &noise].concat(),
             _ => {
                 let purpose = match self.random.random_range(0..3) {
-                    0 => Purpose::Control,
-                    1 => Purpose::Data { from: 1, epoch: self.random.random_range(0..4) },
-                    _ => Purpose::Probe,
+                    0 => ConnectionPurpose::Control,
+                    1 => ConnectionPurpose::Data { from: 1, epoch: self.random.random_range(0..4) },
+                    _ => ConnectionPurpose::Probe,
                 };
                 let session = self.random.random();
                 let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL_VERSION, session, purpose };

@@ -9,7 +9,7 @@ use attack::Attacker;
 use hearth_ring::{
     EncryptedTransport, GenerationRequest, LocalModel, MemoryTransport, Ring, RingError, Transport,
 };
-use hearth_runtime::sampler::greedy;
+use hearth_runtime::sampler::greedy_token;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
@@ -22,10 +22,10 @@ const MAX_REPLY_LEN: usize = 128;
 
 async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
     let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), one_thread()).await?;
-    let request = GenerationRequest::single(vec![1, 2, 3], 4, Box::new(greedy));
+    let request = GenerationRequest::single_sequence(vec![1, 2, 3], 4, Box::new(greedy_token));
     let generated = ring.generate(request, |_, _| {}).await.map_err(|failed| failed.error)?;
     ring.close().await;
-    Ok(generated.tokens().to_vec())
+    Ok(generated.first_sequence_tokens().to_vec())
 }
 
 /// Starts a worker with the key. Returns the unencrypted transport, the encrypted one, and the model.

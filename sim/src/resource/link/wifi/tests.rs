@@ -25,19 +25,26 @@ fn wifi(stalls: StallPreset) -> Wifi {
     let channel = |name: &str, rate: BytesPerSecond| WifiChannel {
         name: name.into(),
         bandwidth: source(rate),
-        overhead: source(Seconds(0.0002)),
-        burst: source(Seconds(0.0054)),
+        transmission_overhead: source(Seconds(0.0002)),
+        max_burst_duration: source(Seconds(0.0054)),
         delay: Delay::default(),
         stalls: Document::Preset(stalls),
         stations: vec![],
-        rates: BTreeMap::new(),
+        station_rates: BTreeMap::new(),
     };
-    Wifi { channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)], tcp: Tcp::default() }
+    Wifi {
+        channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)],
+        tcp: TcpParameters::default(),
+    }
 }
 
 /// Returns the channels of [`wifi`], without losses and without restarts of the congestion window.
 fn lossless(stalls: StallPreset) -> Wifi {
-    let tcp = Tcp { slow_start_after_idle: false, loss: source(Fraction(0.0)), ..Tcp::default() };
+    let tcp = TcpParameters {
+        slow_start_after_idle: false,
+        loss_rate: source(Fraction(0.0)),
+        ..TcpParameters::default()
+    };
     Wifi { tcp, ..wifi(stalls) }
 }
 
@@ -69,14 +76,14 @@ fn link(wifi: &Wifi, seed: u64) -> NetworkLinks {
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
         if let Some(path) = path(wifi, &wire, (from, to)).filter(|_| from != to) {
-            link.add_path(from, to, &path);
+            link.add_wireless_path(from, to, &path);
         }
     }
     link
 }
 
 fn duration_ms(delivered: &Delivered) -> f64 {
-    (delivered.delivery.arrival - delivered.sent) as f64 * 1e-6
+    (delivered.delivery.arrival - delivered.send_time) as f64 * 1e-6
 }
 
 /// Returns the mean time in ms until a message arrives that is sent `count` times, one after another.
@@ -95,7 +102,7 @@ fn ping_percentiles_with_awdl_stalls() {
         link.send(now, from, to, Bytes(64));
         let mut arrives = None;
         while let Some(at) = link.next_event_time() {
-            arrives = link.next_delivery(at).map(|(_, delivery)| delivery.arrival).or(arrives);
+            arrives = link.pop_delivery(at).map(|(_, delivery)| delivery.arrival).or(arrives);
         }
         arrives.expect("a ping arrives")
     };
@@ -129,7 +136,7 @@ fn message_mean_matches_formula() {
             // Twenty seconds after the previous message every connection is idle and starts with the initial window.
             let found = mean(&wifi, pair, bytes, 100_000);
             let path = path(&wifi, &wire, pair).expect("a path over Wi-Fi");
-            let expected = path.mean_time(Bytes(bytes), true).as_millis();
+            let expected = path.mean_message_time(Bytes(bytes), true).as_millis();
             println!("| {name} | {}, {} | {bytes} | {found:.3} | {expected:.3} |", pair.0, pair.1);
             assert!((found / expected - 1.0).abs() < within, "{pair:?}, {bytes}: {found}, not {expected}");
         }
@@ -166,11 +173,11 @@ fn added_stall_pauses_transmission() {
     let mut link = link(&without_delays(), 1);
     link.send(0, 0, 1, Bytes(100_000));
     // Half a millisecond of the 1.2 ms to the access point has passed.
-    link.stall_all(MILLI / 2, 40 * MILLI);
+    link.stall_all_channels(MILLI / 2, 40 * MILLI);
     assert_eq!(link.next_event_time(), Some(40 * MILLI + 7 * MILLI / 10));
     let mut deliveries = Vec::new();
     while let Some(at) = link.next_event_time() {
-        deliveries.extend(link.next_delivery(at));
+        deliveries.extend(link.pop_delivery(at));
     }
     assert_eq!(deliveries[0].1.end, 40 * MILLI + 19 * MILLI / 10);
 }
@@ -178,7 +185,7 @@ fn added_stall_pauses_transmission() {
 #[test]
 fn busy_connection_keeps_window() {
     let mut wifi = wifi(StallPreset::Clean);
-    wifi.tcp.loss.value = Fraction(0.0);
+    wifi.tcp.loss_rate.value = Fraction(0.0);
     let every = |wait: Nanos| {
         let sent: Vec<TestMessage> = (0..2000).map(|_| (wait, 0, 1, 32_768)).collect();
         send_all(&mut link(&wifi, 1), &sent)[1..].iter().map(duration_ms).sum::<f64>() / 1999.0

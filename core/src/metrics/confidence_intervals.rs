@@ -47,7 +47,7 @@ impl ConfidenceIntervals {
         let mut times = vec![(0.0, Terms::default(), 0.0); batches];
         for (index, step) in token_times.decode_steps.iter().enumerate() {
             let (time, terms, tokens) = &mut times[index * batches / token_times.decode_steps.len()];
-            *time += millis(step.duration());
+            *time += millis(step.duration_ns());
             *tokens += f64::from(step.tokens());
             super::add_share(terms, &step_terms(trace, &by_pass, step), 1.0);
         }

@@ -13,21 +13,22 @@ use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
 use super::results::Results;
-use super::speeds::{Phase, SpeedScores};
-use super::{Cell, Claim, ClaimQuantity, PublishedResults, ResultRow, System};
+use super::speeds::{InferencePhase, SpeedScores};
+use super::{Claim, ClaimQuantity, PublishedResults, ResultCell, ResultRow, System};
 
 /// Ratio of two published times up to which their order is not compared.
 const TIE_RATIO: f64 = 1.2;
 
 /// The error of a simulated time, relative to the published time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TimeError {
+pub struct TimeComparison {
     pub row: String,
     pub system: String,
     pub published_ms: f64,
     /// `None` if the cell could not be simulated or the run did not complete.
     pub simulated_ms: Option<f64>,
-    pub error: Option<f64>,
+    #[serde(rename = "error")]
+    pub relative_error: Option<f64>,
     pub tolerance: f64,
     /// Whether parameters of the device profiles were fitted to the published times of this row.
     #[serde(rename = "fitted")]
@@ -49,9 +50,11 @@ fn is_within(error: Option<f64>, tolerance: f64) -> bool {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Scores {
-    pub tpot: Vec<TimeError>,
-    pub ttft: Vec<TimeError>,
+pub struct PublishedScores {
+    #[serde(rename = "tpot")]
+    pub tpot_comparisons: Vec<TimeComparison>,
+    #[serde(rename = "ttft")]
+    pub ttft_comparisons: Vec<TimeComparison>,
     /// Median absolute error of the times per token.
     #[serde(rename = "median_tpot")]
     pub median_tpot_error: Option<f64>,
@@ -62,61 +65,66 @@ pub struct Scores {
     #[serde(rename = "median_tpot_held_out")]
     pub median_held_out_tpot_error: Option<f64>,
     /// Pairs of systems whose simulated order is wrong, as `row: faster, slower` with the published order.
-    pub misordered: Vec<String>,
+    #[serde(rename = "misordered")]
+    pub misordered_pairs: Vec<String>,
     /// Rank correlation of published and simulated times for each system with at least three rows.
-    pub rank_correlation: Vec<(String, f64)>,
+    #[serde(rename = "rank_correlation")]
+    pub rank_correlations: Vec<(String, f64)>,
     /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
-    pub claims: Vec<ClaimScore>,
+    pub claims: Vec<ClaimResult>,
     /// Published and predicted speeds of the rows that are inference on one GPU (key `roofline`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub speeds: Option<SpeedScores>,
+    #[serde(rename = "speeds", skip_serializing_if = "Option::is_none")]
+    pub speed_scores: Option<SpeedScores>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ClaimScore {
+pub struct ClaimResult {
     pub text: String,
     /// The minimum and maximum ratio that agree with the text of the claim.
-    pub range: [f64; 2],
+    #[serde(rename = "range")]
+    pub ratio_range: [f64; 2],
     /// The simulated ratio; `None` if one of the runs did not complete.
-    pub ratio: Option<f64>,
+    #[serde(rename = "ratio")]
+    pub simulated_ratio: Option<f64>,
     pub holds: bool,
 }
 
-impl Scores {
+impl PublishedScores {
     pub fn from_results(published: &PublishedResults, results: &Results) -> Self {
-        let [tpot, ttft] = [Phase::Decode, Phase::Prefill].map(|phase| errors(published, results, phase));
+        let [tpot, ttft] =
+            [InferencePhase::Decode, InferencePhase::Prefill].map(|phase| errors(published, results, phase));
         Self {
             median_tpot_error: median(tpot.iter()),
             median_ttft_error: median(ttft.iter()),
             median_held_out_tpot_error: median(tpot.iter().filter(|error| !error.is_fitted)),
-            misordered: misordered(published, results),
-            rank_correlation: rank_correlation(published, &tpot),
+            misordered_pairs: misordered(published, results),
+            rank_correlations: rank_correlation(published, &tpot),
             outcome_mismatches: outcome_mismatches(published, results),
             claims: published.claims.iter().map(|claim| score_claim(published, results, claim)).collect(),
-            speeds: SpeedScores::from_results(published, results),
-            tpot,
-            ttft,
+            speed_scores: SpeedScores::from_results(published, results),
+            tpot_comparisons: tpot,
+            ttft_comparisons: ttft,
         }
     }
 }
 
-fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<TimeError> {
-    let error_of = |(index, row, system, cell): ((usize, usize), &ResultRow, &System, &Cell)| {
+fn errors(published: &PublishedResults, results: &Results, phase: InferencePhase) -> Vec<TimeComparison> {
+    let error_of = |(index, row, system, cell): ((usize, usize), &ResultRow, &System, &ResultCell)| {
         let (time, quantity, reason) = match phase {
-            Phase::Decode => (row.tpot(cell), ClaimQuantity::Tpot, &cell.exclusion_reasons.decode),
-            Phase::Prefill => (row.ttft(cell), ClaimQuantity::Ttft, &cell.exclusion_reasons.prefill),
+            InferencePhase::Decode => (row.tpot(cell), ClaimQuantity::Tpot, &cell.exclusion_reasons.decode),
+            InferencePhase::Prefill => (row.ttft(cell), ClaimQuantity::Ttft, &cell.exclusion_reasons.prefill),
         };
         let published_ms = time?.0 * 1e3;
-        let simulated_ms = results.get(&index).and_then(|result| result.quantity(quantity));
+        let simulated_ms = results.get(&index).and_then(|result| result.claim_quantity(quantity));
         let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
         let tolerance = cell.tolerance.unwrap_or(published.tolerance).0;
-        Some(TimeError {
+        Some(TimeComparison {
             row: row.label.clone(),
             system: system.name.clone(),
             published_ms,
             simulated_ms,
-            error,
+            relative_error: error,
             tolerance,
             is_fitted: published.fitted_rows.contains(&row.label),
             is_within_tolerance: is_within(error, tolerance),
@@ -127,15 +135,15 @@ fn errors(published: &PublishedResults, results: &Results, phase: Phase) -> Vec<
 }
 
 /// Returns the median absolute error of the times that are not excluded.
-fn median<'e>(errors: impl Iterator<Item = &'e TimeError>) -> Option<f64> {
+fn median<'e>(errors: impl Iterator<Item = &'e TimeComparison>) -> Option<f64> {
     let counted = errors.filter(|error| !error.is_excluded);
-    let mut sizes: Vec<f64> = counted.filter_map(|error| Some(error.error?.abs())).collect();
+    let mut sizes: Vec<f64> = counted.filter_map(|error| Some(error.relative_error?.abs())).collect();
     sizes.sort_by(f64::total_cmp);
     crate::validation::scores::median(&sizes)
 }
 
 /// Returns the published time per token of a cell in milliseconds; infinite if the run did not complete.
-fn published_time(row: &ResultRow, cell: &Cell) -> Option<f64> {
+fn published_time(row: &ResultRow, cell: &ResultCell) -> Option<f64> {
     match cell.outcome {
         Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
         _ => row.tpot(cell).map(|time| time.0 * 1e3),
@@ -151,9 +159,9 @@ fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
             .iter()
             .enumerate()
             .filter_map(|(column, system)| {
-                let published = published_time(row, row.cells.get(&system.name)?)?;
+                let published = published_time(row, row.cells_by_system.get(&system.name)?)?;
                 let result = results.get(&(row_index, column));
-                let simulated = result.and_then(|result| result.quantity(ClaimQuantity::Tpot));
+                let simulated = result.and_then(|result| result.claim_quantity(ClaimQuantity::Tpot));
                 Some((system.name.as_str(), published, simulated.unwrap_or(f64::INFINITY)))
             })
             .collect();
@@ -169,7 +177,7 @@ fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
     wrong
 }
 
-fn rank_correlation(published: &PublishedResults, errors: &[TimeError]) -> Vec<(String, f64)> {
+fn rank_correlation(published: &PublishedResults, errors: &[TimeComparison]) -> Vec<(String, f64)> {
     let correlation = |name: &str| {
         let column: Vec<(f64, f64)> = errors
             .iter()
@@ -203,24 +211,25 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<String> {
-    let differs = |(index, _, _, cell): &((usize, usize), &ResultRow, &System, &Cell)| {
-        let run = results.get(index).and_then(|result| result.run());
+    let differs = |(index, _, _, cell): &((usize, usize), &ResultRow, &System, &ResultCell)| {
+        let run = results.get(index).and_then(|result| result.simulated_run());
         run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
     };
     let different = published.cells().filter(differs);
     different.map(|(_, row, system, _)| format!("{}, {}", row.label, system.name)).collect()
 }
 
-fn score_claim(published: &PublishedResults, results: &Results, claim: &Claim) -> ClaimScore {
-    let time =
-        |cell| published.cell_index(cell).and_then(|index| results.get(&index)?.quantity(claim.quantity));
-    let ratio = time(&claim.numerator)
-        .zip(time(&claim.denominator))
+fn score_claim(published: &PublishedResults, results: &Results, claim: &Claim) -> ClaimResult {
+    let time = |cell| {
+        published.cell_index(cell).and_then(|index| results.get(&index)?.claim_quantity(claim.quantity))
+    };
+    let ratio = time(&claim.numerator_cell)
+        .zip(time(&claim.denominator_cell))
         .map(|(of, over)| of / over)
         .filter(|ratio| ratio.is_finite());
     let range = [claim.min_ratio, claim.max_ratio];
     let holds = ratio.is_some_and(|ratio| (claim.min_ratio..=claim.max_ratio).contains(&ratio));
-    ClaimScore { text: claim.text.clone(), range, ratio, holds }
+    ClaimResult { text: claim.text.clone(), ratio_range: range, simulated_ratio: ratio, holds }
 }
 
 #[cfg(test)]
@@ -256,16 +265,17 @@ claims:
             .map(|(row, column, time)| ((row, column), SimulatedRun::fixture(Some(time), None, Outcome::Ok)))
             .into();
         results.insert((2, 1), SimulatedRun::fixture(Some(0.0), None, Outcome::OutOfMemory));
-        let scores = Scores::from_results(&published, &results);
+        let scores = PublishedScores::from_results(&published, &results);
         let off: Vec<i64> = scores
-            .tpot
+            .tpot_comparisons
             .iter()
-            .filter_map(|error| error.error)
+            .filter_map(|error| error.relative_error)
             .map(|off| (off * 1000.0).round() as i64)
             .collect();
         // 110/100, 105/200, 300/200, 240/230, 210/400.
         assert_eq!(off, [100, -475, 500, 43, -475]);
-        let within: Vec<bool> = scores.tpot.iter().map(|error| error.is_within_tolerance).collect();
+        let within: Vec<bool> =
+            scores.tpot_comparisons.iter().map(|error| error.is_within_tolerance).collect();
         // 400 / 210 = 1.9, which a tolerance of 100 % allows.
         assert_eq!(within, [true, false, false, true, true]);
         assert_eq!(scores.median_tpot_error, Some(0.475));
@@ -275,12 +285,12 @@ claims:
         );
         // Row a: two is faster in the simulation only. Row b: the published times are too close. Row c: two runs out
         // of memory, as published.
-        assert_eq!(scores.misordered, ["a: one, two"]);
+        assert_eq!(scores.misordered_pairs, ["a: one, two"]);
         // Published 1, 2, 3; simulated 1, 3, 2: 1 - 6 (0 + 1 + 1) / (3 (9 - 1)).
-        assert_eq!(scores.rank_correlation, [("one".to_owned(), 0.5)]);
+        assert_eq!(scores.rank_correlations, [("one".to_owned(), 0.5)]);
         assert!(scores.outcome_mismatches.is_empty());
         let [claim] = &scores.claims[..] else { panic!("one claim") };
-        assert!(claim.holds && (claim.ratio.expect("a ratio") - 210.0 / 110.0).abs() < 1e-12);
+        assert!(claim.holds && (claim.simulated_ratio.expect("a ratio") - 210.0 / 110.0).abs() < 1e-12);
     }
 
     #[test]

@@ -16,13 +16,13 @@
 //! stages.
 //!
 //! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] returns them for a message of one
-//! transmission on a connection in use: `t_comm` over Wi-Fi is [`Link::time`] of this link. Between two stations of
+//! transmission on a connection in use: `t_comm` over Wi-Fi is [`Link::message_time`] of this link. Between two stations of
 //! one channel, 1 / bandwidth = 1 / up + 1 / down.
 //!
 //! Not here: contention, which is simulated (`hearth_sim`).
 
 use super::Link;
-use super::wifi::{MSS, Tcp, WifiChannel};
+use super::wifi::{MSS, TcpParameters, WifiChannel};
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use crate::values::Sourced;
 
@@ -44,7 +44,7 @@ pub enum Endpoint<'a> {
 pub struct WirelessPath<'a> {
     pub sender: Endpoint<'a>,
     pub receiver: Endpoint<'a>,
-    pub tcp: &'a Tcp,
+    pub tcp: &'a TcpParameters,
 }
 
 impl<'a> Endpoint<'a> {
@@ -56,8 +56,8 @@ impl<'a> Endpoint<'a> {
     }
 
     /// Returns the fixed overhead of a transmission as a time; zero for a cable.
-    pub fn overhead(&self) -> Seconds {
-        self.channel().map_or(Seconds(0.0), |channel| channel.overhead.value)
+    pub fn transmission_overhead(&self) -> Seconds {
+        self.channel().map_or(Seconds(0.0), |channel| channel.transmission_overhead.value)
     }
 
     fn channel(&self) -> Option<&'a WifiChannel> {
@@ -84,8 +84,8 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// Returns the overhead of a small message: one transmission for each hop over Wi-Fi.
-    pub fn overhead(&self) -> Seconds {
-        self.sender.overhead() + self.receiver.overhead()
+    pub fn message_overhead(&self) -> Seconds {
+        self.sender.transmission_overhead() + self.receiver.transmission_overhead()
     }
 
     pub fn wire_latency(&self) -> Seconds {
@@ -96,15 +96,16 @@ impl<'a> WirelessPath<'a> {
         latency(&self.sender) + latency(&self.receiver)
     }
 
-    pub fn min_time(&self) -> Seconds {
-        self.overhead() + self.wire_latency()
+    pub fn min_message_time(&self) -> Seconds {
+        self.message_overhead() + self.wire_latency()
     }
 
     /// Returns the maximum size of one transmission, with which no channel exceeds its burst time. It is at least one
     /// segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
-        let bytes = |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
+        let bytes =
+            |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.max_burst_duration.value.0);
         let min = ends.iter().filter_map(bytes).fold(f64::INFINITY, f64::min);
         Bytes((min as u64).max(MSS.0))
     }
@@ -115,15 +116,15 @@ impl<'a> WirelessPath<'a> {
     }
 
     /// Returns the mean time of a message on idle channels. A `fresh` connection begins with slow start.
-    pub fn mean_time(&self, bytes: Bytes, fresh: bool) -> Seconds {
+    pub fn mean_message_time(&self, bytes: Bytes, fresh: bool) -> Seconds {
         let [up, down] = self.sending_times(bytes);
         let stretch =
             |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let stretched = stretch(&self.sender, up) + stretch(&self.receiver, down);
         let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = retransmission_probabilities(self.tcp.loss.value.0, segments);
+        let [by_timer, by_report] = retransmission_probabilities(self.tcp.loss_rate.value.0, segments);
         let slow_start = if fresh { self.slow_start_wait(bytes) } else { Seconds(0.0) };
-        self.transmission_time(bytes) - self.overhead()
+        self.transmission_time(bytes) - self.message_overhead()
             + self.delay()
             + self.wire_latency()
             + self.residual_stall()
@@ -137,11 +138,11 @@ impl<'a> WirelessPath<'a> {
     pub fn expected_link(&self) -> Link {
         let tcp = self.tcp;
         // The value for messages of many segments; shorter messages lose a little less.
-        let [by_timer, _] = retransmission_probabilities(tcp.loss.value.0, DUPLICATE_ACK_THRESHOLD);
+        let [by_timer, _] = retransmission_probabilities(tcp.loss_rate.value.0, DUPLICATE_ACK_THRESHOLD);
         let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
-        let extra = |end: &Endpoint| end.overhead() * (stretch(end) - 1.0);
-        let reported = self.round_trip() * (tcp.loss.value.0 * (1.0 - by_timer));
+        let extra = |end: &Endpoint| end.transmission_overhead() * (stretch(end) - 1.0);
+        let reported = self.round_trip() * (tcp.loss_rate.value.0 * (1.0 - by_timer));
         let each_byte = slowness(&self.sender) + slowness(&self.receiver) + reported.0 / MSS.as_f64();
         let latency = self.delay() + self.wire_latency() + self.residual_stall() + tcp.rto.value * by_timer
             - reported * DUPLICATE_ACK_THRESHOLD as f64
@@ -158,7 +159,7 @@ impl<'a> WirelessPath<'a> {
     /// Returns the total time of a message's transmissions on each hop.
     fn sending_times(&self, bytes: Bytes) -> [Seconds; 2] {
         let bursts = bytes.0.div_ceil(self.burst_bytes().0).max(1) as f64;
-        [&self.sender, &self.receiver].map(|end| end.overhead() * bursts + bytes / end.rate())
+        [&self.sender, &self.receiver].map(|end| end.transmission_overhead() * bursts + bytes / end.rate())
     }
 
     /// Returns the time from the beginning of the first transmission to the end of the last.
@@ -171,8 +172,9 @@ impl<'a> WirelessPath<'a> {
         }
         // A pipeline of two stages whose transmissions are equal except for the last. The critical path changes from
         // the first hop to the second after the first, the second to last, or the last transmission.
-        let of =
-            |bytes: u64| [&self.sender, &self.receiver].map(|end| end.overhead() + Bytes(bytes) / end.rate());
+        let of = |bytes: u64| {
+            [&self.sender, &self.receiver].map(|end| end.transmission_overhead() + Bytes(bytes) / end.rate())
+        };
         let ([first, second], [last_first, last_second]) = (of(burst), of(bytes.0 - full * burst));
         let paths = [first + down, up - last_first + second + last_second, up + last_second];
         paths.into_iter().fold(Seconds(0.0), |longest, path| if path > longest { path } else { longest })
@@ -182,7 +184,7 @@ impl<'a> WirelessPath<'a> {
     fn delay(&self) -> Seconds {
         let Some(channel) = self.delay_channel() else { return Seconds(0.0) };
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
-        let min = self.overhead().0;
+        let min = self.message_overhead().0;
         if sigma <= 0.0 || min <= 0.0 {
             return Seconds((median * (sigma * sigma / 2.0).exp()).max(min));
         }
@@ -201,7 +203,7 @@ impl<'a> WirelessPath<'a> {
     /// Returns the mean time that a message waits at its start because a stall is in progress.
     fn residual_stall(&self) -> Seconds {
         let of = |end: &Endpoint| {
-            let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
+            let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.stall_kinds());
             Seconds(kinds.iter().map(|kind| kind.rate.0 * kind.mean_square_duration() / 2.0).sum())
         };
         if self.shares_channel() { of(&self.sender) } else { of(&self.sender) + of(&self.receiver) }
@@ -217,7 +219,12 @@ impl<'a> WirelessPath<'a> {
 
 /// Returns the time that a connection waits for acknowledgements in slow start. Each round trip doubles the
 /// congestion window W, beginning with the initial one, and the connection sends for W / `rate` of each round trip.
-pub fn slow_start_wait(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes) -> Seconds {
+pub fn slow_start_wait(
+    round_trip: Seconds,
+    tcp: &TcpParameters,
+    rate: BytesPerSecond,
+    bytes: Bytes,
+) -> Seconds {
     let (mut window, mut sent, mut waited) = (tcp.initial_window.value.0, 0u64, Seconds(0.0));
     loop {
         sent = sent.saturating_add(window);
@@ -266,14 +273,14 @@ mod tests {
         WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel }
     }
 
-    fn path<'a>(channel: &'a WifiChannel, tcp: &'a Tcp) -> WirelessPath<'a> {
+    fn path<'a>(channel: &'a WifiChannel, tcp: &'a TcpParameters) -> WirelessPath<'a> {
         let end = Endpoint::Station { index: 0, channel, rate: channel.bandwidth.value };
         WirelessPath { sender: end, receiver: end, tcp }
     }
 
-    fn lossless() -> Tcp {
+    fn lossless() -> TcpParameters {
         let loss = Sourced::new(Fraction(0.0), "test");
-        Tcp { loss, slow_start_after_idle: false, ..Tcp::default() }
+        TcpParameters { loss_rate: loss, slow_start_after_idle: false, ..TcpParameters::default() }
     }
 
     fn close(found: Seconds, expected: f64) {
@@ -295,13 +302,13 @@ mod tests {
         // overhead of 0.4 ms once in a thousand, for 0.0378 us on average.
         let (delay, bytes) = (1.9e-3 * 0.125_f64.exp(), 2.0 * 32768.0 / 100e6);
         let floor = delay + bytes;
-        let found = path.mean_time(Bytes(32768), false);
+        let found = path.mean_message_time(Bytes(32768), false);
         assert!(found.0 > floor && found.0 < floor + 1e-7, "{} and {floor}", found.0);
-        close(path.expected_link().time(Bytes(32768)), found.0);
+        close(path.expected_link().message_time(Bytes(32768)), found.0);
         close(Seconds(path.rate().0), 50e6);
         // Without spread, the time is the sum of the median delay and the transmissions.
         let sharp = without_spread(channel.clone());
-        close(self::path(&sharp, &tcp).mean_time(Bytes(32768), false), 1.9e-3 + bytes);
+        close(self::path(&sharp, &tcp).mean_message_time(Bytes(32768), false), 1.9e-3 + bytes);
     }
 
     #[test]
@@ -309,7 +316,7 @@ mod tests {
         let (channel, tcp) = (channel(StallPreset::Clean), lossless());
         let path = path(&channel, &tcp);
         // A burst has 540 kB, so 2.7 MB are five bursts; the delay includes the overhead of one.
-        let time = |bytes| path.mean_time(Bytes(bytes), false).0;
+        let time = |bytes| path.mean_message_time(Bytes(bytes), false).0;
         close(Seconds(time(2_700_000) - time(540_000)), 2.0 * (2_160_000.0 / 100e6 + 4.0 * 0.2e-3));
     }
 
@@ -321,31 +328,31 @@ mod tests {
         let path = WirelessPath { sender: end(0, rate), receiver: end(1, rate * 0.5), tcp: &tcp };
         // Five bursts of 270 kB take 2.9 ms up and 5.6 ms down each; while the first one is sent up, nothing is sent
         // down.
-        close(path.mean_time(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 2.9e-3 + 5.0 * 5.6e-3);
+        close(path.mean_message_time(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 2.9e-3 + 5.0 * 5.6e-3);
         let reversed = WirelessPath { sender: path.receiver, receiver: path.sender, tcp: &tcp };
-        close(reversed.mean_time(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 5.0 * 5.6e-3 + 2.9e-3);
+        close(reversed.mean_message_time(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 5.0 * 5.6e-3 + 2.9e-3);
     }
 
     #[test]
     fn stalls_losses_and_slow_start_add_their_terms() {
         let (clean, awdl) = (channel(StallPreset::Clean), channel(StallPreset::Awdl));
         let (quiet, bytes) = (lossless(), Bytes(32768));
-        let plain = path(&clean, &quiet).mean_time(bytes, false).0;
+        let plain = path(&clean, &quiet).mean_message_time(bytes, false).0;
         // 0.15 E[D^2]/2 = 0.49 ms, 0.03 E[D^2]/2 = 0.582 ms, and 1.77 % of 1.055 ms of sending.
-        let found = path(&awdl, &quiet).mean_time(bytes, false).0 - plain;
+        let found = path(&awdl, &quiet).mean_message_time(bytes, false).0 - plain;
         close(Seconds(found), 0.49e-3 + 0.582e-3 + 0.0177 * (0.4e-3 + 2.0 * 32768.0 / 100e6));
         // 23 segments: the timeout of 200 ms with probability 0.2997 %, else a round trip with probability 1.982 %.
-        let lossy = Tcp { slow_start_after_idle: false, ..Tcp::default() };
+        let lossy = TcpParameters { slow_start_after_idle: false, ..TcpParameters::default() };
         let round_trip = 2.0 * 1.9e-3 * 0.125_f64.exp();
         let timer = 1.0 - 0.999_f64.powi(3);
         let expected = timer * 0.2 + (1.0 - timer) * (1.0 - 0.999_f64.powi(20)) * round_trip;
-        close(Seconds(path(&clean, &lossy).mean_time(bytes, false).0 - plain), expected);
+        close(Seconds(path(&clean, &lossy).mean_message_time(bytes, false).0 - plain), expected);
         // The window of 14480 bytes grows to 28960 before 32 KiB are sent: one round trip, less 0.29 ms of sending.
-        let restarting = Tcp { slow_start_after_idle: true, ..lossless() };
+        let restarting = TcpParameters { slow_start_after_idle: true, ..lossless() };
         let fresh = path(&clean, &restarting);
-        close(Seconds(fresh.mean_time(bytes, true).0 - plain), round_trip - 14480.0 / 50e6);
-        close(fresh.mean_time(bytes, false), plain);
+        close(Seconds(fresh.mean_message_time(bytes, true).0 - plain), round_trip - 14480.0 / 50e6);
+        close(fresh.mean_message_time(bytes, false), plain);
         // A message that fits the window does not wait.
-        close(fresh.mean_time(Bytes(14480), true), fresh.mean_time(Bytes(14480), false).0);
+        close(fresh.mean_message_time(Bytes(14480), true), fresh.mean_message_time(Bytes(14480), false).0);
     }
 }

@@ -24,12 +24,12 @@ use crate::weights::{Extent, Weights};
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// The managed weights of a device. The helper thread ends when this is dropped.
-pub struct ManagedStream {
+pub struct ManagedResidencyPolicy {
     pub(super) shared: Arc<SharedResidency>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl ManagedStream {
+impl ManagedResidencyPolicy {
     /// Starts the helper thread of the device with this index in the plan. A computation waits at most `max_wait` for
     /// the arrival of a piece.
     pub fn start(
@@ -46,7 +46,7 @@ impl ManagedStream {
     }
 }
 
-impl ResidencyPolicy for ManagedStream {
+impl ResidencyPolicy for ManagedResidencyPolicy {
     fn barrier(&self) -> ResidencyBarrier {
         ResidencyBarrier { shared: Some(self.shared.clone()) }
     }
@@ -73,7 +73,7 @@ impl ResidencyPolicy for ManagedStream {
     fn release(&self, part: ModelPart) {
         let Some(index) = self.shared.index(&part) else { return };
         self.shared.react(Event::PartEnded);
-        if index + 1 == self.shared.pieces.parts.len() {
+        if index + 1 == self.shared.pieces.pieces_by_part.len() {
             self.shared.lock().reserved = 0;
         }
     }
@@ -114,7 +114,7 @@ impl ResidencyPolicy for ManagedStream {
     }
 }
 
-impl Drop for ManagedStream {
+impl Drop for ManagedResidencyPolicy {
     fn drop(&mut self) {
         self.shared.end();
         if let Some(thread) = self.thread.take() {

@@ -15,16 +15,16 @@ use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Source
 use serde::{Deserialize, Serialize};
 
 use super::results::{CellResult, Results};
-use super::{Cell, PublishedResults, ResultRow, System};
+use super::{PublishedResults, ResultCell, ResultRow, System};
 use crate::document::{Block, Table, Text};
-use crate::text::{distinct, numbers};
+use crate::text::{distinct_names, numbers};
 
 /// Maximum number of prompt tokens, and of generated tokens. source: assumed, the longest context of a model
 const MAX_TOKENS: u32 = 1 << 20;
 
 /// The quantisation of weights with one scale per channel (ML Drift paper, section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Quantisation {
+pub enum ChannelQuantisation {
     /// 8 bits for all weights.
     #[serde(rename = "q8")]
     Q8,
@@ -40,7 +40,7 @@ pub struct GpuRun {
     /// The path of the `model/1` document, relative to the folder of the `published/1` document.
     pub model: String,
     #[serde(rename = "weights")]
-    pub quantisation: Quantisation,
+    pub quantisation: ChannelQuantisation,
     #[serde(rename = "prompt")]
     pub prompt_tokens: u32,
     #[serde(rename = "generate")]
@@ -50,8 +50,9 @@ pub struct GpuRun {
 /// The compute rate and the memory bandwidth that a GPU achieves at most.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct GpuPeaks {
-    pub compute: Sourced<FlopsPerSecond>,
+pub struct GpuPeakRates {
+    #[serde(rename = "compute")]
+    pub compute_rate: Sourced<FlopsPerSecond>,
     /// Bandwidth of reading weights and the KV cache from memory.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
@@ -66,7 +67,7 @@ pub struct ExclusionReasons {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum InferencePhase {
     Prefill,
     Decode,
 }
@@ -77,12 +78,15 @@ pub struct SpeedComparison {
     pub row: String,
     pub system: String,
     #[serde(rename = "stage")]
-    pub phase: Phase,
-    pub published: f64,
+    pub phase: InferencePhase,
+    #[serde(rename = "published")]
+    pub published_tokens_per_s: f64,
     /// `None` if the speed could not be predicted.
-    pub predicted: Option<f64>,
+    #[serde(rename = "predicted")]
+    pub predicted_tokens_per_s: Option<f64>,
     /// Predicted / published - 1.
-    pub error: Option<f64>,
+    #[serde(rename = "error")]
+    pub relative_error: Option<f64>,
     /// Whether the GPU's compute rate and bandwidth were fitted to the published speeds of this row.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
@@ -92,10 +96,12 @@ pub struct SpeedComparison {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct MeanError {
-    pub error: f64,
+pub struct MeanAbsoluteError {
+    #[serde(rename = "error")]
+    pub relative_error: f64,
     /// Number of cells (row and system) in the mean.
-    pub cells: usize,
+    #[serde(rename = "cells")]
+    pub cell_count: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -104,21 +110,23 @@ pub struct SpeedScores {
     #[serde(rename = "all")]
     pub comparisons: Vec<SpeedComparison>,
     /// The mean error of the prefill speeds; `None` if all are excluded.
-    pub prefill: Option<MeanError>,
+    #[serde(rename = "prefill")]
+    pub prefill_error: Option<MeanAbsoluteError>,
     /// The mean error of the decode speeds; `None` if all are excluded.
-    pub decode: Option<MeanError>,
+    #[serde(rename = "decode")]
+    pub decode_error: Option<MeanAbsoluteError>,
 }
 
 impl ResultRow {
     /// Returns the published time per token of a cell of this row.
-    pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
-        cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
+    pub fn tpot(&self, cell: &ResultCell) -> Option<Seconds> {
+        cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode_speed?.0)))
     }
 
     /// Returns the published time to the first token of a cell of this row.
-    pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
+    pub fn ttft(&self, cell: &ResultCell) -> Option<Seconds> {
         let prompt = self.gpu_run.as_ref().map(|roofline| f64::from(roofline.prompt_tokens));
-        cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
+        cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill_speed?.0)))
     }
 }
 
@@ -149,12 +157,12 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
         (Some(_), None) => {}
     }
     let is_roofline = row.gpu_run.is_some();
-    for (name, cell) in &row.cells {
+    for (name, cell) in &row.cells_by_system {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
         if let Some(what) = mismatch(row, system) {
             return refuse(&what);
         }
-        let speeds = [cell.prefill, cell.decode];
+        let speeds = [cell.prefill_speed, cell.decode_speed];
         let reasons = [&cell.exclusion_reasons.prefill, &cell.exclusion_reasons.decode];
         let has_speed = speeds.iter().any(Option::is_some) || reasons.iter().any(|reason| reason.is_some());
         if !is_roofline && has_speed {
@@ -163,7 +171,9 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
             return refuse("has a speed that is not positive");
         }
-        if (cell.prefill.is_some() && cell.ttft.is_some()) || (cell.decode.is_some() && cell.tpot.is_some()) {
+        if (cell.prefill_speed.is_some() && cell.ttft.is_some())
+            || (cell.decode_speed.is_some() && cell.tpot.is_some())
+        {
             return refuse(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
         }
         if reasons.into_iter().zip(speeds).any(|(reason, speed)| reason.is_some() && speed.is_none()) {
@@ -179,7 +189,7 @@ pub(super) fn check_system(system: &System) -> Option<String> {
     match (&system.gpu, &system.planner) {
         (Some(_), Some(_)) => refuse("has both a `gpu` and a `planner`: choose one"),
         (None, None) => refuse("has neither a `planner` nor a `gpu`"),
-        (Some(gpu), None) if gpu.compute.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
+        (Some(gpu), None) if gpu.compute_rate.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
             refuse("has a GPU with a rate of zero")
         }
         _ => None,
@@ -192,40 +202,47 @@ impl SpeedScores {
         let mut all = Vec::new();
         for (index, row, system, cell) in published.cells() {
             let Some(roofline) = &row.gpu_run else { continue };
-            let run = results.get(&index).and_then(CellResult::run);
+            let run = results.get(&index).and_then(CellResult::simulated_run);
             let prompt = f64::from(roofline.prompt_tokens) * 1e3;
             let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
             let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
             for (phase, published_speed, predicted, exclusion_reason) in [
-                (Phase::Prefill, cell.prefill, prefill, &cell.exclusion_reasons.prefill),
-                (Phase::Decode, cell.decode, decode, &cell.exclusion_reasons.decode),
+                (InferencePhase::Prefill, cell.prefill_speed, prefill, &cell.exclusion_reasons.prefill),
+                (InferencePhase::Decode, cell.decode_speed, decode, &cell.exclusion_reasons.decode),
             ] {
                 let Some(PerSecond(published_speed)) = published_speed else { continue };
                 all.push(SpeedComparison {
                     row: row.label.clone(),
                     system: system.name.clone(),
                     phase,
-                    published: published_speed,
-                    predicted,
-                    error: predicted.map(|predicted| predicted / published_speed - 1.0),
+                    published_tokens_per_s: published_speed,
+                    predicted_tokens_per_s: predicted,
+                    relative_error: predicted.map(|predicted| predicted / published_speed - 1.0),
                     is_fitted: published.fitted_rows.contains(&row.label),
                     exclusion_reason: exclusion_reason.clone(),
                 });
             }
         }
-        let mean = |phase: Phase| {
+        let mean = |phase: InferencePhase| {
             let is_included = |speed: &&SpeedComparison| !speed.is_fitted && speed.exclusion_reason.is_none();
             let counted = all.iter().filter(|speed| speed.phase == phase).filter(is_included);
-            let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
+            let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.relative_error?.abs())).collect();
             let cells = errors.len();
-            (cells > 0).then(|| MeanError { error: errors.iter().sum::<f64>() / cells as f64, cells })
+            (cells > 0).then(|| MeanAbsoluteError {
+                relative_error: errors.iter().sum::<f64>() / cells as f64,
+                cell_count: cells,
+            })
         };
-        let (prefill, decode) = (mean(Phase::Prefill), mean(Phase::Decode));
-        (!all.is_empty()).then_some(SpeedScores { comparisons: all, prefill, decode })
+        let (prefill, decode) = (mean(InferencePhase::Prefill), mean(InferencePhase::Decode));
+        (!all.is_empty()).then_some(SpeedScores {
+            comparisons: all,
+            prefill_error: prefill,
+            decode_error: decode,
+        })
     }
 
     /// Returns the speeds and the mean errors as text for a terminal.
-    pub fn text(&self) -> String {
+    pub fn summary_text(&self) -> String {
         let mut text = String::from("  tokens per second: published, predicted, error\n");
         let width = |name: fn(&SpeedComparison) -> &str| {
             self.comparisons.iter().map(|speed| name(speed).len()).max().unwrap_or(0)
@@ -236,7 +253,7 @@ impl SpeedScores {
         {
             let _ = write!(text, "  {:row_width$}  {:system_width$}", pair[0].row, pair[0].system);
             for speed in pair {
-                let what = if speed.phase == Phase::Prefill { "prefill" } else { "decode" };
+                let what = if speed.phase == InferencePhase::Prefill { "prefill" } else { "decode" };
                 let _ = write!(text, "  {what} {:>19}", speed.numbers());
             }
             text += if pair[0].is_fitted { "  (fitted)\n" } else { "\n" };
@@ -256,26 +273,28 @@ impl SpeedScores {
     }
 
     fn means(&self) -> String {
-        let mean = |mean: Option<MeanError>| {
+        let mean = |mean: Option<MeanAbsoluteError>| {
             mean.map_or("none".into(), |mean| {
-                format!("{:.2} % over {} cells", mean.error * 100.0, mean.cells)
+                format!("{:.2} % over {} cells", mean.relative_error * 100.0, mean.cell_count)
             })
         };
         format!(
             "Mean error without fitted rows and the {} excluded numbers (*): prefill {}, decode {}.",
             self.excluded().count(),
-            mean(self.prefill),
-            mean(self.decode)
+            mean(self.prefill_error),
+            mean(self.decode_error)
         )
     }
 
     /// Returns the tables and the mean errors as blocks of a report.
-    pub fn blocks(&self) -> Vec<Block> {
+    pub fn to_blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
-        for (phase, what) in [(Phase::Prefill, "Reading the prompt"), (Phase::Decode, "Generating")] {
+        for (phase, what) in
+            [(InferencePhase::Prefill, "Reading the prompt"), (InferencePhase::Decode, "Generating")]
+        {
             let speeds: Vec<&SpeedComparison> =
                 self.comparisons.iter().filter(|speed| speed.phase == phase).collect();
-            let systems = distinct(speeds.iter().map(|speed| speed.system.as_str()));
+            let systems = distinct_names(speeds.iter().map(|speed| speed.system.as_str()));
             let rows = speeds.chunk_by(|one, other| one.row == other.row).map(|row| {
                 let fitted = if row[0].is_fitted { " (fitted)" } else { "" };
                 let cell = |name: &&str| {
@@ -289,7 +308,7 @@ impl SpeedScores {
                 "{what}, tokens per second: published, predicted, error. * excluded from the mean, see below."
             );
             let headings = std::iter::once("Row").chain(systems.iter().copied());
-            blocks.push(Block::Table(Table::new(caption, headings, rows).text_columns_only()));
+            blocks.push(Block::Table(Table::new(caption, headings, rows).with_only_text_columns()));
         }
         let notes = [self.means()].into_iter().chain(self.excluded());
         blocks.extend(notes.map(|note| Block::Paragraph(note.into())));
@@ -300,11 +319,16 @@ impl SpeedScores {
 impl SpeedComparison {
     fn numbers(&self) -> String {
         let star = if self.exclusion_reason.is_some() { " *" } else { "" };
-        let Some((predicted, error)) = self.predicted.zip(self.error) else {
-            return format!("{}, none{star}", self.published);
+        let Some((predicted, error)) = self.predicted_tokens_per_s.zip(self.relative_error) else {
+            return format!("{}, none{star}", self.published_tokens_per_s);
         };
         let digits = if predicted >= 100.0 { 0 } else { 2 - u32::from(predicted >= 10.0) };
-        format!("{}, {}, {:+.1} %{star}", self.published, numbers::decimal(predicted, digits), error * 100.0)
+        format!(
+            "{}, {}, {:+.1} %{star}",
+            self.published_tokens_per_s,
+            numbers::format_decimal(predicted, digits),
+            error * 100.0
+        )
     }
 }
 
@@ -348,17 +372,19 @@ rows:
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
         let speeds = SpeedScores::from_results(&published, &results).expect("speeds");
         // b: 100 / 0.8 = 125 against 100, 1 / 0.04 = 25 against 20. c: 40 against 50; 10 against 40 is excluded.
-        let close = |mean: Option<MeanError>, error: f64, cells: usize| {
+        let close = |mean: Option<MeanAbsoluteError>, error: f64, cells: usize| {
             let mean = mean.expect("a mean");
-            (mean.error - error).abs() < 1e-12 && mean.cells == cells
+            (mean.relative_error - error).abs() < 1e-12 && mean.cell_count == cells
         };
-        assert!(close(speeds.prefill, 0.225, 2), "{:?}", speeds.prefill);
-        assert!(close(speeds.decode, 0.25, 1), "{:?}", speeds.decode);
-        let text = speeds.text();
+        assert!(close(speeds.prefill_error, 0.225, 2), "{:?}", speeds.prefill_error);
+        assert!(close(speeds.decode_error, 0.25, 1), "{:?}", speeds.decode_error);
+        let text = speeds.summary_text();
         assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
-        let scores = super::super::scores::Scores::from_results(&published, &results);
-        assert!(scores.tpot.iter().any(|error| error.is_excluded) && scores.speeds.is_some());
+        let scores = super::super::scores::PublishedScores::from_results(&published, &results);
+        assert!(
+            scores.tpot_comparisons.iter().any(|error| error.is_excluded) && scores.speed_scores.is_some()
+        );
         // The errors of the times per token are 0 and 40 / 50 - 1; one is excluded.
         assert!(
             (scores.median_tpot_error.expect("times") - 0.1).abs() < 1e-12,

@@ -21,7 +21,7 @@ const MAX_DEPTH: u32 = 12;
 const FEATURES: usize = 5;
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct MeasuredTimes {
+pub struct MatmulTimeTable {
     tile: u64,
     samples: Vec<Sample>,
     tree: Option<Node>,
@@ -40,7 +40,7 @@ enum Node {
     Split { feature: usize, at: f64, below: Box<Node>, above: Box<Node> },
 }
 
-impl MeasuredTimes {
+impl MatmulTimeTable {
     /// Prepares the table of a valid profile. `tile` is the tile size of the NPU's systolic array.
     pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));

@@ -32,7 +32,7 @@ impl Progress for NoProgress {
     fn report(&self, _: &str, _: u64, _: u64) {}
 }
 
-/// Minimum interval between two calls of the `save` function of [`run`].
+/// Minimum interval between two calls of the `save` function of [`run_jobs`].
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the requested number of threads, or one for each core.
@@ -42,7 +42,7 @@ pub fn thread_count(jobs: Option<u32>) -> usize {
 
 /// Runs `job` for each index below `count` and returns the results with their indices, in order. There are fewer
 /// results after a cancellation. `save` is called with the results so far at regular intervals, but not at the end.
-pub fn run<T: Send>(
+pub fn run_jobs<T: Send>(
     count: usize,
     threads: usize,
     progress: &dyn Progress,

@@ -24,7 +24,8 @@ pub struct SimulatedRun {
     #[serde(rename = "pressure")]
     pub memory_pressure: BTreeMap<String, f64>,
     /// The memory that the plan needs on each processor, in the order of the plan's devices.
-    pub footprint: Vec<Footprint>,
+    #[serde(rename = "footprint")]
+    pub memory_footprints: Vec<MemoryFootprint>,
     /// The layers of each device and the number of rounds, as text.
     #[serde(rename = "plan")]
     pub plan_summary: String,
@@ -38,11 +39,12 @@ pub struct SimulatedRun {
 
 /// The memory that a plan needs on one processor of a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Footprint {
+pub struct MemoryFootprint {
     /// The device and its processor, such as `d3-gpu`.
     pub processor: String,
     /// Weights, KV cache and buffers, even if they exceed `available`.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub required_bytes: u64,
     /// The memory that a run can use on this processor.
     #[serde(rename = "available")]
     pub available_bytes: u64,
@@ -57,8 +59,9 @@ pub struct PredictionInterval {
     pub p90_ms: f64,
     /// Number of repeated simulations that ran out of memory; their time per token counts as infinite.
     #[serde(rename = "failed")]
-    pub failed_draws: usize,
-    pub draws: usize,
+    pub failed_draw_count: usize,
+    #[serde(rename = "draws")]
+    pub draw_count: usize,
     /// The parameters with the largest effect on the time per token. The value is the relative change of that
     /// time when the parameter is changed by its own uncertainty, up or down, whichever has the larger
     /// effect; infinite if the run then runs out of memory.
@@ -79,7 +82,7 @@ pub enum CellResult {
 
 impl PredictionInterval {
     /// Returns the parameters with the largest effect on the time per token, as text.
-    pub fn sensitivities(&self) -> String {
+    pub fn sensitivities_text(&self) -> String {
         let change = |(name, change): &(String, f64)| {
             if change.is_finite() {
                 format!("{name} {:+.0} %", change * 100.0)
@@ -92,19 +95,19 @@ impl PredictionInterval {
     }
 
     /// Returns the interval of the time per token and the most influential parameters, as two lines for a terminal.
-    pub fn summary(&self) -> String {
-        let failed = match self.failed_draws {
+    pub fn summary_text(&self) -> String {
+        let failed = match self.failed_draw_count {
             0 => String::new(),
             failed => format!(" ({failed} do not fit in memory)"),
         };
-        let (draws, interval, changes) = (self.draws, self.interval(), self.sensitivities());
+        let (draws, interval, changes) = (self.draw_count, self.interval_text(), self.sensitivities_text());
         format!(
             "  80 % of {draws} draws of all parameters{failed} take {interval}.\n  Most sensitive to {changes}."
         )
     }
 
     /// Returns the interval from the 10th to the 90th percentile of the time per token, as text.
-    pub fn interval(&self) -> String {
+    pub fn interval_text(&self) -> String {
         let [p10, p90] = [self.p10_ms, self.p90_ms].map(|ms| format!("{ms:.*}", usize::from(ms < 100.0)));
         match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
             (true, true) => format!("{p10} to {p90} ms per token"),
@@ -116,7 +119,7 @@ impl PredictionInterval {
 
 impl CellResult {
     /// Returns the simulated run; `None` if the cell has no plan, or its plan cannot be simulated.
-    pub fn run(&self) -> Option<&SimulatedRun> {
+    pub fn simulated_run(&self) -> Option<&SimulatedRun> {
         match self {
             CellResult::Ran(simulated) => Some(simulated),
             CellResult::Refused { .. } => None,
@@ -124,8 +127,8 @@ impl CellResult {
     }
 
     /// Returns the quantity that a claim compares; `None` if the run did not complete.
-    pub fn quantity(&self, by: ClaimQuantity) -> Option<f64> {
-        let run = self.run().filter(|run| run.outcome == Outcome::Ok)?;
+    pub fn claim_quantity(&self, by: ClaimQuantity) -> Option<f64> {
+        let run = self.simulated_run().filter(|run| run.outcome == Outcome::Ok)?;
         match by {
             ClaimQuantity::Tpot => run.tpot_ms,
             ClaimQuantity::Ttft => run.ttft_ms,
@@ -144,7 +147,7 @@ impl SimulatedRun {
             ttft_ms,
             energy_j: None,
             memory_pressure: BTreeMap::new(),
-            footprint: Vec::new(),
+            memory_footprints: Vec::new(),
             plan_summary: String::new(),
             unvalidated_parts: Vec::new(),
             prediction_interval: None,

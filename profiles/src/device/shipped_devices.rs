@@ -4,9 +4,9 @@
 //! Table 1, of which one was measured there. Values that a paper does not state are inferred (those of the testbed
 //! from Table 4) or assumed, and the source of each value says which.
 
-use super::Device;
+use super::DeviceProfile;
 use crate::document::Document;
-use crate::shipped::{UnknownName, shipped};
+use crate::shipped::{UnknownDocument, shipped};
 
 shipped!(
     "device" in "devices":
@@ -15,8 +15,8 @@ shipped!(
 );
 
 /// Returns the profile of a shipped device.
-pub fn shipped_profile(name: &str) -> Result<Device, UnknownName> {
-    let device = Device::from_yaml(shipped_yaml(name)?);
+pub fn shipped_profile(name: &str) -> Result<DeviceProfile, UnknownDocument> {
+    let device = DeviceProfile::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))
 }
 
@@ -49,7 +49,7 @@ mod tests {
             let mut count = 0;
             assert_sourced(&serde_yaml::from_str(shipped_yaml(name).unwrap()).unwrap(), name, &mut count);
             assert!(count >= 12, "{name} has {count} numbers");
-            assert_eq!(Device::from_yaml(&device.to_yaml()).unwrap(), device);
+            assert_eq!(DeviceProfile::from_yaml(&device.to_yaml()).unwrap(), device);
         }
         let error = shipped_profile("d7").unwrap_err().to_string();
         assert_eq!(
@@ -62,7 +62,7 @@ mod tests {
     fn testbed_matches_the_paper() {
         // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in total.
         let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped_profile(name).unwrap());
-        let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();
+        let ram: Bytes = devices.iter().map(|device| device.memory.available_memory.value).sum();
         let gpus = devices.iter().filter_map(|device| device.gpu.as_ref());
         let video: Bytes = gpus.map(|gpu| gpu.memory_available.value).sum();
         assert_eq!((ram + video).to_string(), "37.1 GiB");

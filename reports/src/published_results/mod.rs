@@ -24,7 +24,7 @@ use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
-use speeds::{ExclusionReasons, GpuPeaks, GpuRun};
+use speeds::{ExclusionReasons, GpuPeakRates, GpuRun};
 
 /// Names and texts of the documents in `reports/published/`.
 pub const SHIPPED_DOCUMENTS: [(&str, &str); 7] = [
@@ -82,7 +82,7 @@ pub struct System {
     /// Planner options that replace those of the scenario.
     pub planner: Option<PlannerOptions>,
     /// The peak rates of the GPU, for rows with `roofline`.
-    pub gpu: Option<GpuPeaks>,
+    pub gpu: Option<GpuPeakRates>,
     pub residency: Option<ResidencyOptions>,
     /// The strategy and synchronisation of devices whose GPU and NPU compute together (SoCs).
     pub soc: Option<SocOptions>,
@@ -99,20 +99,22 @@ pub struct ResultRow {
     #[serde(rename = "roofline")]
     pub gpu_run: Option<GpuRun>,
     /// The published numbers by system. A system without a cell is simulated only if a claim names it.
-    #[serde(default)]
-    pub cells: BTreeMap<String, Cell>,
+    #[serde(rename = "cells", default)]
+    pub cells_by_system: BTreeMap<String, ResultCell>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cell {
+pub struct ResultCell {
     pub tpot: Option<Seconds>,
     /// Time to the first token.
     pub ttft: Option<Seconds>,
     /// Prompt tokens per second, instead of `ttft`.
-    pub prefill: Option<PerSecond>,
+    #[serde(rename = "prefill")]
+    pub prefill_speed: Option<PerSecond>,
     /// Generated tokens per second, instead of `tpot`.
-    pub decode: Option<PerSecond>,
+    #[serde(rename = "decode")]
+    pub decode_speed: Option<PerSecond>,
     /// The reasons why numbers of this cell are excluded from all means and medians.
     #[serde(rename = "excluded", default, alias = "left_out")]
     pub exclusion_reasons: ExclusionReasons,
@@ -147,10 +149,10 @@ pub struct Claim {
     pub quantity: ClaimQuantity,
     /// Row label and system name of the cell in the numerator.
     #[serde(rename = "of")]
-    pub numerator: [String; 2],
+    pub numerator_cell: [String; 2],
     /// Row label and system name of the cell in the denominator.
     #[serde(rename = "over")]
-    pub denominator: [String; 2],
+    pub denominator_cell: [String; 2],
     #[serde(rename = "from")]
     pub min_ratio: f64,
     #[serde(rename = "to")]
@@ -161,16 +163,16 @@ impl PublishedResults {
     /// Returns the cells to simulate, as indices of row and system: those with published numbers and those that a
     /// claim names.
     pub fn cells_to_simulate(&self) -> BTreeSet<(usize, usize)> {
-        let named = self.claims.iter().flat_map(|claim| [&claim.numerator, &claim.denominator]);
+        let named = self.claims.iter().flat_map(|claim| [&claim.numerator_cell, &claim.denominator_cell]);
         self.cells().map(|(index, ..)| index).chain(named.filter_map(|cell| self.cell_index(cell))).collect()
     }
 
     /// Returns all cells row by row, each with its indices of row and system, its row and its system.
-    fn cells(&self) -> impl Iterator<Item = ((usize, usize), &ResultRow, &System, &Cell)> {
+    fn cells(&self) -> impl Iterator<Item = ((usize, usize), &ResultRow, &System, &ResultCell)> {
         self.rows.iter().enumerate().flat_map(move |(row_index, row)| {
             let systems = self.systems.iter().enumerate();
             systems.filter_map(move |(column, system)| {
-                Some(((row_index, column), row, system, row.cells.get(&system.name)?))
+                Some(((row_index, column), row, system, row.cells_by_system.get(&system.name)?))
             })
         })
     }
@@ -186,7 +188,7 @@ impl Document for PublishedResults {
     const SCHEMA: &'static str = "published/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid(what));
+        let refuse = |what: String| Err(DocumentError::invalid_document(what));
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
         if self.name.is_empty() || !self.name.chars().all(is_allowed) {
             return refuse(format!("`name` is `{}`; use letters, digits and `-`", self.name));
@@ -201,13 +203,13 @@ impl Document for PublishedResults {
             return refuse(format!("two rows are called `{}`", twice.label));
         }
         for row in &self.rows {
-            if let Some(unknown) = row.cells.keys().find(|name| !systems.contains(name)) {
+            if let Some(unknown) = row.cells_by_system.keys().find(|name| !systems.contains(name)) {
                 return refuse(format!(
                     "row `{}` has a cell of `{unknown}`, which is not a system of this document",
                     row.label
                 ));
             }
-            let times = row.cells.values().flat_map(|cell| [cell.tpot, cell.ttft]).flatten();
+            let times = row.cells_by_system.values().flat_map(|cell| [cell.tpot, cell.ttft]).flatten();
             if times.into_iter().any(|time| time.0 <= 0.0) {
                 return refuse(format!("row `{}` has a time that is not positive", row.label));
             }
@@ -220,7 +222,7 @@ impl Document for PublishedResults {
             return refuse(format!("`footprint` names `{unknown}`, which is not a system of this document"));
         }
         for claim in &self.claims {
-            let cells = [&claim.numerator, &claim.denominator];
+            let cells = [&claim.numerator_cell, &claim.denominator_cell];
             if let Some([row, system]) = cells.into_iter().find(|cell| self.cell_index(cell).is_none()) {
                 return refuse(format!(
                     "a claim names [{row}, {system}], which is not a cell of this document"

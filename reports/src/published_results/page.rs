@@ -10,40 +10,40 @@ use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
 use super::results::{CellResult, Results, SimulatedRun};
-use super::scores::{ClaimScore, Scores, TimeError};
+use super::scores::{ClaimResult, PublishedScores, TimeComparison};
 use super::speeds::SpeedScores;
-use super::{Cell, ClaimQuantity, PublishedResults, System};
-use crate::charts::drawing::Class;
+use super::{ClaimQuantity, PublishedResults, ResultCell, System};
+use crate::charts::drawing::CssClass;
 use crate::charts::parity::{self, Dot};
-use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, json};
+use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, to_json};
 use crate::text::numbers;
 
 /// Returns the files of a comparison with published numbers (HTML, Markdown, figures, JSON): name and content.
-pub fn files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
-    let scores = Scores::from_results(published, results);
-    let mut files = document(published, results, &scores).files();
+pub fn render_files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
+    let scores = PublishedScores::from_results(published, results);
+    let mut files = document(published, results, &scores).render_files();
     let runs = results.iter().map(|(&(row, system), result)| JsonRun {
         row: &published.rows[row].label,
         system: &published.systems[system].name,
         result,
     });
     let document = Json { name: &published.name, scores: &scores, runs: runs.collect() };
-    files.push(("comparison.json".to_owned(), json(&document)));
+    files.push(("comparison.json".to_owned(), to_json(&document)));
     files
 }
 
 /// Returns the summary of a comparison with published numbers as text for a terminal.
 pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
-    let scores = Scores::from_results(published, results);
-    let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain_text());
-    for ClaimScore { text: claim, range: [from, to], ratio, .. } in
+    let scores = PublishedScores::from_results(published, results);
+    let mut text = format!("{}: {}\n", published.name, summary(published, &scores).to_plain_text());
+    for ClaimResult { text: claim, ratio_range: [from, to], simulated_ratio: ratio, .. } in
         scores.claims.iter().filter(|claim| !claim.holds)
     {
         let ratio = ratio.map_or("no simulated ratio".into(), |ratio| format!("simulated {ratio:.2}"));
         let _ = writeln!(text, "  does not hold: {claim} ({ratio}, the text allows {from} to {to})");
     }
-    if let Some(speeds) = &scores.speeds {
-        text += &speeds.text();
+    if let Some(speeds) = &scores.speed_scores {
+        text += &speeds.summary_text();
     }
     text
 }
@@ -51,7 +51,7 @@ pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
 #[derive(Serialize)]
 struct Json<'a> {
     name: &'a str,
-    scores: &'a Scores,
+    scores: &'a PublishedScores,
     runs: Vec<JsonRun<'a>>,
 }
 
@@ -62,18 +62,18 @@ struct JsonRun<'a> {
     result: &'a CellResult,
 }
 
-fn document(published: &PublishedResults, results: &Results, scores: &Scores) -> Document {
+fn document(published: &PublishedResults, results: &Results, scores: &PublishedScores) -> Document {
     let source = Text::from(format!("{} ({}).", published.title, published.source));
     let mut opening_blocks = vec![Block::Paragraph(source), Block::Paragraph(summary(published, scores))];
     opening_blocks.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
     let title = Text::from(format!("Simulated and published: {}", published.name));
     let mut document = Document { title, opening_blocks, sections: Vec::new() };
-    let tpot = times(published, &scores.tpot, "Time per output token in ms");
-    let tpot = tpot.into_iter().chain(parity(published, &scores.tpot));
+    let tpot = times(published, &scores.tpot_comparisons, "Time per output token in ms");
+    let tpot = tpot.into_iter().chain(parity(published, &scores.tpot_comparisons));
     document.push_section("Time per token", "tpot", tpot);
-    let ttft = times(published, &scores.ttft, "Time to the first token in ms");
+    let ttft = times(published, &scores.ttft_comparisons, "Time to the first token in ms");
     document.push_section("Time to the first token", "ttft", ttft);
-    document.push_section("Speeds", "speeds", scores.speeds.iter().flat_map(SpeedScores::blocks));
+    document.push_section("Speeds", "speeds", scores.speed_scores.iter().flat_map(SpeedScores::to_blocks));
     document.push_section("Memory pressure", "pressure", pressure(published, results));
     document.push_section("Memory by device and processor", "footprint", footprint(published, results));
     document.push_section("Claims", "claims", claims(published, scores));
@@ -83,10 +83,10 @@ fn document(published: &PublishedResults, results: &Results, scores: &Scores) ->
     document
 }
 
-fn summary(published: &PublishedResults, scores: &Scores) -> Text {
+fn summary(published: &PublishedResults, scores: &PublishedScores) -> Text {
     let mut sentences = Vec::new();
     if let Some(median) = scores.median_tpot_error {
-        sentences.push(errors_in_words("Times per token", median, &scores.tpot));
+        sentences.push(errors_in_words("Times per token", median, &scores.tpot_comparisons));
         if let Some(held_out) =
             scores.median_held_out_tpot_error.filter(|_| !published.fitted_rows.is_empty())
         {
@@ -97,18 +97,18 @@ fn summary(published: &PublishedResults, scores: &Scores) -> Text {
         }
     }
     if let Some(median) = scores.median_ttft_error {
-        sentences.push(errors_in_words("Times to the first token", median, &scores.ttft));
+        sentences.push(errors_in_words("Times to the first token", median, &scores.ttft_comparisons));
     }
     let list = |what: &str, found: &[String]| match found {
         [] => format!("{what}: none."),
         some => format!("{what}: {}.", some.join("; ")),
     };
     if published.systems.len() > 1 && scores.median_tpot_error.is_some() {
-        sentences.push(list("Pairs of systems in the wrong order", &scores.misordered));
+        sentences.push(list("Pairs of systems in the wrong order", &scores.misordered_pairs));
     }
     let rank = |(name, rank): &(String, f64)| format!("{name} {rank:.2}");
-    if !scores.rank_correlation.is_empty() {
-        let ranks: Vec<String> = scores.rank_correlation.iter().map(rank).collect();
+    if !scores.rank_correlations.is_empty() {
+        let ranks: Vec<String> = scores.rank_correlations.iter().map(rank).collect();
         sentences.push(format!("Rank correlation of the rows: {}.", ranks.join(", ")));
     }
     sentences.push(list("Runs whose outcome differs from the published one", &scores.outcome_mismatches));
@@ -119,7 +119,7 @@ fn summary(published: &PublishedResults, scores: &Scores) -> Text {
     sentences.join(" ").into()
 }
 
-fn errors_in_words(what: &str, median: f64, errors: &[TimeError]) -> String {
+fn errors_in_words(what: &str, median: f64, errors: &[TimeComparison]) -> String {
     let counted = || errors.iter().filter(|error| !error.is_excluded);
     let (cells, outside) = (counted().count(), counted().filter(|error| !error.is_within_tolerance).count());
     format!("{what}: median error {}, {outside} of {cells} cells outside their tolerance.", percent(median))
@@ -129,7 +129,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Option<Block> {
+fn times(published: &PublishedResults, errors: &[TimeComparison], what: &str) -> Option<Block> {
     let used = |name: &str| errors.iter().any(|error| error.system == name);
     let systems: Vec<&str> =
         published.systems.iter().map(|system| system.name.as_str()).filter(|name| used(name)).collect();
@@ -141,7 +141,7 @@ fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Opti
         let mut cells = vec![Text::from(format!("{}{fitted}", row.label))];
         for name in &systems {
             let error = errors.iter().find(|error| error.row == row.label && error.system == *name);
-            cells.push(error.map_or_else(|| missing(row.cells.get(*name)), time).into());
+            cells.push(error.map_or_else(|| missing(row.cells_by_system.get(*name)), time).into());
         }
         cells
     });
@@ -150,23 +150,23 @@ fn times(published: &PublishedResults, errors: &[TimeError], what: &str) -> Opti
         published.tolerance.0 * 100.0
     );
     let headings = std::iter::once("Row").chain(systems.iter().copied());
-    Some(Block::Table(Table::new(caption, headings, rows).text_columns_only()))
+    Some(Block::Table(Table::new(caption, headings, rows).with_only_text_columns()))
 }
 
 /// Formats milliseconds for a table.
 fn format_ms(value: f64) -> String {
-    numbers::decimal(value, u32::from(value < 100.0))
+    numbers::format_decimal(value, u32::from(value < 100.0))
 }
 
-fn missing(cell: Option<&Cell>) -> String {
+fn missing(cell: Option<&ResultCell>) -> String {
     match cell.and_then(|cell| cell.outcome) {
         Some(Outcome::Ok) | None => NO_VALUE.to_owned(),
         Some(ended) => ended.label().to_owned(),
     }
 }
 
-fn time(error: &TimeError) -> String {
-    let Some((simulated, off)) = error.simulated_ms.zip(error.error) else {
+fn time(error: &TimeComparison) -> String {
+    let Some((simulated, off)) = error.simulated_ms.zip(error.relative_error) else {
         return format!("{}, none", format_ms(error.published_ms));
     };
     let text = format!("{}, {}, {:+.0} %", format_ms(error.published_ms), format_ms(simulated), off * 100.0);
@@ -174,16 +174,16 @@ fn time(error: &TimeError) -> String {
 }
 
 /// Draws a parity plot: the simulated against the published time of every cell, with a colour for each system.
-fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
-    let dot = |error: &TimeError| {
+fn parity(published: &PublishedResults, errors: &[TimeComparison]) -> Option<Block> {
+    let dot = |error: &TimeComparison| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
         Some(Dot {
             group: error.system.clone(),
-            class: Class::series(system),
+            class: CssClass::for_series(system),
             name: format!("{}, {}", error.row, error.system),
-            reference: error.published_ms,
-            predicted: error.simulated_ms?,
-            range: None,
+            reference_value: error.published_ms,
+            predicted_value: error.simulated_ms?,
+            measured_range: None,
         })
     };
     let dots: Vec<Dot> = errors.iter().filter_map(dot).collect();
@@ -195,7 +195,7 @@ fn parity(published: &PublishedResults, errors: &[TimeError]) -> Option<Block> {
 fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     let mut rows = Vec::new();
     for (index, row, system, cell) in published.cells() {
-        let run = results.get(&index).and_then(CellResult::run);
+        let run = results.get(&index).and_then(CellResult::simulated_run);
         let mut style = RowStyle::Group;
         for (device, share) in &cell.memory_pressure {
             // A device that the plan does not use has no weights, so its pressure is 0.
@@ -210,7 +210,7 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
     }
     let headings = ["Row", "System", "Device", "Published", "Simulated"];
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
-    Table::styled(caption, headings, rows).text_columns_only().block()
+    Table::with_row_styles(caption, headings, rows).with_only_text_columns().into_block()
 }
 
 /// Returns a table for each of the document's `footprint_systems`: memory by processor, with a row for each run.
@@ -223,18 +223,24 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
         let runs: Vec<(&str, &SimulatedRun)> = results
             .iter()
             .filter(|((_, of), _)| *of == column)
-            .filter_map(|(&(row, _), result)| Some((published.rows[row].label.as_str(), result.run()?)))
+            .filter_map(|(&(row, _), result)| {
+                Some((published.rows[row].label.as_str(), result.simulated_run()?))
+            })
             .collect();
         let mut processors: Vec<&str> =
-            runs.iter().flat_map(|(_, run)| &run.footprint).map(|it| it.processor.as_str()).collect();
+            runs.iter().flat_map(|(_, run)| &run.memory_footprints).map(|it| it.processor.as_str()).collect();
         processors.sort_unstable();
         processors.dedup();
         let cell = |run: &SimulatedRun, processor: &str| {
-            let found = run.footprint.iter().find(|it| it.processor == processor).filter(|it| it.bytes > 0);
+            let found = run
+                .memory_footprints
+                .iter()
+                .find(|it| it.processor == processor)
+                .filter(|it| it.required_bytes > 0);
             Text::from_option(found.map(|it| {
-                let gib = |bytes: u64| numbers::decimal(bytes as f64 / f64::from(1 << 30), 1);
-                let over = if it.bytes > it.available_bytes { " (over)" } else { "" };
-                format!("{} of {}{over}", gib(it.bytes), gib(it.available_bytes))
+                let gib = |bytes: u64| numbers::format_decimal(bytes as f64 / f64::from(1 << 30), 1);
+                let over = if it.required_bytes > it.available_bytes { " (over)" } else { "" };
+                format!("{} of {}{over}", gib(it.required_bytes), gib(it.available_bytes))
             }))
         };
         let rows = runs.iter().map(|(label, run)| {
@@ -246,15 +252,15 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
             system.name
         );
         let headings = std::iter::once("Row").chain(processors.iter().copied());
-        blocks.push(Block::Table(Table::new(caption, headings, rows).text_columns_only()));
+        blocks.push(Block::Table(Table::new(caption, headings, rows).with_only_text_columns()));
     }
     blocks
 }
 
-fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
-    let row = |claim: &ClaimScore| {
-        let ratio = claim.ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
-        let range = format!("{} to {}", claim.range[0], claim.range[1]);
+fn claims(published: &PublishedResults, scores: &PublishedScores) -> Option<Block> {
+    let row = |claim: &ClaimResult| {
+        let ratio = claim.simulated_ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
+        let range = format!("{} to {}", claim.ratio_range[0], claim.ratio_range[1]);
         let holds = if claim.holds { "yes" } else { "no" };
         [claim.text.clone(), range, ratio, holds.to_owned()].map(Text::from).to_vec()
     };
@@ -262,7 +268,7 @@ fn claims(published: &PublishedResults, scores: &Scores) -> Option<Block> {
     let mixed = published.claims.iter().any(|claim| claim.quantity != ClaimQuantity::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
-    Table::new(caption, headings, scores.claims.iter().map(row)).text_columns_only().block()
+    Table::new(caption, headings, scores.claims.iter().map(row)).with_only_text_columns().into_block()
 }
 
 fn remarks(published: &PublishedResults) -> Vec<Block> {
@@ -270,7 +276,7 @@ fn remarks(published: &PublishedResults) -> Vec<Block> {
     let about = |system: &System| {
         Text::default().append_name(&system.name).append_words(format!(": {}", system.rationale))
     };
-    let cells = published.rows.iter().flat_map(|row| row.cells.iter().map(move |cell| (row, cell)));
+    let cells = published.rows.iter().flat_map(|row| row.cells_by_system.iter().map(move |cell| (row, cell)));
     let remarks = cells.filter_map(|(row, (name, cell))| {
         Some(Text::from(format!("{}, {name}: {}", row.label, cell.remark.as_ref()?)))
     });
@@ -279,14 +285,14 @@ fn remarks(published: &PublishedResults) -> Vec<Block> {
 
 fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
-        let run = result.run()?;
+        let run = result.simulated_run()?;
         let spread = run.prediction_interval.as_ref()?;
         let cells = [
             published.rows[row].label.clone(),
             published.systems[system].name.clone(),
             run.tpot_ms.map_or_else(String::new, format_ms),
-            spread.interval(),
-            spread.sensitivities(),
+            spread.interval_text(),
+            spread.sensitivities_text(),
         ];
         Some(cells.map(Text::from).to_vec())
     };
@@ -294,7 +300,7 @@ fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory.";
-    Table::new(caption, headings, results.iter().filter_map(row)).text_columns_only().block()
+    Table::new(caption, headings, results.iter().filter_map(row)).with_only_text_columns().into_block()
 }
 
 fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
@@ -303,12 +309,14 @@ fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
             CellResult::Ran(run) => (run.plan_summary.clone(), run.unvalidated_parts.join("; ")),
             CellResult::Refused { refused } => ("none".to_owned(), refused.clone()),
         };
-        let tpot = result.quantity(ClaimQuantity::Tpot);
+        let tpot = result.claim_quantity(ClaimQuantity::Tpot);
         let time = tpot.map_or_else(|| NO_VALUE.to_owned(), format_ms);
         let cells =
             [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         cells.map(Text::from).to_vec()
     };
     let headings = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
-    Table::new("The simulated plans.", headings, results.iter().map(row)).text_columns_only().block()
+    Table::new("The simulated plans.", headings, results.iter().map(row))
+        .with_only_text_columns()
+        .into_block()
 }

@@ -12,7 +12,7 @@ use crate::solvers::overlap::best_residencies;
 use crate::solvers::relays::with_relays;
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, Gpu, LatencyModel, Objective, PlanRules, Proposal, RoundWindow, Strategy, StrategyError,
+    Assignment, GpuApi, LatencyModel, Objective, PlanRules, Proposal, RoundWindow, Strategy, StrategyError,
     valid_rounds,
 };
 
@@ -26,7 +26,7 @@ pub struct RefineOptions {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Progress {
+pub struct RefineProgress {
     pub evaluations: u64,
     /// The best score so far; `None` while no plan has a score.
     pub best_score: Option<f64>,
@@ -56,10 +56,15 @@ pub fn refine(
     start: &Assignment,
     search: RefineOptions,
     score: impl FnMut(&Assignment) -> Option<f64>,
-    should_continue: impl FnMut(Progress) -> bool,
+    should_continue: impl FnMut(RefineProgress) -> bool,
 ) -> RefineResult {
-    let mut scores =
-        ScoreCache { score, should_continue, search, known: BTreeMap::new(), progress: Progress::default() };
+    let mut scores = ScoreCache {
+        score,
+        should_continue,
+        search,
+        known: BTreeMap::new(),
+        progress: RefineProgress::default(),
+    };
     let mut best = start.clone();
     // A start with an invalid shape has no neighbours and no score.
     let is_valid = shape_violations(model, start).is_empty();
@@ -90,7 +95,7 @@ pub fn refine(
             }
         }
     }
-    let Progress { evaluations, best_score } = scores.progress;
+    let RefineProgress { evaluations, best_score } = scores.progress;
     RefineResult { assignment: best, start_score, best_score, evaluations, stop_reason }
 }
 
@@ -99,10 +104,10 @@ struct ScoreCache<S, G> {
     should_continue: G,
     search: RefineOptions,
     known: BTreeMap<Assignment, Option<f64>>,
-    progress: Progress,
+    progress: RefineProgress,
 }
 
-impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCache<S, G> {
+impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(RefineProgress) -> bool> ScoreCache<S, G> {
     /// Returns the score of a plan, or why the search stops.
     fn get_or_score(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
         if let Some(known) = self.known.get(assignment) {
@@ -149,7 +154,7 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
     let mut all: Vec<Move> = rounds.map(|(more, factors)| Move::Rounds { more, factors }).into();
     let devices = 0..model.device_count();
     let processors_of = |device: usize| {
-        let has_gpu = model.instance().devices[device].gpu != Gpu::None;
+        let has_gpu = model.instance().devices[device].gpu != GpuApi::None;
         [false, true].into_iter().filter(move |gpu| has_gpu || !gpu).map(move |gpu| Processor { device, gpu })
     };
     let processors: Vec<Processor> = devices.clone().flat_map(processors_of).collect();
@@ -202,11 +207,11 @@ impl Move {
                 split(&mut next, model, to);
             }
         }
-        if let Some(order) = &at.order {
+        if let Some(order) = &at.ring_order {
             // A device without layers leaves the ring. A new one is inserted where the detour is shortest.
             let mut order = with_missing_devices(model, order.clone());
             order.retain(|device| next.window_layers[*device] > 0);
-            next.order = Some(order).filter(|order| order.first() == Some(&next.head));
+            next.ring_order = Some(order).filter(|order| order.first() == Some(&next.head));
             next = with_relays(model, next);
         }
         (next != *at).then_some(next)
@@ -272,20 +277,26 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let layers_per_round = next.layers_per_round().clamp(1, u64::from(model.model_layers())) as u32;
     let (head, layers) = (device == next.head, next.window_layers[device]);
-    let window = RoundWindow { device, is_head: head, layers_per_round, layers_before: 0, layers };
+    let window = RoundWindow {
+        device,
+        is_head: head,
+        layers_per_round,
+        layers_before_window: 0,
+        window_layers: layers,
+    };
     next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 
 /// The strategy `refine`, which proposes the result of a search so that it is checked, evaluated and explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refinement {
+pub struct RefinedPlan {
     pub assignment: Assignment,
     /// The name of the strategy whose plan was the start of the search.
     pub start_strategy: String,
     pub rules: PlanRules,
 }
 
-impl Strategy for Refinement {
+impl Strategy for RefinedPlan {
     fn name(&self) -> &'static str {
         "refine"
     }
@@ -295,7 +306,7 @@ impl Strategy for Refinement {
     }
 
     fn options(&self) -> Vec<String> {
-        [vec![format!("start={}", self.start_strategy)], self.rules.options()].concat()
+        [vec![format!("start={}", self.start_strategy)], self.rules.to_option_strings()].concat()
     }
 
     fn objective(&self) -> Objective {

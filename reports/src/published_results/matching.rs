@@ -24,7 +24,7 @@ pub struct MatchError {
 
 /// Returns the cells of a document that belong to the scenarios of the runs: those of `system`, or of all systems if
 /// `system` is `None`.
-pub fn find(
+pub fn find_cells(
     published: &PublishedResults,
     system: Option<&str>,
     runs: &[Run],
@@ -33,7 +33,7 @@ pub fn find(
     if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
     {
         let known = list(published.systems.iter().map(|system| system.name.as_str()));
-        return error(format!("system `{}`; it has {known}", escape::name(system)));
+        return error(format!("system `{}`; it has {known}", escape::sanitize_name(system)));
     }
     let rows = |run: &Run| {
         let name = run.scenario.clone();
@@ -47,15 +47,16 @@ pub fn find(
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         for row in rows(run) {
-            let requested = row.cells.iter().filter(|(name, _)| system.is_none_or(|system| system == *name));
+            let requested =
+                row.cells_by_system.iter().filter(|(name, _)| system.is_none_or(|system| system == *name));
             let selected = requested.clone().count() == 1;
             found.extend(requested.map(|(name, cell)| PublishedCell {
                 run_index: index,
                 document: published.name.clone(),
-                source: escape::sentence(&published.source),
-                row: escape::name(&row.label),
-                system: escape::name(name),
-                selected,
+                source: escape::sanitize_sentence(&published.source),
+                row: escape::sanitize_name(&row.label),
+                system: escape::sanitize_name(name),
+                is_selected: selected,
                 tpot_ms: row.tpot(cell).map(|time| time.0 * 1e3),
                 ttft_ms: row.ttft(cell).map(|time| time.0 * 1e3),
                 outcome: cell.outcome,
@@ -78,6 +79,6 @@ fn scenario(row: &ResultRow) -> Option<&str> {
 }
 
 fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {
-    let names: BTreeSet<String> = names.map(|name| format!("`{}`", escape::name(name))).collect();
+    let names: BTreeSet<String> = names.map(|name| format!("`{}`", escape::sanitize_name(name))).collect();
     names.into_iter().collect::<Vec<_>>().join(", ")
 }

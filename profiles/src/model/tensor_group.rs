@@ -36,7 +36,7 @@ impl TensorGroup {
     }
 
     /// Iterates over all formats and their sums, ordered by format.
-    pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatTotals)> {
+    pub fn totals_by_format(&self) -> impl Iterator<Item = (Format, FormatTotals)> {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
 
@@ -57,7 +57,7 @@ impl TensorGroup {
     /// none.
     pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
         let mut mean = TensorGroup::default();
-        for (format, share) in groups.iter().flat_map(TensorGroup::by_format) {
+        for (format, share) in groups.iter().flat_map(TensorGroup::totals_by_format) {
             mean.add(format, share.bytes, share.flops);
         }
         let count = groups.len().max(1) as u64;

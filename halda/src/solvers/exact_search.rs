@@ -33,7 +33,7 @@ const MAX_HEADS_TRIED: usize = 4;
 const MAX_ORDER_TRIALS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exact {
+pub struct ExactSearch {
     pub rules: PlanRules,
     pub head: HeadChoice,
     /// The number of rounds per token (k); `None` to search every valid one.
@@ -41,7 +41,7 @@ pub struct Exact {
     pub order: OrderChoice,
 }
 
-impl Default for Exact {
+impl Default for ExactSearch {
     /// The problem of prima.cpp: device 0 is the head, every device has a layer, all rounds are whole, and k is free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
@@ -49,7 +49,7 @@ impl Default for Exact {
     }
 }
 
-impl Strategy for Exact {
+impl Strategy for ExactSearch {
     fn name(&self) -> &'static str {
         "exact"
     }
@@ -84,7 +84,7 @@ impl Strategy for Exact {
 
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    exact: Exact,
+    exact: ExactSearch,
     /// The ring sizes (layers per round) that the optimum can have.
     deciding: Vec<u32>,
     bounds: Vec<f64>,
@@ -331,7 +331,7 @@ impl Search<'_, '_> {
     fn finish(self) -> Result<Proposal, StrategyError> {
         let Self { mut steps, best, notes, bound, .. } = self;
         steps.sort_by_key(|step| (step.head, std::cmp::Reverse(step.layers_per_round)));
-        let limit = (!notes.is_empty()).then_some(IncompleteSearch { notes, lower_bound: bound });
+        let limit = (!notes.is_empty()).then_some(IncompleteSearch { notes, lower_bound_seconds: bound });
         match best {
             Some((_, assignment)) => {
                 Ok(Proposal { search_steps: steps, incomplete_search: limit, ..Proposal::new(assignment) })
