@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::diagnostics::ExitCode;
+
 /// Exit code after Ctrl-C: by convention 128 plus the number of the signal.
-pub const EXIT_INTERRUPTED: i32 = 130;
+pub const EXIT_INTERRUPTED: ExitCode = ExitCode(130);
 
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
@@ -63,7 +65,7 @@ async fn next_signal() -> std::io::Result<()> {
 async fn exit_or_cancel() {
     while tokio::signal::ctrl_c().await.is_ok() {
         if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
-            std::process::exit(EXIT_INTERRUPTED);
+            EXIT_INTERRUPTED.exit();
         }
     }
 }

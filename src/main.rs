@@ -15,14 +15,20 @@ mod progress;
 mod prompts;
 mod ring;
 
-use std::process::ExitCode;
+use std::io::{self, Write};
 
 use clap::Parser;
 use hearth_lab::{CpuHog, MemoryHog};
 
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 
-fn main() -> ExitCode {
+fn main() {
+    let exit_code = run();
+    let _ = io::stdout().flush();
+    exit_code.exit()
+}
+
+fn run() -> ExitCode {
     let first: Vec<String> = arguments().take(5).collect();
     // A lab also runs this program as the background load of a device.
     if MemoryHog::run_if_requested(&first) || CpuHog::run_if_requested(&first) {
@@ -41,7 +47,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|failure| {
         let text = if json { failure.to_json() } else { failure.to_string() };
         output::say_stderr!("{}", text.trim_end());
-        ExitCode::from(failure.exit_code)
+        ExitCode(failure.exit_code)
     })
 }
 

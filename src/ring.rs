@@ -17,7 +17,7 @@ use hearth_schema::scenario::Workload;
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
 
 use crate::cli::{GpuWeightFormat, RingArgs};
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
@@ -173,6 +173,6 @@ fn recovery_policy(
 pub fn exit_on_stdin_eof() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        std::process::exit(0);
+        ExitCode::SUCCESS.exit();
     });
 }

@@ -8,7 +8,6 @@
 
 pub mod cluster;
 pub mod compute_cost;
-pub mod conversion;
 pub mod memory;
 pub mod metrics;
 pub mod recovery;
@@ -16,5 +15,6 @@ pub mod residency;
 pub mod schedule;
 pub mod soc;
 pub mod tensor;
+pub mod weight_conversion;
 
 pub use cluster::{Cluster, LinkTable, Member};

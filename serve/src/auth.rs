@@ -56,7 +56,7 @@ fn equal_in_constant_time(given: &str, token: &str) -> bool {
 }
 
 /// Whether a text can be sent as a bearer token.
-pub fn is_valid_token(text: &str) -> bool {
+pub fn is_valid_bearer_token(text: &str) -> bool {
     HeaderValue::from_str(text).is_ok() && !text.contains(char::is_whitespace)
 }
 
@@ -81,6 +81,10 @@ mod tests {
         assert!(equal_in_constant_time("secret", "secret"));
         assert!(!equal_in_constant_time("secre", "secret") && !equal_in_constant_time("secrets", "secret"));
         assert!(!equal_in_constant_time("", "secret"));
-        assert!(is_valid_token("abc-DEF_123") && !is_valid_token("a b") && !is_valid_token("a\nb"));
+        assert!(
+            is_valid_bearer_token("abc-DEF_123")
+                && !is_valid_bearer_token("a b")
+                && !is_valid_bearer_token("a\nb")
+        );
     }
 }

@@ -30,7 +30,7 @@ const HEAD_DEADLINE: Duration = Duration::from_mins(1);
 /// The time limit for the body of a request to arrive, from the end of its head. source: assumed
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// The time limit for a client to read some bytes when all send buffers are full.
-/// source: assumed; a program reads faster than its user
+/// source: assumed; a client program reads its socket without waiting for its user
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);
 /// The pause after a failed accept. source: assumed
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-pub use self::auth::is_valid_token;
+pub use self::auth::is_valid_bearer_token;
 use self::connections::JsonBody;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};

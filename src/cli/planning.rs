@@ -77,7 +77,7 @@ pub struct PlanningArgs {
     /// f32].
     #[arg(id = "weights_as", long = "weights-as", value_name = "FORMAT")]
     pub weight_format: Option<Format>,
-    /// Set the time of one over-the-air all-reduce of `airinfer`, such as `2ms`.
+    /// Set the time of one over-the-air all-reduce, such as `2ms`; `airinfer` needs it.
     #[arg(id = "air_time", long = "air-time", value_name = "DURATION", allow_hyphen_values = true)]
     pub all_reduce_time: Option<Seconds>,
     /// Read the model from this GGUF file instead of the scenario's model.

@@ -5,7 +5,8 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
+
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::BenchArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::output::say;
 use crate::progress;
 

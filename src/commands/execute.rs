@@ -1,7 +1,6 @@
 //! `hearth execute`: runs a plan on real devices.
 
 use std::io::{self, Write};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use hearth_core::metrics::sequences::SequenceMetrics;
@@ -16,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::print_json;
 use crate::cli::ExecuteArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
 use crate::output::run::{RunSummary, table};
@@ -211,7 +210,7 @@ impl TransportTask for Run {
             cancel_handle.cancel();
             // After a second signal the process exits without waiting for the traces of the workers.
             termination_signal().await;
-            std::process::exit(EXIT_INTERRUPTED);
+            EXIT_INTERRUPTED.exit();
         });
         let generated = ring.generate(request, move |_, token| {
             let _ = token_tx.send(token);

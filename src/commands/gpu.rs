@@ -1,9 +1,7 @@
 //! `hearth gpu`: lists the GPUs that can compute layers, and tunes their kernels.
 
-use std::process::ExitCode;
-
 use crate::cli::GpuArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 
 #[cfg(not(feature = "gpu"))]
 pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -18,7 +16,6 @@ pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
 #[cfg(feature = "gpu")]
 mod listing {
     use std::fmt::Write;
-    use std::process::ExitCode;
 
     use hearth_gpu::tuning::{self, TimedTiling};
     use hearth_gpu::virtual_tensor::WeightOrder;
@@ -30,7 +27,7 @@ mod listing {
 
     use crate::cli::GpuArgs;
     use crate::commands::print_result;
-    use crate::diagnostics::Failure;
+    use crate::diagnostics::{ExitCode, Failure};
     use crate::gpu::{Tiling, tuned_kernels};
 
     /// An adapter as `--json` prints it. The first adapter is used.
@@ -193,7 +190,7 @@ mod listing {
         else {
             return rows;
         };
-        let hint = if *choice == "usual" { "; run --tune to measure them" } else { "" };
+        let hint = if *choice == "usual" { "; `hearth gpu --tune` measures all variants" } else { "" };
         let kernels =
             format!("{choice}: weights {layout}, {slices} slices per group, {splits} threads per row{hint}");
         rows.push(("kernels", kernels));

@@ -1,14 +1,13 @@
 //! `hearth lint`: lists errors and implausible values of a scenario and its plan.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use hearth_halda::lint::{Finding, Severity};
 use hearth_workflow::lint;
 
 use super::print_result;
 use crate::cli::{LintArgs, PlanSource};
-use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
 use crate::progress::TerminalProgress;
 
@@ -21,7 +20,7 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     drop(progress);
     print_result(json, &findings, |findings| table(findings))?;
     let has_errors = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if has_errors { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
+    Ok(if has_errors { ExitCode(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
 fn table(findings: &[Finding]) -> String {

@@ -18,12 +18,10 @@ mod synth;
 mod whatif;
 mod worker;
 
-use std::process::ExitCode;
-
 use serde::Serialize;
 
 use crate::cli::{Cli, Verb};
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::output::say;
 
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {

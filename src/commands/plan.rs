@@ -1,7 +1,6 @@
 //! `hearth plan`: assigns the layers of a model to devices.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use hearth_profiles::Document;
 use hearth_schema::trace::Outcome;
@@ -13,7 +12,7 @@ use serde::Serialize;
 
 use super::{print_json, print_result};
 use crate::cli::PlanArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::plan::{DeviceSummary, PlanSummary, table};
 use crate::output::{say, say_stderr};

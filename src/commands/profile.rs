@@ -1,7 +1,5 @@
 //! `hearth profile`: measures this machine, or corrects a profile with a measured run.
 
-use std::process::ExitCode;
-
 use hearth_halda::lint;
 use hearth_profiles::{DeviceProfile, Document};
 use hearth_ring::Key;
@@ -13,7 +11,7 @@ use hearth_workflow::recalibration::{is_prediction_of, recalibrate};
 
 use super::print_json;
 use crate::cli::ProfileArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::gpu;
 use crate::machine::measurement_options;
 use crate::output::say;

@@ -1,7 +1,6 @@
 //! `hearth report`: compares traces in one report.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use hearth_profiles::Document;
 use hearth_reports::Report;
@@ -12,7 +11,7 @@ use hearth_workflow::sweep::chart;
 
 use super::print_result;
 use crate::cli::ReportArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 
 /// Reads a document of published numbers: a shipped one by its name, or a file.
 fn published(name: &str) -> Result<PublishedResults, Failure> {

@@ -1,7 +1,6 @@
 //! `hearth reproduce`: simulates published experiments and compares the results.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use hearth_reports::published_results::scores::PublishedScores;
 use hearth_reports::published_results::{PublishedResults, page};
@@ -13,7 +12,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::ReproduceArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress::TerminalProgress;

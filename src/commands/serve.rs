@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +12,7 @@ use hearth_ring::{CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions,
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
+use hearth_serve::{AppState, Metrics, is_valid_bearer_token, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
 use hearth_workflow::files::read_text_at_most;
 use serde::Serialize;
@@ -21,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
@@ -108,7 +107,7 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
         },
     };
     let text = text.trim().to_owned();
-    if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
+    if text.len() < MIN_TOKEN_LEN || !is_valid_bearer_token(&text) {
         let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::invalid(what)
             .with_location(location)

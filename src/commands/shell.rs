@@ -2,8 +2,6 @@
 //!
 //! They are generated from the definitions of the command line and of the documents.
 
-use std::process::ExitCode;
-
 use clap::CommandFactory;
 use hearth_schema::editor;
 use hearth_workflow::Error;
@@ -12,7 +10,7 @@ use serde::Serialize;
 
 use super::{print_json, print_result};
 use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 
 const NAME: &str = "hearth";
 

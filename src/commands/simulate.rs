@@ -1,7 +1,5 @@
 //! `hearth simulate`: predicts the speed of a plan.
 
-use std::process::ExitCode;
-
 use hearth_core::metrics::Metrics;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
@@ -13,7 +11,7 @@ use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
 
 use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
-use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunSummary};
 use crate::output::{plan, run_events, say, soc};
@@ -85,7 +83,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
-        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(EXIT_INCOMPLETE),
+        Outcome::OutOfMemory | Outcome::Killed => ExitCode(EXIT_INCOMPLETE),
     })
 }
 

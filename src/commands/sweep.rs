@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use hearth_workflow::documents::read_sweep_table;
 use hearth_workflow::files::{check_outputs, write};
@@ -12,7 +11,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::cli::{MergeArgs, PlanSource, SweepArgs, SweepCommand};
-use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::TerminalProgress;
@@ -65,7 +64,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     if rows.len() < indices.len() {
         tracing::info!("stopped: {} of {} rows were computed", rows.len(), indices.len());
-        return Ok(ExitCode::from(EXIT_INCOMPLETE));
+        return Ok(ExitCode(EXIT_INCOMPLETE));
     }
     Ok(ExitCode::SUCCESS)
 }

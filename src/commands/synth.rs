@@ -1,7 +1,5 @@
 //! `hearth synth`: writes a model of any shape with random weights.
 
-use std::process::ExitCode;
-
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, partial_path, synthesise};
@@ -10,7 +8,7 @@ use serde::Serialize;
 
 use super::print_result;
 use crate::cli::SynthArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::progress;
 
@@ -29,7 +27,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     let partial_path = partial_path(&args.output);
     interruption::on_signal(move || {
         let _ = std::fs::remove_file(&partial_path);
-        std::process::exit(EXIT_INTERRUPTED);
+        EXIT_INTERRUPTED.exit();
     });
     let bar = progress::progress_bar("weights", 0, progress::BYTES_TEMPLATE);
     let model = synthesise(&options, &args.output, &mut |written, total| {

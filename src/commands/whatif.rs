@@ -1,7 +1,6 @@
 //! `hearth whatif`: ranks variants of a scenario by the time per token that they save.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use hearth_workflow::evaluation::Evaluation;
 use hearth_workflow::parallel_jobs;
@@ -10,7 +9,7 @@ use serde::Serialize;
 
 use super::print_result;
 use crate::cli::WhatifArgs;
-use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
 use crate::progress::TerminalProgress;
 
@@ -35,7 +34,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     drop(progress);
     let VariantRanking { baseline: Some(base), variants, variant_count } = ranking else {
         tracing::info!("stopped before the unchanged scenario was simulated");
-        return Ok(ExitCode::from(EXIT_INCOMPLETE));
+        return Ok(ExitCode(EXIT_INCOMPLETE));
     };
     let stopped = variants.len() < variant_count;
     let (scenario, seed) = (loaded.scenario.name.as_str(), loaded.scenario.seed);
@@ -45,7 +44,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         tracing::info!("stopped: {} of {variant_count} variants were simulated", variants.len());
     }
     let any = base.is_ok() || variants.iter().any(|it| it.evaluation.is_ok());
-    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+    Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode(EXIT_INCOMPLETE) })
 }
 
 fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {

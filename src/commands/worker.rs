@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use hearth_ring::discovery::host_name;
@@ -12,7 +11,7 @@ use hearth_ring::{
 use serde::Serialize;
 
 use crate::cli::{AnnouncePolicy, WorkerArgs};
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::gpu;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;

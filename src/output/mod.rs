@@ -11,13 +11,13 @@ pub mod soc;
 use std::fmt;
 use std::io::{self, Write};
 
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 
 /// Prints to standard output; exits if the pipe is closed.
 pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS.exit(),
         Err(error) => Err(Failure::failed(format!("cannot write the output: {error}"))),
         Ok(()) => Ok(()),
     }

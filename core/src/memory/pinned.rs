@@ -18,8 +18,8 @@ use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
 
 use super::{kv_cache_bytes, shortage};
-use crate::conversion::{converted_group, converted_model};
 use crate::tensor::SlicedModel;
+use crate::weight_conversion::{converted_group, converted_model};
 
 /// The memory that one device with copied weights needs for a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -47,7 +47,7 @@ impl DecodeStep {
 pub struct FirstToken {
     pub sequence: u32,
     pub pass: u32,
-    /// The time at which the token was sampled, in nanoseconds.
+    /// The time at which the token was sampled, in nanoseconds from the start of the run.
     pub end_ns: u64,
 }
 

@@ -13,7 +13,7 @@
 use hearth_profiles::model::{ModelProfile, ModelShape, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::conversion::{converted_group, is_matrix_format};
+use crate::weight_conversion::{converted_group, is_matrix_format};
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor_parallel::{Slice, TensorParallelPlan};
 

@@ -21,6 +21,11 @@ pub enum GpuError {
     )]
     OutOfMemory { what: String },
     #[error(
+        "a buffer of this GPU holds at most {max_bytes} bytes, too few for {group_rows} rows of {row_bytes} bytes each; \
+         plan with `gpu_layers: 0`"
+    )]
+    SmallBuffers { group_rows: u32, row_bytes: u64, max_bytes: u64 },
+    #[error(
         "the GPU did not finish {what} within {seconds} s: it hangs or is too slow; plan with `gpu_layers: 0`"
     )]
     Timeout { what: String, seconds: f64 },

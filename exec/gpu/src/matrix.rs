@@ -75,8 +75,7 @@ impl GpuMatrix {
         let max_groups = max_groups.min(u64::from(u32::MAX / group_rows));
         let max_rows = max_groups as u32 * group_rows;
         if max_rows == 0 {
-            let what = format!("{group_rows} rows of {row_bytes} bytes each in one buffer");
-            return Err(GpuError::OutOfMemory { what });
+            return Err(GpuError::SmallBuffers { group_rows, row_bytes, max_bytes });
         }
         let mut uploaded =
             GpuMatrix { packed_format: packed, row_length: length, rows, parts: Vec::new(), tiling };

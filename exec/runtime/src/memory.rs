@@ -32,8 +32,8 @@ impl CgroupMemory {
         Self { version, folder: folder.into() }
     }
 
-    /// Returns the maximum memory of the group in bytes, page cache included, or `None` if it is unlimited.
-    /// In cgroup v1, the kernel reports a very large number for an unlimited group.
+    /// Returns the lower of the group's hard and soft limits in bytes, page cache included; `None` if it is unlimited
+    /// (in cgroup v1 a very large number) or cannot be read.
     pub fn limit_bytes(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims memory and throttles the group, long before it kills a process.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));

@@ -73,7 +73,8 @@ pub fn populate(region: &[u8]) -> u64 {
     advise(region, Advice::PopulateRead)
 }
 
-/// Returns the number of online processors. Each of them may cache some memory charges of a control group.
+/// Returns the number of online processors, for the memory charges that Linux caches for each processor and control
+/// group. Returns 1 on other systems.
 pub fn processor_count() -> u32 {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {

@@ -16,9 +16,8 @@ use super::Finding;
 const MAX_SPREAD: f64 = 0.1;
 /// The minimum fraction of a layer's bytes for which the rate of a format matters. source: assumed
 const MIN_FORMAT_SHARE: f64 = 0.05;
-/// The minimum size of models for which predictions were validated; below it fixed costs exceed those of reading
-/// weights. source: a tenth of the default model of `hearth lab`, a 1B Llama of 638 MB; the only smaller model that
-/// was compared has 7M parameters
+/// The model size below which predictions count as not validated, because fixed costs exceed the cost of reading
+/// weights. source: assumed, a tenth of the 1B Llama (638 MB) with which `hearth lab` validates predictions
 const MIN_MODEL_SIZE: Bytes = Bytes(64_000_000);
 
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {

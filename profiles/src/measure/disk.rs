@@ -66,7 +66,7 @@ pub fn measure_disk(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Disk, MeasurementError> {
     let (mut file, what) = target.open(effort)?;
-    let cold = "each from a cache dropped with fadvise, O_DIRECT off";
+    let cold = "each after fadvise has dropped the page cache, without O_DIRECT";
     progress("disk: sequential reads");
     let samples = file.rate(effort, read_sequentially)?;
     let source = format!("sequential reads of {what} in calls of 1 MiB, {cold}");

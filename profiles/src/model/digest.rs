@@ -34,7 +34,10 @@ pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
 fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result<()> {
     file.seek(SeekFrom::Start(from))?;
     if io::copy(&mut file.take(count), hash)? < count {
-        return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends inside a tensor"));
+        return Err(io::Error::new(
+            ErrorKind::UnexpectedEof,
+            "the file ends inside its header or a tensor: it is truncated, or still being written",
+        ));
     }
     Ok(())
 }

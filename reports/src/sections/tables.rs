@@ -14,7 +14,7 @@ use crate::text::numbers::{self, FixedPoint, decimal_places_for, round_to_total}
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Number of digits after the decimal point of times, rates and bytes in a table.
+/// How a table prints numbers: the digits after the decimal point of times, rates and bytes, and the unit of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct NumberFormat {
     pub time_decimal_places: u32,

@@ -4,10 +4,10 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 
-use hearth_core::conversion::{converted_group, converted_model};
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, parts_by_visit};
+use hearth_core::weight_conversion::{converted_group, converted_model};
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};

@@ -6,7 +6,6 @@ mod prompter;
 
 use std::io::{IsTerminal, stdin};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use hearth_ring::{MdnsScope, discovery};
@@ -18,7 +17,7 @@ use serde::Serialize;
 use self::prompter::Prompter;
 use super::print_json;
 use crate::cli::InitArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress;

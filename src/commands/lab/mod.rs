@@ -10,7 +10,6 @@ mod steadiness;
 mod suite;
 
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use hearth_core::metrics::{self, Metrics};
@@ -25,7 +24,7 @@ use self::session::{IS_INTERRUPTED, Lab};
 use self::steadiness::{Steadiness, measure_steadiness};
 use super::print_json;
 use crate::cli::LabArgs;
-use crate::diagnostics::Failure;
+use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
 use crate::output::run::{RunSummary, table};
 use crate::output::{counters, plan, say};

@@ -428,7 +428,7 @@ fn clean_up_on_signal(groups: Option<CgroupHierarchy>, folder: PathBuf) {
         // Also ends stopped workers, which cannot detect the end of their input.
         copies::remove_copies_folder(&folder);
         tracing::info!("interrupted; control groups and copies of the model are removed");
-        std::process::exit(interruption::EXIT_INTERRUPTED);
+        interruption::EXIT_INTERRUPTED.exit();
     });
 }
 

@@ -88,7 +88,9 @@ fn limits() -> Result<(), StudyError> {
         (64, true, OrderChoice::Best, Some(2)),
         (64, true, OrderChoice::Best, Some(100)),
     ] {
-        let case = format!("{}512, {order:?} {rounds:?}", if links { "links, " } else { "" });
+        let rounds_text = rounds.map_or("free".into(), |rounds: u32| rounds.to_string());
+        let links_text = if links { "links, " } else { "" };
+        let case = format!("{links_text}512 layers, order {order:?}, rounds {rounds_text}");
         let exact = ExactSearch { rules: FREE, head: HeadChoice::Best, rounds, order };
         measure(&case, "exact", &exact, 2, |run| {
             let instance = planning_instance(&deep, &devices, run, count);

@@ -1,4 +1,4 @@
-//! The GPU adapters of this machine, and the capabilities of theirs that kernels use.
+//! The GPU adapters of this machine, and those of their capabilities that kernels use.
 //!
 //! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries
 //! them. A [`CapabilityMask`] disables some of them, so that every variant can be tested on one machine.

@@ -54,7 +54,7 @@ pub struct Weights {
 /// output, gate, up, down.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
-    /// The weight matrices.
+    /// The weight matrices, `[rows, columns]` each.
     pub matrices: [M; 7],
     /// The biases that are added to the outputs of the matrices, `[rows]` each.
     pub biases: [Option<V>; 7],

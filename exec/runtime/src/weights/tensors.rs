@@ -177,7 +177,7 @@ impl<'a> Table<'a> {
         let used = self.used.borrow();
         let Some(name) = self.by_name.keys().find(|name| !used.contains(*name)) else { return Ok(()) };
         let problem = format!("is not part of the {} architecture", self.architecture);
-        let hint = "the model is a variant (experts, adapters) that is not supported; use a model without it";
+        let hint = "models with experts or adapters are not supported; use a model without them";
         Err(refused(name, problem, hint))
     }
 }

@@ -10,7 +10,8 @@ mod results;
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
@@ -27,7 +28,7 @@ use super::checks::{FILE_NAME_HINT, is_valid_file_name};
 use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_result;
-use crate::diagnostics::{EXIT_INCOMPLETE, Failure};
+use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::machine::read_scenario;
 
@@ -101,7 +102,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         };
         if IS_INTERRUPTED.load(Ordering::SeqCst) {
             tracing::info!("interrupted; run the same command again to continue");
-            return Ok(ExitCode::from(EXIT_INTERRUPTED as u8));
+            return Ok(EXIT_INTERRUPTED);
         }
         results.append(id.clone(), result)?;
         done += 1;
@@ -117,7 +118,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         format!("{}report: {}\n", page::summary_text(validation), report.display())
     })?;
     let all_met = validation.scores().criteria.iter().all(|criterion| criterion.is_met);
-    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
+    Ok(if all_met { ExitCode::SUCCESS } else { ExitCode(EXIT_INCOMPLETE) })
 }
 
 /// Collects the runs of each scenario, and the scenarios with a failed run.

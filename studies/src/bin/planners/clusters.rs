@@ -70,7 +70,8 @@ impl ClusterProperties {
         ClusterProperties { number, model, devices, memory_ratio: memory_ratio(cluster) }
     }
 
-    /// Returns the first cells of a CSV row about a plan. `part` is `homes`, or `small` for small instances.
+    /// Returns the cells with which each CSV row begins: part of the study, number of the cluster, model, devices, memory
+    /// ratio, residency. `part` is `homes` for random homes, `small` for small instances.
     pub fn csv_cells(&self, part: &str, residency: &str) -> String {
         let ClusterProperties { number, model, devices, memory_ratio } = self;
         format!("{part},{number},{model},{devices},{memory_ratio:.4},{residency}")
