@@ -5,13 +5,13 @@
 //! [`explanation`].
 //!
 //! ```
-//! use hearth_halda::{Exact, Instance, LatencyModel, solve};
+//! use hearth_halda::{ExactSearch, Instance, LatencyModel, solve};
 //!
 //! let line = include_str!("../tests/data/lda/small.jsonl").lines().next().unwrap();
 //! let row: serde_json::Value = serde_json::from_str(line)?;
 //! let instance: Instance = serde_json::from_value(row["instance"].clone())?;
 //! let model = LatencyModel::new(&instance)?;
-//! let solution = solve(&Exact::default(), &model)?;
+//! let solution = solve(&ExactSearch::default(), &model)?;
 //! assert_eq!(solution.assignment.window_layers, [5, 7]);
 //! assert_eq!(solution.assignment.gpu_layers, [3, 2]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

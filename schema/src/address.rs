@@ -5,10 +5,10 @@ use core::net::Ipv6Addr;
 /// Splits an address into host and port, `None` if it is not valid. Port 0, which only a listener may use, is valid.
 ///
 /// ```
-/// use hearth_schema::address::host_and_port;
-/// assert_eq!(host_and_port("laptop.local:9001"), Some(("laptop.local", 9001)));
-/// assert_eq!(host_and_port("[fe80::1]:9001"), Some(("[fe80::1]", 9001)));
-/// assert_eq!(host_and_port("192.168.1.7"), None);
+/// use hearth_schema::address::split_host_port;
+/// assert_eq!(split_host_port("laptop.local:9001"), Some(("laptop.local", 9001)));
+/// assert_eq!(split_host_port("[fe80::1]:9001"), Some(("[fe80::1]", 9001)));
+/// assert_eq!(split_host_port("192.168.1.7"), None);
 /// ```
 pub fn split_host_port(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;

@@ -3,14 +3,14 @@
 //! ```no_run
 //! # fn main() -> Result<(), hearth_runtime::ExecError> {
 //! use std::sync::Arc;
-//! use hearth_runtime::{CacheFormat, Cpu, Engine, Pool, PoolOptions, Weights};
+//! use hearth_runtime::{Cpu, Engine, ExecError, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
 //!
 //! let weights = Arc::new(Weights::open("llama.gguf")?);
-//! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
-//! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, CacheFormat::F16)?;
+//! let pool = ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
+//! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, KvCacheFormat::F16)?;
 //!
 //! let hidden = engine.forward(&[1, 15043])?; // [tokens, embedding]
-//! let logits = engine.input_output.logits_of_last(&hidden)?; // [vocabulary]
+//! let logits = engine.input_output_layers.logits_of_last_row(&hidden)?; // [vocabulary]
 //! # Ok(())
 //! # }
 //! ```

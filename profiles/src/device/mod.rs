@@ -6,7 +6,7 @@
 //!
 //! ```
 //! let desktop = hearth_profiles::device::shipped_profile("d3").unwrap();
-//! assert_eq!(desktop.memory.available.value.to_string(), "9.70 GiB");
+//! assert_eq!(desktop.memory.available_memory.value.to_string(), "9.70 GiB");
 //! assert_eq!(desktop.disk_read_rate().to_string(), "3.17 GB/s");
 //! ```
 //!

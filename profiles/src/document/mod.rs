@@ -186,7 +186,7 @@ fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError>
     }
     let kind = |text: &str| text.split('/').next().unwrap_or_default().to_string();
     let own = kind(value) == kind(expected);
-    let unread = if own { ", which another release of hearth reads" } else { "" };
+    let unread = if own { ", which this release does not read" } else { "" };
     let other = !own && KINDS.contains(&kind(value).as_str());
     Err(DocumentError::Schema { expected, found: format!("it has schema `{value}`{unread}"), other, line })
 }

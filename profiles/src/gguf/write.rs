@@ -6,15 +6,15 @@
 //!
 //! ```
 //! use hearth_profiles::Format;
-//! use hearth_profiles::gguf::{Header, HeaderWriter, Value};
+//! use hearth_profiles::gguf::{GgufHeader, HeaderWriter, Value};
 //!
 //! let mut writer = HeaderWriter::default();
-//! writer.key("general.architecture", Value::Str("llama".into())).unwrap();
-//! writer.tensor("output_norm.weight", &[64], Format::F32).unwrap();
+//! writer.add_key("general.architecture", Value::Str("llama".into())).unwrap();
+//! writer.add_tensor("output_norm.weight", &[64], Format::F32).unwrap();
 //! let layout = writer.finish();
 //! let mut file = layout.header.clone();
 //! file.resize(layout.file_bytes as usize, 0);
-//! assert_eq!(Header::from_bytes(&file).unwrap().tensors, layout.tensors);
+//! assert_eq!(GgufHeader::from_bytes(&file).unwrap().tensors, layout.tensors);
 //! ```
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@
 //!
 //! let text = hearth_profiles::model::shipped_yaml("llama-8b").unwrap();
 //! let document = ModelDocument::from_yaml(text).unwrap();
-//! assert_eq!(document.profile().unwrap().total_bytes().to_string(), "4.58 GiB");
+//! assert_eq!(document.to_profile().unwrap().total_bytes().to_string(), "4.58 GiB");
 //! ```
 
 use schemars::JsonSchema;

@@ -62,7 +62,7 @@ impl ResidencyBarrier {
     }
 
     /// Reports that these mapped bytes, and all weights before them in the same part of the model, have been
-    /// used. PieceTable that end in them are not used again before the next computation of the part.
+    /// used. Pieces that end in them are not used again before the next computation of the part.
     pub fn mark_used(&self, bytes: &[u8]) {
         let Some(shared) = &self.shared else { return };
         let begin = bytes.as_ptr() as usize;

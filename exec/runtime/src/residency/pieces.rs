@@ -1,6 +1,6 @@
-//! PieceTable of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
+//! The pieces of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
 //!
-//! A piece is a contiguous part of one matrix, cut at page boundaries. PieceTable are in the order in which the
+//! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the
 //! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the
 //! first of them, and not evicted with either. Norms and biases, a few KiB a layer, do not belong to pieces:
 //! they are always kept in memory.

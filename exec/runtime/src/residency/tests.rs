@@ -1,6 +1,7 @@
 //! Tests of the managed stream: every piece arrives, the buffer stays within its limit, and the computation never
 //! hangs.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -50,7 +51,12 @@ impl Run {
         memory: impl Fn() -> MemoryReading + Send + 'static,
         max_wait: Duration,
     ) -> Run {
-        let weights = Arc::new(Weights::open(MODEL).expect("the trained model is part of the repository"));
+        // A copy, because pages that another test maps or that are not written back cannot be evicted.
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = folder.path().join("model.gguf");
+        std::fs::copy(MODEL, &copy).expect("the trained model is part of the repository");
+        File::open(&copy).and_then(|file| file.sync_all()).expect("the copy is written back");
+        let weights = Arc::new(Weights::open(&copy).expect("a model"));
         let stream = ManagedResidencyPolicy::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
         let barrier = stream.barrier();
         Run { weights, stream, barrier }
@@ -180,7 +186,7 @@ fn the_kept_set_follows_the_available_memory() {
     let mut pass = 0;
     let mut token = |count: u32| {
         for _ in 0..count {
-            // PieceTable that leave the kept set may be used once more before they are evicted, so the buffer limit is
+            // Pieces that leave the kept set may be used once more before they are evicted, so the buffer limit is
             // not checked here.
             for part in [ModelPart::Output, layers(0..8)] {
                 run.compute_at(StepId { pass, round: 0 }, &part);

@@ -13,11 +13,11 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use hearth_runtime::synth::{self, SynthOptions};
 //!
-//! let options = SynthOptions::preset("tiny")?;
+//! let options = SynthOptions::from_preset("tiny")?;
 //! let made = synth::synthesise(&options, "tiny.gguf".as_ref(), &mut |done, total| {
 //!     eprint!("\r{} %", 100 * done / total);
 //! })?;
-//! println!("{} parameters in {}", made.parameters, made.file_bytes);
+//! println!("{} parameters in {}", made.parameter_count, made.file_bytes);
 //! # Ok(())
 //! # }
 //! ```

@@ -87,7 +87,7 @@ fn invalid_headers_are_refused() {
         (
             renamed(factors, "rope_freqs.weight", "rope_fraqs.weight"),
             "tensor `rope_fraqs.weight` is not part of the llama architecture: \
-             the model is a variant (experts, adapters) that is not supported; use a model without it",
+             models with experts or adapters are not supported; use a model without them",
         ),
     ] {
         let error = open(&file).to_string();
