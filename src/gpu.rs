@@ -5,6 +5,7 @@
 
 use hearth_profiles::DeviceProfile;
 use hearth_profiles::device::Gpu as GpuProfile;
+use hearth_profiles::measure::MeasurementOptions;
 use hearth_runtime::BackendFactory;
 
 use crate::cli::{GpuWeightFormat, ProfileArgs};
@@ -71,7 +72,11 @@ pub mod tuned_kernels {
 }
 
 #[cfg(not(feature = "gpu"))]
-pub fn measure(args: &ProfileArgs, _: &DeviceProfile) -> Result<Option<GpuProfile>, Failure> {
+pub fn measure(
+    args: &ProfileArgs,
+    _: &DeviceProfile,
+    _: &MeasurementOptions,
+) -> Result<Option<GpuProfile>, Failure> {
     if args.gpu == crate::cli::GpuMeasurementMode::Always {
         Err(Failure::invalid(NO_GPU_MESSAGE))
     } else {
@@ -80,7 +85,11 @@ pub fn measure(args: &ProfileArgs, _: &DeviceProfile) -> Result<Option<GpuProfil
 }
 
 #[cfg(feature = "gpu")]
-pub fn measure(args: &ProfileArgs, device: &DeviceProfile) -> Result<Option<GpuProfile>, Failure> {
+pub fn measure(
+    args: &ProfileArgs,
+    device: &DeviceProfile,
+    measurement: &MeasurementOptions,
+) -> Result<Option<GpuProfile>, Failure> {
     use hearth_gpu::{CapabilityMask, Gpu, enumerate_adapters, layers};
     use hearth_profiles::{Bytes, Format, Sourced};
 
@@ -120,7 +129,6 @@ pub fn measure(args: &ProfileArgs, device: &DeviceProfile) -> Result<Option<GpuP
         ),
         None => Sourced::new(Bytes::from_mib(64), "assumed: a batch of prompt tokens of an 8B model"),
     };
-    let effort = crate::machine::measurement_options(args.quick);
-    let measured = hearth_gpu::measure::measure_gpu(&gpu, tiling, &formats, memory, buffers, &effort);
+    let measured = hearth_gpu::measure::measure_gpu(&gpu, tiling, &formats, memory, buffers, measurement);
     measured.map(Some).map_err(Failure::failed)
 }

@@ -191,6 +191,19 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
+    /// Returns whether the step is work of a processor, as opposed to disk reads, messages and waiting.
+    pub fn is_processor_work(&self) -> bool {
+        matches!(
+            self.kind,
+            StepKind::Embed
+                | StepKind::Compute
+                | StepKind::Output
+                | StepKind::Copy
+                | StepKind::Draft
+                | StepKind::Prepare
+        )
+    }
+
     /// Returns the duration in nanoseconds.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)

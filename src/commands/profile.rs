@@ -66,7 +66,7 @@ fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     let mut device = profile(&options, links, &mut |what| spinner.set_message(what.to_string()))
         .map_err(Failure::failed)?;
     spinner.set_message("GPU");
-    device.gpu = gpu::measure(args, &device)?;
+    device.gpu = gpu::measure(args, &device, &options.measurement)?;
     device.validate().map_err(Failure::failed)?;
     spinner.finish_and_clear();
     let uncertain = lint::uncertain_rates(&device, |_| true);

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::token_times::DecodeStep;
-use super::{ByPass, Terms, add_share, charge, is_work, millis, records_of};
+use super::{ByPass, Terms, add_share, charge, millis, records_of};
 use hearth_schema::trace::{StepKind, StepRecord};
 
 /// Returns the terms of one decode step of a tensor-parallel run, in milliseconds.
@@ -62,7 +62,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
 
 /// Whether a record is a computing or copying step of a block.
 fn is_block(record: &StepRecord) -> bool {
-    is_work(record) && !matches!(record.kind, StepKind::Embed | StepKind::Output)
+    record.is_processor_work() && !matches!(record.kind, StepKind::Embed | StepKind::Output)
 }
 
 /// Adds a step's time to the terms, scaled to the part of the step within `span` (start and end in ns).

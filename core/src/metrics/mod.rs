@@ -197,7 +197,10 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
-    for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass_index))
+    for record in trace
+        .records
+        .iter()
+        .filter(|record| record.is_processor_work() && passes.contains(&record.pass_index))
     {
         if let Some(sum) = sums.get_mut(usize::from(record.device_index)) {
             charge(sum, record);
@@ -280,18 +283,6 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     })
 }
 
-fn is_work(step: &StepRecord) -> bool {
-    matches!(
-        step.kind,
-        StepKind::Embed
-            | StepKind::Compute
-            | StepKind::Output
-            | StepKind::Copy
-            | StepKind::Draft
-            | StepKind::Prepare
-    )
-}
-
 fn charge(terms: &mut Terms, record: &StepRecord) {
     let wall = millis(record.duration_ns());
     if record.resource == Resource::Gpu {
@@ -317,7 +308,7 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     let mut terms = Terms::default();
     let records = |device: u16| records_of(by_pass, token.pass, device);
     let mut explained = 0.0;
-    for record in records(0).filter(|record| is_work(record)) {
+    for record in records(0).filter(|record| record.is_processor_work()) {
         charge(&mut terms, record);
         explained += millis(record.duration_ns());
     }
@@ -350,7 +341,7 @@ fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t StepRecor
         match record.kind {
             StepKind::Receive => arrived = Some(record.end_ns),
             StepKind::Send => left = Some(record.start_ns),
-            _ if is_work(record) => {
+            _ if record.is_processor_work() => {
                 charge(terms, record);
                 worked += millis(record.duration_ns());
             }
@@ -385,7 +376,7 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let metrics = |(index, device): (u16, &TracedDevice)| {
         let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.pass).is_ok();
         let own = || trace.records.iter().filter(|it| it.device_index == index && is_decoding(it.pass_index));
-        let work: Vec<&StepRecord> = own().filter(|record| is_work(record)).collect();
+        let work: Vec<&StepRecord> = own().filter(|record| record.is_processor_work()).collect();
         let ahead: Vec<&StepRecord> = own().filter(|record| record.kind == StepKind::Prefetch).collect();
         let mut terms = Terms::default();
         for record in &work {

@@ -160,22 +160,25 @@ pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
     let mut timed: Vec<TimedTiling> =
         candidate_tilings(gpu.capabilities()).into_iter().map(untimed).collect();
     let Some(first) = timed.first().map(|timed| timed.tiling) else { return Ok(timed) };
-    let seconds = |format: Format, side: usize, tiling: Tiling, tokens: u32| {
+    let bytes = random_weights(FORMATS[0], MATRIX_SIDE);
+    let largest = square_matrix(FORMATS[0], MATRIX_SIDE, &bytes);
+    let is_long = measure_matmul_seconds(gpu, largest, first, TOKEN_COUNTS[1])? >= LONG_MATMUL_SECONDS;
+    let side = if is_long { SMALL_MATRIX_SIDE } else { MATRIX_SIDE };
+    for format in FORMATS {
         let bytes = random_weights(format, side);
-        let matrix = Matrix { format, row_length: side, rows: side, bytes: &bytes };
-        measure_matmul_seconds(gpu, matrix, tiling, tokens)
-    };
-    let largest = seconds(FORMATS[0], MATRIX_SIDE, first, TOKEN_COUNTS[1])?;
-    let side = if largest < LONG_MATMUL_SECONDS { MATRIX_SIDE } else { SMALL_MATRIX_SIDE };
-    for timed in &mut timed {
-        for format in FORMATS {
+        let matrix = square_matrix(format, side, &bytes);
+        for timed in &mut timed {
             for tokens in TOKEN_COUNTS {
-                timed.matmul_seconds.push(seconds(format, side, timed.tiling, tokens)?);
+                timed.matmul_seconds.push(measure_matmul_seconds(gpu, matrix, timed.tiling, tokens)?);
             }
         }
     }
     fastest_first(&mut timed);
     Ok(timed)
+}
+
+fn square_matrix(format: Format, side: usize, bytes: &[u8]) -> Matrix<'_> {
+    Matrix { format, row_length: side, rows: side, bytes }
 }
 
 fn fastest_first(timed: &mut [TimedTiling]) {

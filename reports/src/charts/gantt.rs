@@ -103,7 +103,7 @@ fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
         let lane = match record.resource {
             Resource::Gpu => Lane::Gpu,
             Resource::DiskDemand | Resource::DiskPrefetch => Lane::Disk,
-            Resource::Cpu if activities::is_processor_work(record) && demand() => Lane::Disk,
+            Resource::Cpu if record.is_processor_work() && demand() => Lane::Disk,
             _ => continue,
         };
         used.insert((record.device_index, lane));
@@ -185,9 +185,7 @@ impl Gantt<'_> {
             }
             // The arrow starts at the row of the last work before sending and ends at the row of the next work.
             let work = |device: u16| {
-                records
-                    .iter()
-                    .filter(move |step| step.device_index == device && activities::is_processor_work(step))
+                records.iter().filter(move |step| step.device_index == device && step.is_processor_work())
             };
             let before = work(sent.device_index)
                 .filter(|step| step.end_ns <= sent.start_ns)

@@ -192,7 +192,7 @@ fn slices(trace: &Trace) -> Vec<Slice> {
             slices.push(Slice { record: index, demand, device, resource, start, end, thread_index: 0 });
         };
         push(record.resource, false, record.start_ns, record.end_ns);
-        if record.resource == Resource::Cpu && activities::is_processor_work(record) {
+        if record.resource == Resource::Cpu && record.is_processor_work() {
             let [(_, queue), (_, demand), ..] = activities::activity_durations(record);
             if demand > 0 {
                 push(Resource::DiskDemand, true, record.start_ns + queue, record.start_ns + queue + demand);

@@ -43,19 +43,6 @@ pub struct ActivityInterval {
     pub record_index: usize,
 }
 
-/// Returns whether a record is work of a processor, as opposed to disk reads, messages and waiting.
-pub fn is_processor_work(record: &StepRecord) -> bool {
-    matches!(
-        record.kind,
-        StepKind::Embed
-            | StepKind::Compute
-            | StepKind::Output
-            | StepKind::Copy
-            | StepKind::Draft
-            | StepKind::Prepare
-    )
-}
-
 /// Splits a step on the CPU into activities and their nanoseconds, in the order in which charts show them.
 pub fn activity_durations(record: &StepRecord) -> [(Activity, u64); 4] {
     let wall = record.duration_ns();
@@ -79,8 +66,8 @@ pub fn intervals_within(records: &[StepRecord], window: [u64; 2]) -> Vec<Activit
         record.start_ns < to && record.end_ns > from && record.end_ns > record.start_ns
     });
     let (work, ahead): (Vec<_>, Vec<_>) = overlapping
-        .filter(|(_, record)| is_processor_work(record) || is_disk_read(record))
-        .partition(|(_, record)| is_processor_work(record));
+        .filter(|(_, record)| record.is_processor_work() || is_disk_read(record))
+        .partition(|(_, record)| record.is_processor_work());
     for (index, record) in ahead {
         split_read(&mut intervals, index, record, &work);
     }

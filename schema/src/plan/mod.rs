@@ -6,8 +6,8 @@
 //! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
 //! the layers of its predecessor, until the layers run out; the last round may be partial (prima.cpp paper, section
 //! 3.1 and Eq. 3 with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every
-//! device works on every layer, in one round ([`tensor_parallel`]). Such plans, and rings with pinned weights, are simulated
-//! only.
+//! device works on every layer, in one round ([`tensor_parallel`]). Such plans, and rings with pinned weights, are
+//! simulated only.
 //!
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
